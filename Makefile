@@ -16,11 +16,11 @@ controlplane: ## Build etcd, kube-apiserver, kube-controller-manager, kube-proxy
 helm: ## Build helm and kubectl from Go modules (cached)
 	@e2e/helm/build.sh
 
-vm: ## Make the guest for tests that need IPVS: a Debian kernel, in .cache; installs QEMU
+vm: ## Build the guest (a Debian kernel) for tests that need IPVS, in .cache; installs QEMU
 	@e2e/deps.sh guest
 	@e2e/vm/build.sh
 
-wine: ## Make what builds and runs programs of Windows here, in .cache; installs mingw and Wine; builds localnet-win
+wine: ## Install mingw and Wine in .cache, and build localnet-win
 	@e2e/deps.sh windows
 	@e2e/wine/build.sh
 	@[ "$$(uname -m)" != x86_64 ] || e2e/wine/cargo build --locked -p localnet-win
@@ -28,60 +28,60 @@ wine: ## Make what builds and runs programs of Windows here, in .cache; installs
 examples: deps ## Build the examples in other languages, into .cache
 	@examples/build.sh
 
-python: ## Make an environment of Python with grpcio, in .cache
+python: ## Create a Python environment with grpcio, in .cache
 	@e2e/python.sh
 
 build: ## Build the programs in release mode
 	$(CARGO) build --release --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet-ipvs -p localnet-node -p localnet
 
-demo: deps ## Services on screen: brain and nft backend in a throw-away network namespace (ONCE=1: one round; TESTED=1: the programs that make test has built)
+demo: deps ## Run brain and nft backend in a temporary network namespace and print the Services (ONCE=1: one round; TESTED=1: use the programs of make test)
 	$(CARGO) build --locked $(if $(TESTED),--workspace --bins --examples,-p localnet-brain -p localnet-nft -p localnet-demo)
 	target/debug/localnet-demo $(if $(ONCE),--once)
 
-test: deps controlplane helm vm wine python examples ## Everything: unit, Cases, protocol, kernel, system (needs root for network namespaces)
+test: deps controlplane helm vm wine python examples ## Run all tests: unit, Cases, protocol, kernel, system (needs root for network namespaces)
 	@[ "$$(id -u)" = 0 ] || { echo "make test creates network namespaces: run it as root" >&2; exit 1; }
 	$(CARGO) build --locked --workspace --bins --examples
 	$(CARGO) test --locked --workspace --no-run
 	@e2e/test.sh
 
-conformance-ipvs: deps vm ## The conformance kit on localnet-ipvs in the guest, at all levels and with the packets of all Cases (25 minutes)
+conformance-ipvs: deps vm ## Run the conformance kit on localnet-ipvs in the guest, with all levels and the packets of all Cases (25 minutes)
 	$(CARGO) build --locked --workspace --bins
 	target/debug/localnet-vm --timeout 5400 -- target/debug/localnet-conformance --at-a-time 1 --patience 240 \
 		--claims tcp,udp,sctp,ipv4,ipv6,cluster-ip,external,node-port,answers,source,reject,drop,scopes,affinity,flows \
 		--backend 'target/debug/localnet-ipvs --api {api} {flags}' --cleanup 'target/debug/localnet-ipvs cleanup' \
 		--read-back 'target/debug/localnet-ipvs dump' --flush "sh -c 'ipvsadm -C && nft flush ruleset'"
 
-chart: controlplane helm ## The chart: lint, golden manifests, a real API server; and the package in target/
+chart: controlplane helm ## Test the chart (lint, golden manifests, a real API server) and build its package in target/
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) test --locked -p localnet-ship --test chart
 	.cache/helm/bin/helm package charts/localnet --destination target
 
-images: ## OCI images of all programs, from static binaries and nothing else but iptables for those that run it, in target/images (VERIFY=1: twice, the digests must be the same)
+images: ## Build OCI images of all programs in target/images, from static binaries; only those that need iptables contain it (VERIFY=1: build twice and compare the digests)
 	@e2e/deps.sh images
 	packaging/images.sh
 	$(if $(VERIFY),packaging/images.sh verify)
 
-packages: ## The Debian package, in target/
+packages: ## Build the Debian package in target/
 	packaging/deb.sh
 
-differential: deps controlplane ## Random clusters and N (20000) random packets: the oracle, our backends and kube-proxy must agree (a new seed each time; SEED=… repeats one)
+differential: deps controlplane ## Compare the oracle, our backends and kube-proxy on random clusters with N (20000) random packets (SEED=… repeats a run)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet
 	N=$(or $(N),20000) SEED=$(SEED) $(CARGO) test --locked -p localnet-e2e --test system differential:: -- --nocapture
 
-differential-ipvs: deps controlplane vm ## The same for localnet-ipvs and the oracle, in the guest, with N (2000) random packets (10 minutes)
+differential-ipvs: deps controlplane vm ## Compare the oracle and localnet-ipvs in the guest, with N (2000) random packets (10 minutes)
 	$(CARGO) build --locked -p localnet-brain -p localnet-ipvs -p localnet
 	N=$(or $(N),2000) SEED=$(SEED) $(CARGO) test --locked -p localnet-e2e --test guest_system differential:: -- --nocapture
 
-fuzz: ## Inputs made of the corpora, for SECONDS (20) for each target; what breaks one is kept in e2e/fuzz/corpus
+fuzz: ## Fuzz each target for SECONDS (20); an input that breaks one is stored in e2e/fuzz/corpus
 	FUZZ_SECONDS=$(or $(SECONDS),20) $(CARGO) test --locked --workspace --lib --test fuzz fuzz_ -- --nocapture --test-threads 2
 
-lint: ## Formatting, clippy, documentation; and what `make deny` looks at
+lint: ## Check formatting, clippy and documentation, and run `make deny`
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet --lib --examples --bin localnet-bench --bin localnet-demo
 	@$(MAKE) --no-print-directory deny
 
-deny: ## Licences, sources and advisories of what we depend on, by cargo-deny (the first time it is built in .cache: two minutes)
+deny: ## Check licences, sources and advisories of dependencies with cargo-deny (the first run builds it in .cache: two minutes)
 	@$(CARGO) deny --version >/dev/null 2>&1 || PATH="$(CURDIR)/.cache/cargo-deny/bin:$$PATH" $(CARGO) deny --version >/dev/null 2>&1 || \
 		CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --quiet --locked --debug --root .cache/cargo-deny --version ^0.20 cargo-deny
 	@PATH="$(CURDIR)/.cache/cargo-deny/bin:$$PATH"; export PATH; \
@@ -90,7 +90,7 @@ deny: ## Licences, sources and advisories of what we depend on, by cargo-deny (t
 	elif [ "$(ADVISORIES)" = required ]; then echo "advisories were not checked: their database cannot be fetched" >&2; exit 1; \
 	else echo "advisories were NOT checked: their database (github.com/rustsec/advisory-db) cannot be fetched from here"; fi
 
-mutants: ## Turn round each decision of the brain: a test must notice (an hour; FILE=cluster/src/… for one file)
+mutants: ## Invert each decision of the brain and check that a test notices (an hour; FILE=cluster/src/… for one file)
 	@$(CARGO) mutants --version >/dev/null 2>&1 || PATH="$(CURDIR)/.cache/cargo-mutants/bin:$$PATH" $(CARGO) mutants --version >/dev/null 2>&1 || \
 		$(CARGO) install --quiet --locked --debug --root .cache/cargo-mutants cargo-mutants
 	@rm -rf target/mutants.out target/mutants.out.old
@@ -119,7 +119,7 @@ bless: deps helm ## Rewrite the expectations (golden files); read the difference
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-e2e --test why_not debugging::
 	git diff --stat
 
-bench: deps controlplane ## Figures beside kube-proxy, into docs/PERFORMANCE.md (40 minutes; QUICK=1: 5, into target/bench; CONTINUE=1: what is left of a run that was interrupted; needs root)
+bench: deps controlplane ## Measure localnet and kube-proxy for docs/PERFORMANCE.md (40 minutes; QUICK=1: 5 minutes, into target/bench; CONTINUE=1: resume an interrupted run; needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make bench creates network namespaces: run it as root" >&2; exit 1; }
 	$(CARGO) build --release --locked --workspace --bins --bench steps --bench nft --bench from_yaml
 	mkdir -p target/bench
@@ -130,11 +130,11 @@ bench: deps controlplane ## Figures beside kube-proxy, into docs/PERFORMANCE.md 
 	target/release/localnet-bench --kernel target/bench/kernel.json --criterion target/criterion --runs target/bench/runs.jsonl \
 		$(if $(QUICK),--quick --output target/bench,--output docs)
 
-bench-ipvs: deps controlplane vm ## localnet-ipvs beside kube-proxy's ipvs mode in the guest, into docs/backends/ipvs.md (up to two hours, nearly all of it kube-proxy; needs root)
+bench-ipvs: deps controlplane vm ## Measure localnet-ipvs and kube-proxy's mode ipvs in the guest for docs/backends/ipvs.md (up to two hours; needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make bench-ipvs creates network namespaces: run it as root" >&2; exit 1; }
 	$(CARGO) build --release --locked --workspace --bins
 	target/release/localnet-bench --ipvs docs/backends/ipvs.md $(if $(QUICK),--quick)
 
-clean: ## Remove what was built, caches included
+clean: ## Remove all built files, including caches
 	$(CARGO) clean
 	rm -rf .cache

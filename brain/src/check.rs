@@ -47,7 +47,7 @@ impl fmt::Display for Difference {
 
 /// The differences from kube-proxy with the same configuration. Pure. `localized` is the whole state, and `backend` the backend
 /// that is to replace kube-proxy.
-pub fn differences(localized: &Localized, said: &Config, backend: Mode) -> Vec<Difference> {
+pub fn differences(localized: &Localized, config: &Config, backend: Mode) -> Vec<Difference> {
     let mut found = BTreeSet::new();
     let services: Vec<&Service> = localized.services.iter().filter_map(|(_, service)| service.as_deref()).collect();
     let unserved = unserved(&services);
@@ -63,7 +63,7 @@ pub fn differences(localized: &Localized, said: &Config, backend: Mode) -> Vec<D
                     add(
                         1,
                         format!(
-                            "its endpoint {at} is an external address and port of {other}, which nothing serves; kube-proxy refuses connections to it, localnet does not"
+                            "its endpoint {at} is an external address and port of {other}, which has no eligible endpoint; kube-proxy rejects connections to it, localnet does not"
                         ),
                     );
                 }
@@ -71,17 +71,17 @@ pub fn differences(localized: &Localized, said: &Config, backend: Mode) -> Vec<D
         }
     }
     for service in &services {
-        for (entry, text) in of_mode(service, said) {
+        for (entry, text) in of_mode(service, config) {
             found.insert(Difference { service: Some(service.key.clone()), entry: Some(entry), text });
         }
     }
     // Warnings are omitted, because they apply to kube-proxy as well.
     for (service, skipped) in localized.skipped.iter().filter(|(_, skipped)| skipped.severity == Severity::Error) {
         let entry = (skipped.code == Code::AddressTaken).then_some(3);
-        let text = format!("left out: {skipped}");
+        let text = format!("skipped: {skipped}");
         found.insert(Difference { service: service.clone(), entry, text });
     }
-    found.extend(of_node(&services, said, backend));
+    found.extend(of_node(&services, config, backend));
     found.into_iter().collect()
 }
 
@@ -108,27 +108,27 @@ fn is_served(service: &Service, port: &Port, ipv4: bool) -> bool {
 }
 
 /// The differences for a Service that depend on the configured mode of kube-proxy: the number of the entry, and the text.
-fn of_mode(service: &Service, said: &Config) -> Vec<(u8, String)> {
+fn of_mode(service: &Service, config: &Config) -> Vec<(u8, String)> {
     let mut found = Vec::new();
-    match said.mode {
+    match config.mode {
         Mode::Iptables => {
             let families: BTreeSet<bool> = service.cluster_ips.iter().map(IpAddr::is_ipv4).collect();
             for (_, at) in unserved_of(service) {
                 found.push((
                     8,
                     format!(
-                        "nothing serves {at}: the node itself is refused, too; kube-proxy in mode iptables lets what the node sends there leave it"
+                        "{at} has no eligible endpoint: localnet rejects traffic of the node itself, too; kube-proxy in mode iptables lets that traffic leave the node"
                     ),
                 ));
             }
             for port in &service.ports {
                 let Some(number) = port.node_port else { continue };
                 let unserved = families.iter().any(|ipv4| !is_served(service, port, *ipv4));
-                if unserved && said.node_port_addresses != NodePortAddresses::All {
+                if unserved && config.node_port_addresses != NodePortAddresses::All {
                     found.push((
                         9,
                         format!(
-                            "nothing serves its NodePort {number}, which is refused on the addresses of nodePortAddresses; kube-proxy in mode iptables refuses it on all of the node's"
+                            "its NodePort {number} has no eligible endpoint: localnet rejects it on the addresses of nodePortAddresses; kube-proxy in mode iptables rejects it on all addresses of the node"
                         ),
                     ));
                 }
@@ -153,7 +153,7 @@ fn of_mode(service: &Service, said: &Config) -> Vec<(u8, String)> {
         }
         Mode::Ipvs if service.external_traffic_to_local => found.push((
             11,
-            "externalTrafficPolicy is Local: this node and its pods reach all endpoints by its external addresses; in kube-proxy's mode ipvs those of the node only".to_owned(),
+            "externalTrafficPolicy is Local: this node and its pods reach all endpoints through its external addresses; with kube-proxy in mode ipvs, only endpoints of the node".to_owned(),
         )),
         Mode::Ipvs | Mode::Nftables | Mode::Kernelspace => {}
     }
@@ -161,7 +161,7 @@ fn of_mode(service: &Service, said: &Config) -> Vec<(u8, String)> {
 }
 
 /// The differences that concern the whole node.
-fn of_node(services: &[&Service], said: &Config, backend: Mode) -> Vec<Difference> {
+fn of_node(services: &[&Service], config: &Config, backend: Mode) -> Vec<Difference> {
     let node_ports =
         services.iter().filter(|service| service.ports.iter().any(|port| port.node_port.is_some())).count();
     if node_ports == 0 {
@@ -169,19 +169,19 @@ fn of_node(services: &[&Service], said: &Config, backend: Mode) -> Vec<Differenc
     }
     let mut found = Vec::new();
     let mut add = |entry, text: String| found.push(Difference { service: None, entry, text });
-    if said.node_port_addresses == NodePortAddresses::All {
+    if config.node_port_addresses == NodePortAddresses::All {
         add(
             Some(5),
             format!(
-                "the NodePorts of {node_ports} Services are not answered on link-local addresses unless nodePortAddresses names them"
+                "the NodePorts of {node_ports} Services do not answer on link-local addresses unless nodePortAddresses names them"
             ),
         );
     }
-    if backend != Mode::Iptables && answers_on_localhost(said) {
+    if backend != Mode::Iptables && answers_on_localhost(config) {
         add(
             Some(13),
             format!(
-                "the NodePorts of {node_ports} Services are not answered on 127.0.0.1 any more; only the iptables backend does that"
+                "the NodePorts of {node_ports} Services no longer answer on 127.0.0.1; only the iptables backend supports that"
             ),
         );
     }
@@ -189,23 +189,23 @@ fn of_node(services: &[&Service], said: &Config, backend: Mode) -> Vec<Differenc
 }
 
 /// Whether kube-proxy answers NodePorts on 127.0.0.1.
-fn answers_on_localhost(said: &Config) -> bool {
+fn answers_on_localhost(config: &Config) -> bool {
     let is_loopback =
         |cidr: &IpNet| matches!(cidr, IpNet::V4(cidr) if cidr.prefix_len() == 0 || cidr.addr().is_loopback());
-    let named = match &said.node_port_addresses {
+    let named = match &config.node_port_addresses {
         NodePortAddresses::All => true,
         NodePortAddresses::Primary => false,
         NodePortAddresses::Cidrs(cidrs) => cidrs.iter().any(is_loopback),
     };
-    said.mode == Mode::Iptables && said.iptables.localhost_node_ports && named
+    config.mode == Mode::Iptables && config.iptables.localhost_node_ports && named
 }
 
 /// The mode of the backend that is to replace kube-proxy: the one in the arguments, otherwise the one that `localnet-node` would
 /// choose.
-fn taking_over(arguments: &CheckArguments, said: &Config) -> Mode {
+fn replacing_mode(arguments: &CheckArguments, config: &Config) -> Mode {
     match arguments.backend {
         Some(backend) => backend.mode(),
-        None if said.explicit.mode => said.mode,
+        None if config.explicit.mode => config.mode,
         None => Mode::Nftables,
     }
 }
@@ -214,15 +214,15 @@ fn taking_over(arguments: &CheckArguments, said: &Config) -> Mode {
 ///
 /// # Errors
 /// Returns an error if the configuration or the source cannot be used, or if the cluster cannot be listed within two minutes.
-pub async fn run(arguments: &CheckArguments, said: &Config) -> anyhow::Result<bool> {
-    let options = arguments.source.cluster(said)?;
-    let source = arguments.source.source(said, arguments.kube_proxy.to_do()?.master)?;
+pub async fn run(arguments: &CheckArguments, config: &Config) -> anyhow::Result<bool> {
+    let options = arguments.source.cluster(config)?;
+    let source = arguments.source.source(config, arguments.kube_proxy.to_do()?.master)?;
     let (sender, mut events) = mpsc::channel(64);
     let (stop, mut work) = (CancellationToken::new(), JoinSet::new());
     let _stop = stop.clone().drop_guard();
     let _events = run::watch(&source, &options, (sender, &Metrics::default()), stop, &mut work).await?;
     let mut cluster = Cluster::new(options);
-    cluster.set_node_ips(configured::node_ips(said));
+    cluster.set_node_ips(configured::node_ips(config));
     let localized = async {
         loop {
             let Some(batch) = events.recv().await else { return Err(run::failed(&mut work).await) };
@@ -234,12 +234,12 @@ pub async fn run(arguments: &CheckArguments, said: &Config) -> anyhow::Result<bo
     };
     let read = timeout(PATIENCE, localized).await;
     let localized =
-        read.context("the cluster is not read yet; is its API server there, and allowed to be asked?").flatten()?;
-    let found = differences(&localized, said, taking_over(arguments, said));
+        read.context("the cluster was not read in time; check that the API server runs and grants access").flatten()?;
+    let found = differences(&localized, config, replacing_mode(arguments, config));
     let served = localized.services.iter().filter(|(_, service)| service.is_some()).count();
     let mut lines: String = found.iter().map(|difference| format!("{difference}\n")).collect();
     lines.push_str(&match found.len() {
-        0 => format!("{served} Services, all as with kube-proxy\n"),
+        0 => format!("{served} Services, all behave as with kube-proxy\n"),
         1 => format!("{served} Services; 1 difference\n"),
         count => format!("{served} Services; {count} differences\n"),
     });
@@ -276,21 +276,21 @@ mod tests {
         (key, Some(Arc::new(service)))
     }
 
-    fn said(mode: Mode) -> Config {
+    fn config_in(mode: Mode) -> Config {
         KubeProxyFlags::default().read(Reader { platform: Platform::Linux, empty_mode: mode }, None).unwrap().config
     }
 
     #[track_caller]
     fn check(services: Vec<(ServiceKey, Option<Arc<Service>>)>, mode: Mode, expected: &[(Option<&str>, Option<u8>)]) {
         let localized = Localized { services, ..Localized::default() };
-        let found = differences(&localized, &said(mode), mode);
+        let found = differences(&localized, &config_in(mode), mode);
         let found: Vec<_> =
             found.iter().map(|found| (found.service.as_ref().map(|key| key.name.as_ref()), found.entry)).collect();
         assert_eq!(found, expected);
     }
 
     #[test]
-    fn ordinary_services_are_as_with_kube_proxy() {
+    fn ordinary_services_have_no_differences() {
         check(vec![service("web", |_| {})], Mode::Nftables, &[]);
         check(vec![service("web", |web| web.client_ip_affinity = Some(60))], Mode::Nftables, &[]);
         let at_many_addresses = service("sticky", |web| {
@@ -343,7 +343,7 @@ mod tests {
         let local = service("local", |web| web.external_traffic_to_local = true);
         check(vec![local.clone()], Mode::Ipvs, &[(Some("local"), Some(11))]);
         check(vec![local], Mode::Nftables, &[]);
-        let mut restricted = self::said(Mode::Iptables);
+        let mut restricted = config_in(Mode::Iptables);
         restricted.node_port_addresses = NodePortAddresses::Primary;
         let localized = Localized { services: vec![node_port.clone()], ..Localized::default() };
         let found = differences(&localized, &restricted, Mode::Iptables);
@@ -353,12 +353,12 @@ mod tests {
 
     /// The code of a diagnostic decides, not its text.
     #[test]
-    fn an_address_of_another_service_is_a_difference_of_its_own() {
+    fn a_shared_address_is_a_difference() {
         for (code, entry) in [(Code::AddressTaken, Some(3)), (Code::PortInvalid, None)] {
             let key = ServiceKey::new("shop", "web");
             let skipped = Diagnostic::new(code, Subject::service(&key), "any text");
             let localized = Localized { skipped: vec![(Some(key), skipped)], ..Localized::default() };
-            let found = differences(&localized, &said(Mode::Nftables), Mode::Nftables);
+            let found = differences(&localized, &config_in(Mode::Nftables), Mode::Nftables);
             assert_eq!(found.iter().map(|found| found.entry).collect::<Vec<_>>(), [entry], "{found:?}");
         }
     }
@@ -370,17 +370,17 @@ mod tests {
             services: vec![service("web", |web| web.ports = vec![port(Some(30_080))])],
             ..Localized::default()
         };
-        let entries = |said: &Config, backend| {
-            differences(&localized, said, backend).iter().map(|found| found.entry).collect::<Vec<_>>()
+        let entries = |config: &Config, backend| {
+            differences(&localized, config, backend).iter().map(|found| found.entry).collect::<Vec<_>>()
         };
-        let mut said = said(Mode::Iptables);
-        said.iptables.localhost_node_ports = true;
-        assert_eq!(entries(&said, Mode::Nftables), [Some(5), Some(13)]);
-        assert_eq!(entries(&said, Mode::Iptables), [Some(5)]);
-        said.node_port_addresses = NodePortAddresses::Cidrs(vec!["127.0.0.0/8".parse().unwrap()]);
-        assert!(entries(&said, Mode::Nftables).contains(&Some(13)));
-        assert!(!entries(&said, Mode::Iptables).contains(&Some(13)));
-        said.node_port_addresses = NodePortAddresses::Primary;
-        assert!(!entries(&said, Mode::Nftables).contains(&Some(13)));
+        let mut config = config_in(Mode::Iptables);
+        config.iptables.localhost_node_ports = true;
+        assert_eq!(entries(&config, Mode::Nftables), [Some(5), Some(13)]);
+        assert_eq!(entries(&config, Mode::Iptables), [Some(5)]);
+        config.node_port_addresses = NodePortAddresses::Cidrs(vec!["127.0.0.0/8".parse().unwrap()]);
+        assert!(entries(&config, Mode::Nftables).contains(&Some(13)));
+        assert!(!entries(&config, Mode::Iptables).contains(&Some(13)));
+        config.node_port_addresses = NodePortAddresses::Primary;
+        assert!(!entries(&config, Mode::Nftables).contains(&Some(13)));
     }
 }

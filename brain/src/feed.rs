@@ -300,9 +300,9 @@ impl State {
 
     /// The revision that a delta for this request starts from. `None` if the reader needs the full state.
     fn since(&self, request: Revision, delta: bool) -> Option<u64> {
-        let known =
+        let is_known =
             request.instance == self.revision.instance && (self.floor..=self.revision.rev).contains(&request.rev);
-        (delta && known).then_some(request.rev)
+        (delta && is_known).then_some(request.rev)
     }
 
     fn changed_since(&self, since: u64) -> impl Iterator<Item = (&(u64, ServiceKey), &Arc<Entry>)> {

@@ -117,7 +117,7 @@ impl Guard {
         let Held { lack, objects, relist, .. } = self.held.get(&kind)?;
         let what = if kind == Kind::Service { "Services" } else { "endpoints" };
         let until = if relist.is_some() {
-            "the brain keeps them until a list that it requests after that time lacks them, too"
+            "the brain keeps them until a list requested after that time also lacks them"
         } else {
             "the brain keeps them for that time"
         };

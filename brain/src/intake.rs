@@ -154,7 +154,7 @@ impl Intake {
                     problems.push(problem);
                 }
                 None if self.logged.remove(&kind) => {
-                    tracing::info!(of, "no removals are held any more");
+                    tracing::info!(of, "no removals are held any longer");
                 }
                 None => {}
             }
@@ -237,7 +237,7 @@ mod tests {
             self.take(events, Origin::Changes);
         }
 
-        fn known(&self, kind: Kind) -> usize {
+        fn count(&self, kind: Kind) -> usize {
             self.cluster.missing(kind, &[]).len()
         }
 
@@ -255,7 +255,7 @@ mod tests {
             world.list(Kind::Service, services(1200));
             let start = world.now;
             world.list(Kind::Service, services(left));
-            assert_eq!(world.known(Kind::Service), 1200);
+            assert_eq!(world.count(Kind::Service), 1200);
             let problem = world.trouble().unwrap();
             assert!(problem.starts_with(&format!("{} of 1200 Services are missing", 1200 - left)), "{problem}");
             assert!(problem.contains("default/web-") && problem.contains("--shrink-hold 300 s"), "{problem}");
@@ -266,10 +266,10 @@ mod tests {
                 if world.now < start + SHRINK_HOLD {
                     world.list(Kind::Service, services(left));
                 }
-                assert_eq!(world.known(Kind::Service), 1200);
+                assert_eq!(world.count(Kind::Service), 1200);
             }
             world.list(Kind::Service, services(left));
-            assert_eq!((world.known(Kind::Service), world.trouble()), (left, None));
+            assert_eq!((world.count(Kind::Service), world.trouble()), (left, None));
         }
     }
 
@@ -280,17 +280,17 @@ mod tests {
         let mut new = service("10.96.0.2", &[(80, "TCP")]);
         new.name = "new".into();
         world.list(Kind::Service, vec![Object::Service(new)]);
-        assert_eq!(world.known(Kind::Service), 51);
+        assert_eq!(world.count(Kind::Service), 51);
         world.take(vec![delete(Kind::Service, ServiceKey::new("default", "web-1"))], Origin::Changes);
-        assert_eq!(world.known(Kind::Service), 50);
+        assert_eq!(world.count(Kind::Service), 50);
         // A complete list ends the suspicion.
         world.list(Kind::Service, services(50));
-        assert_eq!((world.known(Kind::Service), world.trouble()), (50, None));
+        assert_eq!((world.count(Kind::Service), world.trouble()), (50, None));
         assert_eq!(world.intake.guard.due(), None);
         let all = (0..50).map(|number| delete(Kind::Service, ServiceKey::new("default", &*format!("web-{number}"))));
         let (relist, unreadable) = (Arc::default(), Vec::new());
         world.take(all.collect(), Origin::ApiServer { relist, unreadable });
-        assert_eq!((world.known(Kind::Service), world.trouble()), (0, None));
+        assert_eq!((world.count(Kind::Service), world.trouble()), (0, None));
     }
 
     #[test]
@@ -308,17 +308,17 @@ mod tests {
         world.list(Kind::Slice, slices(5, "a"));
         // The slices have other names, and as many endpoints.
         world.list(Kind::Slice, slices(5, "b"));
-        assert_eq!((world.known(Kind::Slice), world.trouble()), (5, None));
+        assert_eq!((world.count(Kind::Slice), world.trouble()), (5, None));
         world.list(Kind::Slice, slices(3, "b"));
-        assert_eq!((world.known(Kind::Slice), world.trouble()), (3, None));
+        assert_eq!((world.count(Kind::Slice), world.trouble()), (3, None));
         world.list(Kind::Slice, slices(1, "b"));
-        assert_eq!(world.known(Kind::Slice), 3);
+        assert_eq!(world.count(Kind::Slice), 3);
         let problem = world.trouble().unwrap();
         assert!(problem.starts_with("20 of 30 endpoints are missing"), "{problem}");
         // Endpoints whose Services were removed are no loss.
         world.list(Kind::Service, services(0));
         world.list(Kind::Slice, slices(0, "b"));
-        assert_eq!((world.known(Kind::Slice), world.trouble()), (0, None));
+        assert_eq!((world.count(Kind::Slice), world.trouble()), (0, None));
     }
 
     #[test]
@@ -332,7 +332,7 @@ mod tests {
         }
         world.list(Kind::Slice, many);
         world.list(Kind::Slice, Vec::new());
-        assert_eq!((world.known(Kind::Slice), world.trouble()), (0, None));
+        assert_eq!((world.count(Kind::Slice), world.trouble()), (0, None));
     }
 
     /// Regression: a file that was truncated after a document removed 150 of 200 Services, and an emptied folder removed all.
@@ -346,22 +346,22 @@ mod tests {
                 .collect()
         };
         world.take(gone(50, 200), Origin::Reread);
-        assert_eq!(world.known(Kind::Service), 200);
+        assert_eq!(world.count(Kind::Service), 200);
         assert!(world.trouble().unwrap().contains("keeps them for that time"));
         // The file is complete again.
         world.take(services(200).into_iter().map(Event::Apply).collect(), Origin::Reread);
-        assert_eq!((world.known(Kind::Service), world.trouble()), (200, None));
+        assert_eq!((world.count(Kind::Service), world.trouble()), (200, None));
         assert_eq!(world.intake.guard.due(), None);
 
         // Several small losses in sequence are not suspicious.
         world.take(gone(110, 200), Origin::Reread);
-        assert_eq!(world.known(Kind::Service), 110);
+        assert_eq!(world.count(Kind::Service), 110);
         let start = world.now;
         world.take(gone(20, 110), Origin::Reread);
         world.now += Duration::from_secs(10);
         world.take(gone(0, 20), Origin::Reread);
-        assert_eq!(world.known(Kind::Service), 110);
+        assert_eq!(world.count(Kind::Service), 110);
         world.wait();
-        assert_eq!((world.now - start, world.known(Kind::Service), world.trouble()), (SHRINK_HOLD, 0, None));
+        assert_eq!((world.now - start, world.count(Kind::Service), world.trouble()), (SHRINK_HOLD, 0, None));
     }
 }

@@ -38,12 +38,12 @@ pub struct Questions(mpsc::Sender<Question>);
 
 /// The receiver of questions, which [`run`] answers.
 #[derive(Debug)]
-pub struct Asked(mpsc::Receiver<Question>);
+pub struct Queries(mpsc::Receiver<Question>);
 
 /// Creates a queue of questions.
-pub fn questions() -> (Questions, Asked) {
+pub fn questions() -> (Questions, Queries) {
     let (sender, receiver) = mpsc::channel(QUESTIONS);
-    (Questions(sender), Asked(receiver))
+    (Questions(sender), Queries(receiver))
 }
 
 impl Questions {
@@ -73,7 +73,7 @@ pub async fn run(
     mut cluster: Cluster,
     mut events: mpsc::Receiver<Batch>,
     mut node_ips: watch::Receiver<NodeIps>,
-    mut asked: Asked,
+    mut queries: Queries,
     feed: Feed,
 ) {
     let mut report = Report::default();
@@ -92,7 +92,7 @@ pub async fn run(
                 None => return,
             },
             () = changed(&mut node_ips) => Vec::new().into(),
-            Some(question) = asked.0.recv() => {
+            Some(question) = queries.0.recv() => {
                 question.answer(&cluster, &feed);
                 continue;
             }
@@ -222,9 +222,10 @@ mod tests {
     async fn questions_are_answered_from_the_newest_state() {
         let feed = Feed::new(7);
         let (sender, receiver) = mpsc::channel(64);
-        let (ask, asked) = questions();
+        let (ask, queries) = questions();
         let (_, node_ips) = watch::channel(NodeIps::default());
-        let pump = tokio::spawn(run(Cluster::new(Options::of_node("node-1")), receiver, node_ips, asked, feed.clone()));
+        let pump =
+            tokio::spawn(run(Cluster::new(Options::of_node("node-1")), receiver, node_ips, queries, feed.clone()));
         let web = || ServiceKey::new("default", "web");
         assert_eq!(ask.why(web()).await, None);
         let mut revisions = feed.subscribe();

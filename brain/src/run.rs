@@ -107,8 +107,8 @@ pub async fn start(
     let stop = CancellationToken::new();
     let mut work = JoinSet::new();
     let posted = watch(source, &options, (events, feed.metrics()), stop.clone(), &mut work).await?;
-    let (questions, asked) = pump::questions();
-    let pump = pump::run(Cluster::new(options), batches, node_ips, asked, feed.clone());
+    let (questions, queries) = pump::questions();
+    let pump = pump::run(Cluster::new(options), batches, node_ips, queries, feed.clone());
     work.spawn(async move {
         pump.await;
         Ok(())

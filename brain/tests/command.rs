@@ -126,7 +126,7 @@ fn each_problem_of_a_configuration_has_a_line() {
 
 /// A script must notice if a migration changes the behaviour of a node.
 #[test]
-fn the_exit_code_of_check_is_whether_anything_differs() {
+fn the_exit_code_of_check_reports_differences() {
     let (folder, source, _) = folder();
     let node_port = "apiVersion: v1
 kind: Service
@@ -142,7 +142,7 @@ spec: { type: NodePort, clusterIP: 10.96.0.11, ports: [{ port: 80, nodePort: 300
         (output.status.code(), String::from_utf8(output.stdout).unwrap())
     };
     let (code, report) = check(&[]);
-    assert_eq!((code, report.as_str()), (Some(0), "1 Services, all as with kube-proxy\n"));
+    assert_eq!((code, report.as_str()), (Some(0), "1 Services, all behave as with kube-proxy\n"));
     fs::write(folder.path().join("cluster.yaml"), format!("{CLUSTER}---\n{node_port}")).unwrap();
     let (code, report) = check(&[]);
     assert_eq!(code, Some(1), "{report}");

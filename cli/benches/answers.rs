@@ -29,7 +29,7 @@ use localnet::{
     style::Style,
     top::{self, By},
     watch,
-    why_not::{self, Asked, Replies},
+    why_not::{self, Question, Replies},
 };
 use localnet_client::{
     Snapshot,
@@ -222,21 +222,22 @@ fn measure(services: usize) -> anyhow::Result<()> {
             printed(|out| watch::lines(&changes, at, &options, true, out))
         })?;
     }
-    let mut asked_world = world()?;
+    let mut explained_world = world()?;
     rows.add_all("explain", || {
-        asked_world.kernel = Ok(Kernel::open()?);
+        explained_world.kernel = Ok(Kernel::open()?);
         let destination =
-            question::destination(&to()?, None, &asked_world.state).map_err(|no| anyhow::anyhow!("{no}"))?;
+            question::destination(&to()?, None, &explained_world.state).map_err(|no| anyhow::anyhow!("{no}"))?;
         let from = From::Address(Ipv4Addr::new(10, 9, 9, 9).into());
-        let packet = question::packet(from, destination, &asked_world.state, &asked_world.facts, Here::default());
-        let explanation = runtime.block_on(explain::explain(&mut asked_world, None, packet, true));
+        let packet =
+            question::packet(from, destination, &explained_world.state, &explained_world.facts, Here::default());
+        let explanation = runtime.block_on(explain::explain(&mut explained_world, None, packet, true));
         anyhow::ensure!(explanation.arrives() && explanation.endpoints.len() == 2, "{explanation:?}");
         show(&explanation, Format::Table)
     })?;
     rows.add_all("explain --why-not", || {
-        asked_world.kernel = Ok(Kernel::open()?);
-        let asked = Asked::new(to()?, None, None).map_err(anyhow::Error::msg)?;
-        let evidence = runtime.block_on(why_not::gather(&mut asked_world, &asked, Replies::default()));
+        explained_world.kernel = Ok(Kernel::open()?);
+        let question = Question::new(to()?, None, None).map_err(anyhow::Error::msg)?;
+        let evidence = runtime.block_on(why_not::gather(&mut explained_world, &question, Replies::default()));
         let answer = Answer::of(&evidence);
         // The namespace has no route to pods, and nothing else is wrong.
         anyhow::ensure!(
@@ -261,7 +262,7 @@ fn measure(services: usize) -> anyhow::Result<()> {
     rows.add_all("doctor", || {
         let mut kernel = Ok(Kernel::open()?);
         let mut evidence = Evidence { state: Some(Ok(doctor::count(&state))), ..Evidence::default() };
-        let facts = &asked_world.facts;
+        let facts = &explained_world.facts;
         let chains = |family: Family| {
             let family = localnet_nft::plan::model_family(family);
             Path::new(facts, family, path::has_affinity(&state, facts, family)).chains().to_vec()
@@ -273,7 +274,7 @@ fn measure(services: usize) -> anyhow::Result<()> {
     })?;
     rows.add_all("top", || {
         let sample = top::Sample { at: Instant::now(), flows: kernel::counted_flows()? };
-        let top = top::count(&state, &asked_world.facts, &sample, None, By::Service);
+        let top = top::count(&state, &explained_world.facts, &sample, None, By::Service);
         show(&top, Format::Table)
     })?;
     anyhow::ensure!(rows.slow.is_empty(), "longer than {LIMIT:?}: {}", rows.slow.join(", "));

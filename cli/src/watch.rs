@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_told_once() {
+    fn changes_are_printed_once() {
         let (before, after) = (services(&[("a", 1), ("b", 1), ("c", 1)]), services(&[("b", 1), ("c", 2), ("d", 1)]));
         let found = differences(&before, &after);
         let changes: Vec<_> = found.iter().map(|(what, service)| (*what, &*service.key.name)).collect();

@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The port to explain.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct Question {
     /// The Service.
     pub service: ServiceKey,
     /// The port, by name or number.
@@ -47,7 +47,7 @@ pub struct Asked {
     pub at: Option<IpAddr>,
 }
 
-impl Asked {
+impl Question {
     /// Parses what a user writes, such as `shop/web:http`.
     ///
     /// # Errors
@@ -84,28 +84,28 @@ pub async fn ask(brain: Option<&Brain>, service: &ServiceKey, status: Option<Sta
 }
 
 /// Gathers the evidence about a port of a Service.
-pub async fn gather(world: &mut World, asked: &Asked, replies: Replies) -> Evidence {
+pub async fn gather(world: &mut World, question: &Question, replies: Replies) -> Evidence {
     let mut evidence = Evidence {
-        asked: format!("{}:{}", asked.service, asked.port),
-        service: asked.service.to_string(),
+        asked: format!("{}:{}", question.service, question.port),
+        service: question.service.to_string(),
         why: replies.why,
         status: replies.status,
         configuration: Some(world.configuration.origin.clone()),
         kernel_unknown: world.kernel.as_ref().err().map(ToString::to_string),
         ..Evidence::default()
     };
-    let Some(service) = world.state.services.get(&asked.service).cloned() else {
+    let Some(service) = world.state.services.get(&question.service).cloned() else {
         let keys = world.state.services.keys();
-        let namesakes = keys.filter(|key| key.name == asked.service.name).map(ToString::to_string);
+        let namesakes = keys.filter(|key| key.name == question.service.name).map(ToString::to_string);
         evidence.namesakes = namesakes.take(3).collect();
         return evidence;
     };
     evidence.is_served = true;
-    let Some(port) = question::port_of(&service, &asked.port, asked.protocol) else {
+    let Some(port) = question::port_of(&service, &question.port, question.protocol) else {
         evidence.other_ports = Some(question::ports_of(&service));
         return evidence;
     };
-    let family = asked.at.or_else(|| asked.from.and_then(From::address)).map(Family::of);
+    let family = question.at.or_else(|| question.from.and_then(From::address)).map(Family::of);
     if let Some(family) = family.filter(|family| !service.has_family(*family)) {
         evidence.lacks_family = Some(family);
         return evidence;
@@ -113,7 +113,7 @@ pub async fn gather(world: &mut World, asked: &Asked, replies: Replies) -> Evide
     let mut destinations = destinations(world, &service, port, family);
     let answers = |address: &IpAddr| service.has_family(Family::of(*address));
     evidence.unanswered_node_port = port.node_port.filter(|_| !world.facts.node_port_addresses.iter().any(answers));
-    if let Some(at) = asked.at {
+    if let Some(at) = question.at {
         destinations.retain(|(address, _)| *address == at);
         if destinations.is_empty() {
             evidence.not_its_address = Some(not_its(world, &service, port, at));
@@ -127,7 +127,7 @@ pub async fn gather(world: &mut World, asked: &Asked, replies: Replies) -> Evide
     evidence.tracking_is_full =
         world.kernel.is_ok() && matches!(tracked, (Some(count), Some(max)) if max > 0 && count >= max);
     for destination in destinations {
-        let front = check(world, asked, &service, port, destination).await;
+        let front = check(world, question, &service, port, destination).await;
         evidence.fronts.push(front);
     }
     evidence
@@ -161,9 +161,9 @@ fn not_its(world: &World, service: &Service, port: &Port, at: IpAddr) -> String 
 }
 
 /// Determines what happens to a packet at one address, in the state and in the kernel.
-async fn check(world: &mut World, asked: &Asked, service: &Service, port: &Port, to: (IpAddr, u16)) -> Front {
+async fn check(world: &mut World, question: &Question, service: &Service, port: &Port, to: (IpAddr, u16)) -> Front {
     let internal = service.cluster_ips.contains(&to.0);
-    let from = asked.from.unwrap_or(if internal { From::Pod(None) } else { From::Outside(None) });
+    let from = question.from.unwrap_or(if internal { From::Pod(None) } else { From::Outside(None) });
     let has_source = from.address().is_some() || from == From::Node;
     let socket = SocketAddr::new(to.0, to.1);
     let packet = world.packet(from, (socket, port.protocol)).await;

@@ -231,7 +231,7 @@ impl Cluster {
         }
         let Some(owner) = owner else { return };
         let slices = self.slices.entry(owner.clone()).or_default();
-        match slices.binary_search_by(|known| known.name.cmp(&slice.name)) {
+        match slices.binary_search_by(|other| other.name.cmp(&slice.name)) {
             Ok(at) if slices[at] == slice => return,
             Ok(at) => slices[at] = slice,
             Err(at) => {

@@ -67,7 +67,7 @@ fn check_marks(cluster: &mut Cluster, event: Event, expected: &[&str]) -> Vec<Op
 }
 
 #[test]
-fn nothing_is_said_before_every_kind_is_listed() {
+fn no_state_exists_before_every_kind_is_listed() {
     let mut cluster = cluster();
     for kind in Kind::ALL {
         assert_eq!(cluster.localize(), None);
@@ -78,7 +78,7 @@ fn nothing_is_said_before_every_kind_is_listed() {
     }
     let localized = cluster.localize().unwrap();
     assert_eq!(localized.node.unwrap().name, "node-1");
-    assert!(cluster.localize().unwrap() == Localized::default(), "it is said once");
+    assert!(cluster.localize().unwrap() == Localized::default(), "the change is reported once");
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_slice_marks_its_service() {
 }
 
 #[test]
-fn slices_may_come_before_their_service_and_stay_after_it() {
+fn slices_may_arrive_before_their_service_and_stay_after_it() {
     let mut cluster = synced(vec![], vec![]);
     let none = check_marks(&mut cluster, Event::Apply(Object::Slice(one("web-1", "10.1.0.1"))), &["web"]);
     assert_eq!(none, [None]);
@@ -129,7 +129,7 @@ fn slices_may_come_before_their_service_and_stay_after_it() {
 }
 
 #[test]
-fn the_node_marks_what_depends_on_it() {
+fn a_changed_node_marks_dependent_services() {
     let mut filtered = named("filtered", "10.96.0.2");
     filtered.source_ranges = [reduce::parsed_cidr("203.0.113.0/24")].into();
     let mut hinted = one("web-1", "10.1.0.1");
@@ -144,51 +144,51 @@ fn the_node_marks_what_depends_on_it() {
 }
 
 #[test]
-fn the_node_marks_services_that_have_its_addresses() {
+fn a_changed_node_marks_services_with_its_addresses() {
     let mut taken = named("taken", "10.96.0.2");
     taken.external_ips = addresses(&["192.168.0.2"]);
     let mut cluster = synced(vec![named("web", "10.96.0.1"), taken], vec![]);
     check_marks(&mut cluster, Event::Apply(node("zone-a", "192.168.0.3")), &["zone-a"]);
     cluster.handle(Event::Apply(node("zone-a", "192.168.0.2")));
     let localized = cluster.localize().unwrap();
-    let said: Vec<_> =
-        localized.skipped.iter().map(|(_, said)| (said.severity, said.subject.to_string(), &*said.field)).collect();
-    assert_eq!(said, [(Severity::Warning, "Service default/taken".to_owned(), "spec.externalIPs[0]")]);
+    let found: Vec<_> =
+        localized.skipped.iter().map(|(_, skip)| (skip.severity, skip.subject.to_string(), &*skip.field)).collect();
+    assert_eq!(found, [(Severity::Warning, "Service default/taken".to_owned(), "spec.externalIPs[0]")]);
     check_marks(&mut cluster, Event::Apply(node("zone-a", "192.168.0.3")), &["zone-a", "taken"]);
 }
 
 #[test]
-fn it_can_be_asked_why_hints_are_not_followed() {
+fn the_reason_for_ignored_hints_can_be_queried() {
     let mut hinted = one("web-1", "10.1.0.1");
     hinted.endpoints[0].zone_hints = ["zone-b".into()].into();
     let mesh = ServiceObject { proxy_name: Some("mesh".into()), ..named("other", "10.96.0.2") };
     let mut cluster = synced(vec![named("web", "10.96.0.1"), mesh], vec![hinted]);
-    let asked = |cluster: &Cluster, name: &str| cluster.topology(&ServiceKey::new("default", name));
-    let of_zone = |cluster: &Cluster| asked(cluster, "web").unwrap()[0].not_same_zone.clone();
+    let topology = |cluster: &Cluster, name: &str| cluster.topology(&ServiceKey::new("default", name));
+    let of_zone = |cluster: &Cluster| topology(cluster, "web").unwrap()[0].not_same_zone.clone();
     assert_eq!(of_zone(&cluster), Some(localize::Reason::NoHintForZone("zone-a".into())));
     cluster.handle(Event::Apply(node("zone-b", "192.168.0.1")));
     assert_eq!(of_zone(&cluster), None);
-    assert_eq!(asked(&cluster, "web").unwrap()[0].mode, localize::Mode::SameZone);
-    assert_eq!((asked(&cluster, "other"), asked(&cluster, "unknown")), (None, None));
+    assert_eq!(topology(&cluster, "web").unwrap()[0].mode, localize::Mode::SameZone);
+    assert_eq!((topology(&cluster, "other"), topology(&cluster, "unknown")), (None, None));
 }
 
 #[test]
-fn it_can_be_asked_why_endpoints_are_left_out() {
+fn the_reasons_for_ineligible_endpoints_can_be_queried() {
     use crate::localize::Standing;
     let mut not_ready = one("web-1", "10.1.0.1");
     not_ready.endpoints[0].conditions.ready = false;
     let mesh = ServiceObject { proxy_name: Some("mesh".into()), ..named("other", "10.96.0.2") };
     let cluster = synced(vec![named("web", "10.96.0.1"), mesh], vec![not_ready]);
-    let asked = |name: &str| cluster.reasons(&ServiceKey::new("default", name));
-    let web = asked("web");
+    let reasons = |name: &str| cluster.reasons(&ServiceKey::new("default", name));
+    let web = reasons("web");
     assert_eq!((web.standing, web.left_out_count, web.slices), (Standing::Served, 1, 1));
     assert_eq!(web.left_out[0].rule, localize::Rule::NotServing);
-    assert_eq!(asked("other").standing, Standing::OfAnotherProxy);
-    assert_eq!(asked("unknown"), localize::Reasons::default());
+    assert_eq!(reasons("other").standing, Standing::OfAnotherProxy);
+    assert_eq!(reasons("unknown"), localize::Reasons::default());
 }
 
 #[test]
-fn another_choice_of_addresses_marks_services_that_have_them() {
+fn changed_node_ips_mark_services_with_these_addresses() {
     let external = |name: &str, ip: &str| ServiceObject {
         name: name.into(),
         external_ips: [Parsed::Good(ip.parse().unwrap())].into(),
@@ -208,7 +208,7 @@ fn another_choice_of_addresses_marks_services_that_have_them() {
 }
 
 #[test]
-fn external_addresses_may_be_switched_off() {
+fn external_addresses_can_be_disabled() {
     let mut service = web("10.96.0.1", &[(80, "TCP")]);
     service.external_ips = [Parsed::Good("203.0.113.1".parse().unwrap())].into();
     for external_ips in [true, false] {
@@ -225,7 +225,7 @@ fn external_addresses_may_be_switched_off() {
 
 /// A Node may be deleted while its machine still runs and its pods are still reachable. kube-proxy does the same.
 #[test]
-fn what_was_last_known_of_a_node_that_is_gone_stays() {
+fn the_facts_of_a_deleted_node_stay() {
     let facts = |cluster: &mut Cluster, event: Event| {
         cluster.handle(event);
         cluster.localize().unwrap()
@@ -237,15 +237,18 @@ fn what_was_last_known_of_a_node_that_is_gone_stays() {
         hinted.endpoints[0].zone_hints = ["zone-a".into()].into();
         let mut cluster = synced(vec![named("web", "10.96.0.1")], vec![hinted]);
         let localized = facts(&mut cluster, gone.clone());
-        let known = localized.node.unwrap();
-        assert_eq!((&*known.zone, known.addresses), ("zone-a", vec!["192.168.0.1".parse::<IpAddr>().unwrap()]));
-        assert_eq!((localized.services, localized.node_eligible), (vec![], Some(true)));
-        let [(_, said)] = &*localized.skipped else { panic!("{:?}", localized.skipped) };
+        let last_facts = localized.node.unwrap();
         assert_eq!(
-            said.to_string().split_once("; register").map(|(said, _)| said),
-            Some("Node node-1: is gone; what was last known of it stays in use")
+            (&*last_facts.zone, last_facts.addresses),
+            ("zone-a", vec!["192.168.0.1".parse::<IpAddr>().unwrap()])
         );
-        assert_eq!(facts(&mut cluster, gone), Localized::default(), "it is said once");
+        assert_eq!((localized.services, localized.node_eligible), (vec![], Some(true)));
+        let [(_, skip)] = &*localized.skipped else { panic!("{:?}", localized.skipped) };
+        assert_eq!(
+            skip.to_string().split_once("; register").map(|(text, _)| text),
+            Some("Node node-1: was deleted; the brain keeps using its last addresses and zone")
+        );
+        assert_eq!(facts(&mut cluster, gone), Localized::default(), "the change is reported once");
         // A newly registered Node takes effect at once.
         let back = facts(&mut cluster, Event::Apply(node("zone-a", "192.168.0.1")));
         assert_eq!((back.node.unwrap().zone, back.skipped), ("zone-a".to_owned(), vec![]));
@@ -262,7 +265,7 @@ fn what_was_last_known_of_a_node_that_is_gone_stays() {
 }
 
 #[test]
-fn a_service_that_names_another_proxy_is_gone() {
+fn a_service_of_another_proxy_is_not_served() {
     let mut cluster = synced(vec![named("web", "10.96.0.1")], vec![]);
     let mesh = ServiceObject { proxy_name: Some("mesh".into()), ..named("web", "10.96.0.1") };
     assert_eq!(check_marks(&mut cluster, Event::Apply(Object::Service(mesh)), &["web"]), [None]);
@@ -311,7 +314,7 @@ fn an_address_that_two_services_claim_belongs_to_the_older() {
 }
 
 #[test]
-fn who_loses_an_address_takes_none_of_its_ports_from_others() {
+fn a_service_without_its_address_claims_none_of_its_ports() {
     let on = |name: &str, created: i64, ports: &[(i32, &str)]| ServiceObject {
         created,
         external_ips: addresses(&["203.0.113.1"]),
@@ -356,9 +359,9 @@ fn a_port_for_health_checks_that_two_services_claim_belongs_to_the_older() {
     let localized = cluster.localize().unwrap();
     assert_eq!(localized.services.len(), 1);
     assert_eq!((ports(&[localized.services[0].1.clone()]), localized.health_checks), (vec![None], vec![]));
-    let [(_, said)] = &*localized.skipped else { panic!("{:?}", localized.skipped) };
+    let [(_, skip)] = &*localized.skipped else { panic!("{:?}", localized.skipped) };
     assert_eq!(
-        (&*said.field, &*said.problem),
+        (&*skip.field, &*skip.problem),
         ("spec.healthCheckNodePort", "30200/TCP belongs to Service default/b, which is older or sorts first")
     );
     // An even older Service takes the port over. Between Services of the same age, the name decides.

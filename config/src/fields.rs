@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_what_the_default_document_says() {
+    fn the_table_matches_the_default_document() {
         let mut document = Vec::new();
         flattened(&serde_json::to_value(v1alpha2::Document::default().complete()).unwrap(), "", &mut document);
         let mut table: Vec<_> = FIELDS.iter().map(|field| (field.path.to_owned(), field.default.to_owned())).collect();

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parsers_message_keeps_what_it_says() {
+    fn a_parsers_message_keeps_its_text() {
         for (message, expected) in [
             ("error: line 3 column 7: unclosed bracket\n  |\n", "unclosed bracket"),
             ("unknown anchor at line 3, column 2", "unknown anchor"),

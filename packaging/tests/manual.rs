@@ -12,8 +12,8 @@ fn read(folder: &Path, path: &str) -> String {
 
 /// The long flags in the output of `--help`.
 fn flags(command: &Command) -> Vec<String> {
-    let told = command.get_arguments().filter(|argument| !argument.is_hide_set());
-    told.filter_map(|argument| argument.get_long().map(str::to_owned)).collect()
+    let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
+    arguments.filter_map(|argument| argument.get_long().map(str::to_owned)).collect()
 }
 
 fn has_page(folder: &Path, name: &str, command: &Command) {
@@ -45,14 +45,14 @@ fn shells_take_the_completions() {
         let script = folder.path().join("completions/bash").join(name);
         // The script completes a flag from its beginning.
         let flag = flags(&program).into_iter().find(|flag| flag.len() > 4).unwrap();
-        let asked = format!(
+        let script = format!(
             "source {}; COMP_WORDS=({name} --{flag}); COMP_CWORD=1; _{name} {name} --{flag} {name}; echo ${{COMPREPLY[@]}}",
             script.display()
         );
-        let asked = asked.replace(&format!("_{name} "), &format!("_{} ", name.replace('-', "__")));
-        let run = Process::new("bash").args(["-c", &asked]).output().unwrap();
-        let said = [run.stdout, run.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
-        assert!(said[0].split_whitespace().any(|word| word == format!("--{flag}")), "{name}: {said:?}");
+        let script = script.replace(&format!("_{name} "), &format!("_{} ", name.replace('-', "__")));
+        let run = Process::new("bash").args(["-c", &script]).output().unwrap();
+        let output = [run.stdout, run.stderr].map(|output| String::from_utf8_lossy(&output).into_owned());
+        assert!(output[0].split_whitespace().any(|word| word == format!("--{flag}")), "{name}: {output:?}");
         for (shell, file) in [("zsh", format!("_{name}")), ("fish", format!("{name}.fish"))] {
             let script = read(folder.path(), &format!("completions/{shell}/{file}"));
             assert!(script.contains(&flag), "{shell}: {name}");

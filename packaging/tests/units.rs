@@ -55,26 +55,26 @@ fn system() -> tempfile::TempDir {
 fn analyze(root: &Path, arguments: &[&str]) -> (bool, String) {
     let run = Command::new("systemd-analyze").arg(format!("--root={}", root.display())).args(arguments).output();
     let run = run.expect("systemd-analyze is in Debian's package systemd");
-    let said = [run.stdout, run.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
-    (run.status.success(), said.concat())
+    let output = [run.stdout, run.stderr].map(|output| String::from_utf8_lossy(&output).into_owned());
+    (run.status.success(), output.concat())
 }
 
 #[test]
-fn systemd_has_nothing_to_complain_of() {
+fn systemd_analyze_finds_no_problem() {
     let root = system();
     for (name, text) in units() {
-        let (good, said) = analyze(root.path(), &["verify", "--man=no", &name]);
-        let of_ours: Vec<&str> = said.lines().filter(|line| line.contains("localnet-")).collect();
-        assert!(good && of_ours.is_empty(), "{name}: {said}");
+        let (good, output) = analyze(root.path(), &["verify", "--man=no", &name]);
+        let of_ours: Vec<&str> = output.lines().filter(|line| line.contains("localnet-")).collect();
+        assert!(good && of_ours.is_empty(), "{name}: {output}");
 
         let exposed = ["security", "--offline=true", &format!("--threshold={MOST_EXPOSED}"), &name];
-        let (good, said) = analyze(root.path(), &exposed);
-        assert!(good, "{name}: {}", said.lines().last().unwrap_or_default());
+        let (good, output) = analyze(root.path(), &exposed);
+        assert!(good, "{name}: {}", output.lines().last().unwrap_or_default());
 
         let path = root.path().join("usr/lib/systemd/system").join(&name);
         fs::write(&path, text.replace("ProtectHome=", "ProtectHouse=")).unwrap();
-        let (_, said) = analyze(root.path(), &["verify", "--man=no", &name]);
-        assert!(said.contains("ProtectHouse"), "a key that there is not is noticed: {said}");
+        let (_, output) = analyze(root.path(), &["verify", "--man=no", &name]);
+        assert!(output.contains("ProtectHouse"), "an unknown key is noticed: {output}");
         fs::write(path, text).unwrap();
     }
 }
@@ -93,7 +93,7 @@ fn try_parse(program: Program, arguments: &[String]) -> Result<(), clap::Error> 
 }
 
 #[test]
-fn programs_know_the_flags_that_services_give_them() {
+fn programs_accept_the_flags_of_their_services() {
     let programs: BTreeMap<String, Program> =
         programs().into_iter().map(|program| (program.get_name().to_owned(), program)).collect();
     let defaults = defaults();
@@ -123,7 +123,7 @@ fn programs_know_the_flags_that_services_give_them() {
         }
         assert!(starts > 0, "{name}");
     }
-    assert_eq!(used, defaults.into_keys().collect(), "variables that a service reads, and those that are said");
+    assert_eq!(used, defaults.into_keys().collect(), "the variables that services read and those that are documented");
 }
 
 #[test]

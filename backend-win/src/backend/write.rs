@@ -168,18 +168,18 @@ impl<K: Kernel> WinBackend<K> {
     }
 
     /// Records a load balancer as written. `shown` is its document in HNS. Returns whether it does what the plan wants.
-    fn wrote(&mut self, asked_for: Guid, wanted: &LoadBalancer, shown: &str) -> bool {
+    fn wrote(&mut self, requested: Guid, wanted: &LoadBalancer, shown: &str) -> bool {
         match schema::read::<LoadBalancer>("load balancer", shown) {
             Ok(shown) => {
-                let id = shown.id.unwrap_or(asked_for);
+                let id = shown.id.unwrap_or(requested);
                 let does = self.memory.wrote(id, wanted, &shown);
                 self.inventory.made_balancer(id, shown);
                 does
             }
             Err(odd @ Odd { .. }) => {
                 warn!(%odd, "HNS shows a load balancer of ours in a way that is not understood");
-                self.inventory.made_balancer(asked_for, wanted.clone());
-                self.memory.wrote(asked_for, wanted, wanted)
+                self.inventory.made_balancer(requested, wanted.clone());
+                self.memory.wrote(requested, wanted, wanted)
             }
         }
     }

@@ -55,35 +55,35 @@ pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFami
     let (mut revisions, mut failures, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
     let mut repairs = Vec::new();
     let (mut nftables, mut iptables, mut partly) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut looks, mut ended) = ([Total::default(), Total::default()], [None; 2]);
+    let (mut searches, mut ended) = ([Total::default(), Total::default()], [None; 2]);
     let (mut rules, mut written) = (Vec::new(), Vec::new());
     for (backend, received) in reports {
         let report = &received.report;
         repairs.push((vec![("backend", backend.as_str())], report.repairs as f64));
         skipped.push((vec![("backend", backend.as_str())], f64::from(report.skipped_count)));
-        for said in &report.families {
-            let Some(family) = family(said.family()) else { continue };
+        for of_family in &report.families {
+            let Some(family) = family(of_family.family()) else { continue };
             let place = usize::from(family == Family::V6);
-            full[place].add(said.full.as_ref());
-            partial[place].add(said.partial.as_ref());
+            full[place].add(of_family.full.as_ref());
+            partial[place].add(of_family.partial.as_ref());
             let labels = vec![("backend", backend.as_str()), ("ip_family", name(family))];
-            revisions.push((labels.clone(), said.applied_rev as f64));
-            failures.push((labels, said.failures as f64));
+            revisions.push((labels.clone(), of_family.applied_rev as f64));
+            failures.push((labels, of_family.failures as f64));
             // The metric has the name that kube-proxy's modes use.
-            let of_mode = (vec![("ip_family", name(family))], said.failures as f64);
+            let of_mode = (vec![("ip_family", name(family))], of_family.failures as f64);
             match received.mode() {
                 Some(Mode::Nftables) => nftables.push(of_mode),
                 Some(Mode::Iptables) => {
                     iptables.push(of_mode);
-                    partly.push((vec![("ip_family", name(family))], said.partial_failures as f64));
+                    partly.push((vec![("ip_family", name(family))], of_family.partial_failures as f64));
                 }
                 Some(Mode::Ipvs | Mode::Kernelspace) | None => {}
             }
-            if let Some(flows) = &said.flows {
-                looks[place].add(flows.took.as_ref());
+            if let Some(flows) = &of_family.flows {
+                searches[place].add(flows.took.as_ref());
                 *ended[place].get_or_insert(0) += flows.ended;
             }
-            for count in &said.rules {
+            for count in &of_family.rules {
                 let labels = vec![("ip_family", name(family)), ("table", count.table.as_str())];
                 rules.push((labels.clone(), count.total as f64));
                 written.push((labels, count.last as f64));
@@ -148,8 +148,8 @@ pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFami
         ),
         histogram(
             "kubeproxy_conntrack_reconciler_sync_duration_seconds",
-            "Seconds that backends took for each search for stale flows, which are pinned to endpoints that no longer serve.",
-            &looks,
+            "Seconds that backends took for each search for stale flows, which are pinned to endpoints that are no longer eligible.",
+            &searches,
         ),
         counter(
             "kubeproxy_conntrack_reconciler_deleted_entries_total",

@@ -72,7 +72,7 @@ fn hex(items: impl IntoIterator<Item = bytes::Bytes>) -> Vec<String> {
 
 /// Written by hand from KPNG's messages. Each line is a field, preceded by its number and type.
 #[test]
-fn the_bytes_are_those_of_kpng() {
+fn the_bytes_equal_those_of_kpng() {
     let web = |endpoints: &[_]| service("default", "web", "http", endpoints);
     let both = [("10.1.0.1", true, ALL, 8080), ("fd00:1::1", true, ALL, 8080)];
     let steps = [
@@ -153,7 +153,7 @@ fn steps(items: impl IntoIterator<Item = bytes::Bytes>) -> Vec<String> {
 }
 
 #[test]
-fn the_order_is_that_of_kpng() {
+fn the_order_equals_that_of_kpng() {
     let one = |number| [("10.1.0.1", true, ALL, number)];
     // "-" and "." sort before "/".
     let names = [("a", "web"), ("a-b", "web"), ("a", "web-1"), ("b", "web")];
@@ -198,7 +198,7 @@ fn the_order_is_that_of_kpng() {
 }
 
 #[test]
-fn kpngs_clients_are_not_shown_endpoints_that_get_nothing_new() {
+fn kpngs_clients_get_only_endpoints_for_new_connections() {
     let endpoints = [("10.1.0.1", true, ALL, 8080), ("10.1.0.9", false, OLD, 8080)];
     let states = states([changed([service("a", "web", "http", &endpoints)], &[])]);
     assert_eq!(steps(ChangeSet::new(None, &states[0])), ["+31 node", "+1 a/web", "+30 a/web", "+2 a/web", "sync"]);
@@ -310,7 +310,7 @@ proptest! {
 
     /// In whatever steps a client gets from one state to the next, it ends with the state of `Next`.
     #[test]
-    fn replayed_it_is_the_state_that_next_says(changes in prop::collection::vec((change(), any::<bool>()), 1..40)) {
+    fn the_changes_replay_to_the_state_of_next(changes in prop::collection::vec((change(), any::<bool>()), 1..40)) {
         let feed = Feed::new(7);
         let mut client = Replay::default();
         let mut held: Option<State> = None;

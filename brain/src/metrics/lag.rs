@@ -38,10 +38,10 @@ impl Lag {
     /// Records that a backend has applied `rev` of `instance` in a family.
     pub(super) fn apply(&mut self, backend: &str, family: Family, instance: u64, rev: u64, now: Instant) {
         let applied = if instance == self.newest.instance { rev } else { 0 };
-        let known = self.parts.get(&(backend.to_owned(), family)).copied();
+        let previous = self.parts.get(&(backend.to_owned(), family)).copied();
         let behind = (applied < self.newest.rev).then(|| {
             let first = self.published.iter().find(|(rev, _)| *rev > applied);
-            match (first, known) {
+            match (first, previous) {
                 (Some((rev, at)), _) if *rev == applied + 1 => *at,
                 // The time of the first missing revision is forgotten, so it is older than all remembered times.
                 (_, Some(Some(since))) => since,

@@ -164,8 +164,8 @@ impl Default for Metrics {
                     &[],
                 ),
             ),
-            requests: Requests::told_to(&registry),
-            troubles: Troubles::told_to(&registry),
+            requests: Requests::register(&registry),
+            troubles: Troubles::register(&registry),
             attempts: Mutex::default(),
             registry,
         };

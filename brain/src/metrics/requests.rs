@@ -27,12 +27,12 @@ pub struct Requests {
 /// Metrics that are not exported.
 impl Default for Requests {
     fn default() -> Self {
-        Self::told_to(&Registry::new())
+        Self::register(&Registry::new())
     }
 }
 
 impl Requests {
-    pub(super) fn told_to(registry: &Registry) -> Self {
+    pub(super) fn register(registry: &Registry) -> Self {
         let histogram = |name: &str, help: &str, limits: &[f64]| {
             let options = HistogramOpts::new(name, help).buckets(limits.to_vec());
             with(registry, HistogramVec::new(options, &["verb", "host"]))
@@ -63,8 +63,8 @@ impl Requests {
 
     /// Starts to measure a request to `host`, whose body has `bytes` bytes if that is known. Watches are counted, but not
     /// measured.
-    pub(crate) fn ask(&self, host: String, method: &Method, bytes: Option<u64>, watch: bool) -> Asked {
-        let asked = Asked {
+    pub(crate) fn ask(&self, host: String, method: &Method, bytes: Option<u64>, watch: bool) -> Request {
+        let request = Request {
             of: self.clone(),
             host,
             verb: method.to_string(),
@@ -72,15 +72,15 @@ impl Requests {
             received: None,
         };
         if let Some(bytes) = bytes.filter(|_| !watch) {
-            self.sent.with_label_values(&asked.labels()).observe(bytes as f64);
+            self.sent.with_label_values(&request.labels()).observe(bytes as f64);
         }
-        asked
+        request
     }
 }
 
 /// A request in progress. Dropping it records the request.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct Request {
     of: Requests,
     host: String,
     verb: String,
@@ -90,7 +90,7 @@ pub(crate) struct Asked {
     received: Option<u64>,
 }
 
-impl Asked {
+impl Request {
     fn labels(&self) -> [&str; 2] {
         [&self.verb, &self.host]
     }
@@ -109,7 +109,7 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for Request {
     fn drop(&mut self) {
         if self.received.is_none() {
             self.of.total.with_label_values(&[NO_ANSWER, &self.verb, &self.host]).inc();
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn requests_are_exported_as_in_client_go() {
         let registry = Registry::new();
-        let requests = Requests::told_to(&registry);
+        let requests = Requests::register(&registry);
         let ask = |watch| requests.ask("10.96.0.1:443".to_owned(), &Method::GET, Some(0), watch);
         let mut list = ask(false);
         list.answered(StatusCode::OK);

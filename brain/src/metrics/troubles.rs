@@ -33,27 +33,27 @@ pub struct Trouble {
 /// Metrics that are not exported.
 impl Default for Troubles {
     fn default() -> Self {
-        Self::told_to(&Registry::new())
+        Self::register(&Registry::new())
     }
 }
 
 impl Troubles {
-    pub(super) fn told_to(registry: &Registry) -> Self {
+    pub(super) fn register(registry: &Registry) -> Self {
         let failing = Opts::new(
             "localnet_source_failing",
             "1 while the brain cannot read changes of this kind and serves the last state that it could read, else 0.",
         );
         let heard = Opts::new(
             "localnet_source_heard_timestamp_seconds",
-            "When the source last told of this: an object, a complete list, or a bookmark, which an API server sends about once a minute.",
+            "Unix time of the last message of the source about this kind: an object, a complete list, or a bookmark, which an API server sends about once a minute.",
         );
         let restored = Opts::new(
             "localnet_source_restored_total",
-            "How often the API server was found at an older state than before, as after a restore of etcd.",
+            "Times that the API server returned an older state than before, as after a restore of etcd.",
         );
         let held = Opts::new(
             "localnet_source_held_objects",
-            "Objects that are missing from the newest list, and kept until that is confirmed.",
+            "Objects that are missing from the newest list and that the brain keeps until the loss is confirmed.",
         );
         Self {
             failing: with(registry, IntGaugeVec::new(failing, &["of"])),
@@ -67,7 +67,7 @@ impl Troubles {
     /// Records that `of` cannot be read. A repeated call keeps the time of the first.
     pub(crate) fn is(&self, of: &'static str, diagnostic: Diagnostic) {
         self.now.send_modify(|now| {
-            let since = now.get(of).map_or_else(Instant::now, |known| known.since);
+            let since = now.get(of).map_or_else(Instant::now, |trouble| trouble.since);
             now.insert(of, Trouble { diagnostic, since });
         });
         self.failing.with_label_values(&[of]).set(1);
@@ -116,7 +116,7 @@ mod tests {
     fn a_trouble_is_known_since_it_began_until_it_is_over() {
         let about = |problem: &str| Diagnostic::new(Code::YamlInvalid, Subject::text(1), problem);
         let registry = Registry::new();
-        let troubles = Troubles::told_to(&registry);
+        let troubles = Troubles::register(&registry);
         let gauge = || troubles.failing.with_label_values(&["files"]).get();
         troubles.is_over("files");
         assert_eq!((troubles.all().len(), gauge()), (0, 0));

@@ -49,7 +49,7 @@ impl Next {
 
 /// The status of a call that a shutdown ended.
 pub(super) fn ending() -> Status {
-    Status::unavailable("the brain is shutting down; call again")
+    Status::unavailable("the brain is shutting down; retry the call")
 }
 
 impl ServerStreamingService<NextFilter> for Next {

@@ -38,7 +38,7 @@ impl ReasonsService for Explainer {
         let key = ServiceKey::new(namespace, name);
         let answer = self.0.questions.why(key.clone()).await;
         let (revision, reasons) =
-            answer.ok_or_else(|| Status::unavailable("the brain has no complete state yet; call again"))?;
+            answer.ok_or_else(|| Status::unavailable("the brain has no complete state yet; retry the call"))?;
         Ok(Response::new(service_reasons(&key, revision, &reasons)))
     }
 

@@ -54,7 +54,7 @@ impl Stalls {
             !stalled
         });
         if ended > 0 {
-            warn!(readers = ended, patience = ?PATIENCE, "ended answers whose readers stopped reading; the readers have to call again");
+            warn!(readers = ended, patience = ?PATIENCE, "ended answers whose readers stopped reading; these readers have to retry");
         }
     }
 }
@@ -98,7 +98,7 @@ impl futures::Stream for Paced {
         pace.read = Instant::now();
         Poll::Ready(match &mut pace.items {
             Some(items) => items.next().map(Ok),
-            None => Some(Err(Status::aborted("the reader has read nothing for too long; call again"))),
+            None => Some(Err(Status::aborted("the reader has read nothing for too long; retry the call"))),
         })
     }
 }

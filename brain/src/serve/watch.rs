@@ -164,7 +164,7 @@ impl Session {
         let held = before.map(State::revision).unwrap_or_default();
         let state = tokio::select! {
             state = view.feed().differing(held) => state,
-            () = view.failed() => return Err(Status::unavailable("the view of this node has failed; call again")),
+            () = view.failed() => return Err(Status::unavailable("the view of this node has failed; retry the call")),
         };
         Ok((view, state))
     }
@@ -197,7 +197,7 @@ impl Held {
 
     fn take(self) -> Result<State, Status> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
-        state.ok_or_else(|| Status::aborted("the client has sent no request for too long; call again"))
+        state.ok_or_else(|| Status::aborted("the client has sent no request for too long; retry the call"))
     }
 }
 

@@ -108,7 +108,7 @@ async fn watches_that_deliver_nothing_are_a_trouble() {
 /// Regression: after a restore of etcd, a watch resumes from a version in the future, and receives nothing until the server reaches
 /// it. The brain kept 31 Services while the server had 9, as kube-proxy does.
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_has_gone_back_is_listed_again() {
+async fn an_api_server_with_an_older_state_is_listed_again() {
     let (log, _guard) = Log::begin();
     let mut fake = Fake::start(None);
     let changes = fake.open(Kind::Service, &[service("a", "7"), service("b", "260")], "270").await;
@@ -120,12 +120,17 @@ async fn an_api_server_that_has_gone_back_is_listed_again() {
     list.list(&[service("a", "7")], "112");
     assert_eq!(brief(&fake.event().await), "=a");
     assert_eq!(fake.request(Kind::Service).await.parameter("resourceVersion"), Some("112"));
-    assert_eq!(log.lines(&["WARN", "has gone back in time", "was=270", "is=112"]).len(), 1, "{:#?}", log.lines(&[]));
+    assert_eq!(
+        log.lines(&["WARN", "returned an older state than before", "was=270", "is=112"]).len(),
+        1,
+        "{:#?}",
+        log.lines(&[])
+    );
     assert_eq!(fake.metric(r#"localnet_source_restored_total{of="services"}"#), Some(1.0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_has_not_gone_back_is_not_listed_again() {
+async fn an_api_server_with_an_equal_state_is_not_listed_again() {
     let mut fake = Fake::start(None);
     // The last version is not a number, so it is not compared.
     for version in ["270", "270", "271", "x1"] {

@@ -108,7 +108,7 @@ async fn watches_move_to_a_new_connection_when_their_peer_has_disappeared() {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (server_address, port) = (server.local_addr().unwrap(), between.local_addr().unwrap().port());
-    let (requests, mut asked) = mpsc::unbounded_channel();
+    let (requests, mut requested) = mpsc::unbounded_channel();
     tokio::spawn(serve(server, config, requests));
     let (cut, is_cut) = cell::channel(false);
     tokio::spawn(relay(between, server_address, is_cut));
@@ -132,7 +132,7 @@ async fn watches_move_to_a_new_connection_when_their_peer_has_disappeared() {
     let mut until_watching = async || {
         let mut watches = 0;
         while watches < Kind::ALL.len() {
-            let query = tokio::time::timeout(Duration::from_secs(20), asked.recv()).await.unwrap().unwrap();
+            let query = tokio::time::timeout(Duration::from_secs(20), requested.recv()).await.unwrap().unwrap();
             watches += usize::from(query.contains("watch=true"));
         }
     };

@@ -40,7 +40,7 @@ async fn a_watch_that_cannot_resume_is_followed_by_a_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_breaks_off_is_discarded_and_restarted() {
+async fn an_incomplete_list_is_discarded_and_restarted() {
     let mut fake = Fake::start(None);
     fake.request(Kind::Service).await.page(&[service("a", "1")], "5", "more");
     fake.request(Kind::Service).await.break_off();

@@ -5,7 +5,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 use hyper_util::rt::TokioIo;
 use localnet_brain::{
     feed::Feed,
-    pump::{self, Asked},
+    pump::{self, Queries},
     reports::Reports,
     serve::{self, Listener, Options, ServerState},
 };
@@ -52,7 +52,7 @@ pub(crate) struct Server {
     pub(crate) reports: Reports,
     pub(crate) address: Address,
     /// The requests for explanations. A test that answers them takes it.
-    pub(crate) questions: Option<Asked>,
+    pub(crate) questions: Option<Queries>,
     stop: CancellationToken,
     task: JoinHandle<anyhow::Result<()>>,
     _folder: TempDir,

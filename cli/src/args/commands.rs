@@ -174,17 +174,18 @@ pub(super) async fn explain(global: &Global, arguments: Explain) -> Answered {
     let brain = global.brain()?;
     let brain = brain.as_ref();
     if let Some(why_not) = arguments.why_not {
-        let asked = why_not::Asked::new(why_not, arguments.from, arguments.to.as_ref()).map_err(Failure::Usage)?;
+        let question =
+            why_not::Question::new(why_not, arguments.from, arguments.to.as_ref()).map_err(Failure::Usage)?;
         let evidence = match global.snapshot(brain).await {
             Ok(state) => {
                 let status = ask_status(global, brain).await;
                 let mut world = world(global, &arguments.node, &status, state).await?;
-                let replies = why_not::ask(brain, &asked.service, status.ok()).await;
-                why_not::gather(&mut world, &asked, replies).await
+                let replies = why_not::ask(brain, &question.service, status.ok()).await;
+                why_not::gather(&mut world, &question, replies).await
             }
             Err(failure) => Evidence {
-                asked: format!("{}:{}", asked.service, asked.port),
-                service: asked.service.to_string(),
+                asked: format!("{}:{}", question.service, question.port),
+                service: question.service.to_string(),
                 no_state: Some(failure.to_string()),
                 status: match brain {
                     Some(brain) => global.status(brain).await.ok(),

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn contradicting_flags_are_told() {
+    fn errors_of_flags_name_the_flag() {
         for (flags, expected) in [
             (&["--cluster-cidr", "10.0.0.0/8,11.0.0.0/8"][..], "a dual-stack pair of CIDRs"),
             (&["--cluster-cidr", "10.0.0"], "10.0.0"),

@@ -158,7 +158,7 @@ fn usable<'a>(
     skips: &mut Skips<'_>,
 ) -> Vec<(IpAddr, usize, &'a SliceEndpoint)> {
     let mut usable = Vec::with_capacity(slice.endpoints.len());
-    let mut said = HashSet::new();
+    let mut reported = HashSet::new();
     for (position, endpoint) in slice.endpoints.iter().enumerate() {
         let problem = match &endpoint.address {
             None => continue,
@@ -175,14 +175,14 @@ fn usable<'a>(
             },
         };
         // If all addresses of a slice are invalid for the same reason, one diagnostic is enough.
-        if said.insert(problem.clone()) {
+        if reported.insert(problem.clone()) {
             let field = format!("endpoints[{position}].addresses[0]");
             skips.slice(
                 slice,
                 Code::EndpointAddressRefused,
                 field,
                 problem,
-                "correct the address; other endpoints are served",
+                "correct the address; other endpoints are not affected",
             );
         }
     }

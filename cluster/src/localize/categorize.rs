@@ -146,7 +146,7 @@ impl Usage {
         let of_cluster = || self.not_in_cluster(endpoint);
         let of = |local: bool, policy| if local { self.not_in_local(endpoint, policy) } else { of_cluster() };
         let mut rules: Vec<(Rule, Scopes)> = Vec::new();
-        let mut add = |rule, scope: Scopes| match rules.iter_mut().find(|(known, _)| *known == rule) {
+        let mut add = |rule, scope: Scopes| match rules.iter_mut().find(|(other, _)| *other == rule) {
             Some((_, scopes)) => {
                 scopes.external |= scope.external;
                 scopes.short_circuit |= scope.short_circuit;

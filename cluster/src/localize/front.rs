@@ -32,8 +32,8 @@ impl Front {
 
 /// The addresses that the Service would have if no other Service claimed them, each with the field that names it.
 pub fn wanted(object: &ServiceObject) -> Vec<(IpAddr, &'static str)> {
-    let mut said = Skips::new(object);
-    let front = front(object, &Here::new(""), &[], &mut said);
+    let mut skips = Skips::new(object);
+    let front = front(object, &Here::new(""), &[], &mut skips);
     let of = |addresses: Vec<IpAddr>, field| addresses.into_iter().map(move |address| (address, field));
     let mut wanted: Vec<_> = of(front.cluster_ips, CLUSTER_IPS).collect();
     wanted.extend(of(front.external_ips, EXTERNAL_IPS).chain(of(front.load_balancer_ips, LOAD_BALANCER_IPS)));
@@ -49,7 +49,7 @@ pub(super) fn front(object: &ServiceObject, here: &Here, lost: &[Lost], skips: &
         for (position, ip) in usable(field, addresses, lost, skips) {
             let exists = cluster_ips.iter().any(|own| Family::of(*own) == Family::of(ip));
             if exists && !cluster_ips.contains(&ip) && served.insert(ip) && here.addresses.contains(&ip) {
-                say_it_is_the_nodes(format!("{field}[{position}]"), ip, object, skips);
+                warn_of_node_address(format!("{field}[{position}]"), ip, object, skips);
             }
         }
         served.into_iter().collect()
@@ -83,7 +83,7 @@ fn cluster_ips(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> 
 
 /// Warns of a VIP that is an address of the node. kube-proxy serves it without a warning: the addresses of Services precede those
 /// of the node. So a Service with port 22 on such an address replaces the node's SSH server.
-fn say_it_is_the_nodes(field: String, address: IpAddr, object: &ServiceObject, skips: &mut Skips<'_>) {
+fn warn_of_node_address(field: String, address: IpAddr, object: &ServiceObject, skips: &mut Skips<'_>) {
     let ports = object.ports.iter().filter_map(|port| match &port.protocol {
         Parsed::Good(protocol) => Some(format!("{}/{protocol}", port.port)),
         Parsed::Bad(_) => None,
@@ -93,10 +93,10 @@ fn say_it_is_the_nodes(field: String, address: IpAddr, object: &ServiceObject, s
         Code::AddressOfNode,
         field,
         format!(
-            "{address} is an address of this node: the Service takes its port {}, and programs of the node are not reached there",
+            "{address} is an address of this node: the Service takes its port {}, so clients cannot reach programs of the node there",
             ports.join(", ")
         ),
-        "nothing if that is meant; else give the Service an address of its own",
+        "none if that is intended; otherwise give the Service its own address",
     );
 }
 
@@ -154,8 +154,8 @@ mod tests {
         let mut skips = Skips::new(&object);
         let front = front(&object, &Here::new("node-1"), &[], &mut skips);
         assert_eq!([front.cluster_ips, front.external_ips, front.load_balancer_ips], expected.map(ips));
-        let said: Vec<&str> = skips.skipped.iter().map(|skipped| skipped.field.as_str()).collect();
-        assert_eq!(said, problems);
+        let fields: Vec<&str> = skips.skipped.iter().map(|skipped| skipped.field.as_str()).collect();
+        assert_eq!(fields, problems);
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_or_a_special_one_is_left_out() {
+    fn invalid_and_special_addresses_are_skipped() {
         check(
             |service| {
                 service.external_ips = addresses(&["203.0.113.9", "x", "127.0.0.1", "203.0.113.1", "203.0.113.9"]);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_the_node_is_served_and_said_to_be_one() {
+    fn an_address_of_the_node_is_served_with_a_warning() {
         let mut object = service("10.96.0.1", &[(80, "TCP")]);
         object.external_ips = addresses(&["203.0.113.1", "192.168.0.1", "2001:db8::1"]);
         object.load_balancer_ips = addresses(&["192.168.0.2"]);
@@ -218,12 +218,12 @@ mod tests {
         let front = front(&object, &here, &[], &mut skips);
         assert_eq!(front.external_ips, ips(&["192.168.0.1", "203.0.113.1"]));
         assert_eq!(front.load_balancer_ips, ips(&["192.168.0.2"]));
-        let said: Vec<_> = skips.skipped.iter().map(|said| (said.severity, &*said.field)).collect();
+        let found: Vec<_> = skips.skipped.iter().map(|skip| (skip.severity, &*skip.field)).collect();
         assert_eq!(
-            said,
+            found,
             [(Severity::Warning, "spec.externalIPs[1]"), (Severity::Warning, "status.loadBalancer.ingress[0]")]
         );
-        let expected = "192.168.0.1 is an address of this node: the Service takes its port 80/TCP, and programs of the node are not reached there";
+        let expected = "192.168.0.1 is an address of this node: the Service takes its port 80/TCP, so clients cannot reach programs of the node there";
         assert_eq!(skips.skipped[0].problem, expected);
     }
 

@@ -18,14 +18,14 @@ const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 pub const HEALTH_CHECK_NODE_PORT: &str = "spec.healthCheckNodePort";
 
 /// Whether load balancers check each node for the Service. They do so only if its external traffic needs a local endpoint.
-pub(super) fn is_asked_after(object: &ServiceObject) -> bool {
+pub(super) fn has_health_check(object: &ServiceObject) -> bool {
     object.kind == ServiceType::LoadBalancer && object.external_local
 }
 
 /// The port for health checks that the Service claims. Another Service may own it.
 pub fn health_check_port(object: &ServiceObject) -> Option<u16> {
     let port = u16::try_from(object.health_check_node_port).ok().filter(|port| *port != 0);
-    port.filter(|_| is_asked_after(object))
+    port.filter(|_| has_health_check(object))
 }
 
 /// The answer to load balancers' health checks of a Service.
@@ -61,8 +61,8 @@ pub fn health_check<'a>(
     let port = service.health_check_node_port?;
     let families: Vec<Family> = service.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
     // Problems with the slices were already reported when the Service was localized.
-    let mut said = Skips::new(object);
-    let candidates = candidates::merge(&service.ports, &families, slices, here, &mut said)?;
+    let mut skips = Skips::new(object);
+    let candidates = candidates::merge(&service.ports, &families, slices, here, &mut skips)?;
     let ready: BTreeSet<IpAddr> = candidates
         .iter()
         .flatten()
@@ -143,7 +143,7 @@ mod tests {
 
     /// kube-proxy's `TestHealthCheckNodePortWhenTerminating`: the count is 3 if three of four are ready, and 0 if all terminate.
     #[test]
-    fn terminating_endpoints_do_not_count_although_they_serve() {
+    fn terminating_endpoints_do_not_count_even_if_serving() {
         let ips = ["10.1.0.1", "10.1.0.2", "10.1.0.3"];
         let four = |conditions, last| {
             let three = ips.iter().map(|ip| on("here", ip, conditions));
@@ -156,12 +156,12 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_that_are_published_although_not_ready_count() {
+    fn published_endpoints_count_even_if_not_ready() {
         counts(vec![on("here", "10.1.0.1", PUBLISHED)], 1);
     }
 
     #[test]
-    fn of_duplicates_the_one_that_serves_counts() {
+    fn the_serving_one_of_duplicates_counts() {
         let slices = |first, second| {
             let of = |name, node| both_ports(name, vec![on(node, "10.1.0.1", READY)]);
             [of("a", first), of("b", second)]
@@ -185,20 +185,20 @@ mod tests {
     }
 
     #[test]
-    fn ports_that_no_service_port_means_do_not_count() {
+    fn ports_without_a_service_port_do_not_count() {
         let other = slice("a", &[("other", 1)], vec![on("here", "10.1.0.1", READY)]);
         check(&load_balancer(), &[other], Some(HealthCheck { port: 30123, v4: Some(0), v6: None }));
     }
 
     #[test]
-    fn only_load_balancers_with_external_policy_local_have_one() {
+    fn only_load_balancers_with_external_policy_local_have_a_health_check() {
         check(&ServiceObject { external_local: false, ..load_balancer() }, &[], None);
         check(&ServiceObject { kind: ServiceType::NodePort, ..load_balancer() }, &[], None);
         check(&ServiceObject { health_check_node_port: 0, ..load_balancer() }, &[], None);
     }
 
     #[test]
-    fn a_node_that_is_about_to_go_is_not_eligible() {
+    fn a_node_that_is_being_removed_is_not_eligible() {
         let rows = [
             (serde_json::json!({ "metadata": { "name": "n" } }), true),
             (serde_json::json!({ "spec": { "taints": [{ "key": "other", "effect": "NoSchedule" }] } }), true),

@@ -162,19 +162,19 @@ pub fn topology<'a>(
     lost: &[Lost],
 ) -> Vec<Topology> {
     // These diagnostics were already reported when the Service was localized.
-    let mut said = Skips::new(object);
-    let front = front::front(object, here, lost, &mut said);
-    let ports = ports::ports(object, lost, &mut said);
+    let mut skips = Skips::new(object);
+    let front = front::front(object, here, lost, &mut skips);
+    let ports = ports::ports(object, lost, &mut skips);
     let families: Vec<Family> = front.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
-    let candidates = candidates::merge(&ports, &families, slices, here, &mut said).unwrap_or_default();
+    let candidates = candidates::merge(&ports, &families, slices, here, &mut skips).unwrap_or_default();
     let policy = Policy::of(object);
     let mut explained = Vec::new();
     for (port, candidates) in ports.iter().zip(&candidates) {
         for family in &families {
-            let asked = policy.uses_cluster(port.node_port.is_some() || front.is_external(*family));
+            let uses_cluster = policy.uses_cluster(port.node_port.is_some() || front.is_external(*family));
             let of_family = candidates.iter().filter(|((address, _), _)| Family::of(*address) == *family);
             let endpoints = of_family.map(|((address, _), candidate)| (*address, candidate));
-            explained.push(topology::explain(port, *family, asked, endpoints, here));
+            explained.push(topology::explain(port, *family, uses_cluster, endpoints, here));
         }
     }
     explained
@@ -182,7 +182,7 @@ pub fn topology<'a>(
 
 /// The Service's own port for load balancers' health checks, unless another Service owns it.
 fn health_check_node_port(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> Option<u16> {
-    if !health::is_asked_after(object) {
+    if !health::has_health_check(object) {
         return None;
     }
     let Some(port) = health_check_port(object) else {

@@ -64,7 +64,7 @@ pub fn node<'a>(
     let mut skip = |code, object: &Subject, field: &str, problem: String, remedy: &str| {
         skipped.push(Diagnostic::new(code, object.clone(), problem).field(field).remedy(remedy));
     };
-    let wrong = |text: &str| format!("{text:?} is not what it should be");
+    let wrong = |text: &str| format!("{text:?} is invalid");
     let name = &here.name;
     let mut facts = Node { name: name.to_string(), addresses: here.addresses.clone(), ..Node::default() };
     let object = Subject::node(name);
@@ -97,7 +97,7 @@ pub fn node<'a>(
     let mut limit = |object: &Subject, field: &str, length: usize| {
         if length > MOST {
             let problem = format!("{length} are too many; the first {MOST} are used");
-            skip(Code::ListTooLong, object, field, problem, "leave out what is not used");
+            skip(Code::ListTooLong, object, field, problem, "remove unused entries");
         }
     };
     limit(&object, "status.addresses", facts.addresses.len());
@@ -111,8 +111,9 @@ pub fn node<'a>(
 
 /// The diagnostic for a deleted Node.
 pub fn node_is_gone(name: &str) -> Diagnostic {
-    let problem = "is gone; what was last known of it stays in use";
-    Diagnostic::new(Code::NodeGone, Subject::node(name), problem).remedy("register it again, or stop what runs on it")
+    let problem = "was deleted; the brain keeps using its last addresses and zone";
+    Diagnostic::new(Code::NodeGone, Subject::node(name), problem)
+        .remedy("register the Node again, or stop the programs on it")
 }
 
 fn good<T: Copy>(parsed: &Parsed<T>) -> Option<T> {
@@ -131,9 +132,9 @@ fn bad<T>(parsed: &Parsed<T>) -> Option<&str> {
 
 /// The node's addresses, in order of precedence.
 fn addresses(node: Option<&NodeObject>, chosen: &NodeIps) -> Vec<IpAddr> {
-    let said = node.into_iter().flat_map(|node| node.addresses.iter().filter_map(good));
+    let own = node.into_iter().flat_map(|node| node.addresses.iter().filter_map(good));
     let mut seen = BTreeSet::new();
-    let mut addresses: Vec<IpAddr> = chosen.first.iter().copied().chain(said).filter(|ip| seen.insert(*ip)).collect();
+    let mut addresses: Vec<IpAddr> = chosen.first.iter().copied().chain(own).filter(|ip| seen.insert(*ip)).collect();
     if let Some(first) = addresses.first().copied().filter(|_| chosen.single_stack) {
         addresses.retain(|address| address.is_ipv4() == first.is_ipv4());
     }
@@ -167,19 +168,19 @@ mod tests {
         assert_eq!(text(&facts.pod_cidrs), ["10.1.0.0/24"]);
         assert_eq!(text(&facts.service_cidrs), ["10.95.0.0/16", "10.96.0.0/16", "fd00:96::/112"]);
         assert_eq!((&*facts.name, &*facts.zone), ("n", "z"));
-        let said: Vec<_> = skipped.iter().map(|skipped| format!("{} {}", skipped.subject, skipped.field)).collect();
-        assert_eq!(said, ["Node n status.addresses", "Node n spec.podCIDRs", "ServiceCIDR c spec.cidrs"]);
+        let fields: Vec<_> = skipped.iter().map(|skipped| format!("{} {}", skipped.subject, skipped.field)).collect();
+        assert_eq!(fields, ["Node n status.addresses", "Node n spec.podCIDRs", "ServiceCIDR c spec.cidrs"]);
     }
 
     #[test]
-    fn lists_that_no_node_has_are_cut() {
+    fn excessively_long_lists_are_cut() {
         let cidrs = |count: usize| -> Box<[_]> {
             (0..count).map(|number| parsed_cidr(&format!("10.{}.{}.0/24", number / 256, number % 256))).collect()
         };
         let ips = |count: usize| -> Vec<String> {
             (0..count).map(|number| format!("10.0.{}.{}", number / 256, number % 256)).collect()
         };
-        let said = |count: usize| {
+        let cut = |count: usize| {
             let object = NodeObject {
                 name: "n".into(),
                 zone: "".into(),
@@ -192,13 +193,13 @@ mod tests {
             let here = Here::of("n", Some(&object), &NodeIps::default());
             let (facts, skipped) = node(&here, Some(&object), &service_cidrs);
             let lengths = [facts.addresses.len(), facts.pod_cidrs.len(), facts.service_cidrs.len()];
-            let said = skipped.iter().map(|said| format!("{} {}: {}", said.subject, said.field, said.problem));
-            (lengths, said.collect::<Vec<_>>())
+            let skips = skipped.iter().map(|skip| format!("{} {}: {}", skip.subject, skip.field, skip.problem));
+            (lengths, skips.collect::<Vec<_>>())
         };
-        assert_eq!(said(MOST), ([MOST; 3], vec![]));
+        assert_eq!(cut(MOST), ([MOST; 3], vec![]));
         let too_many = ["Node n status.addresses", "Node n spec.podCIDRs", "ServiceCIDRs spec.cidrs"];
         let too_many = too_many.map(|of| format!("{of}: 1001 are too many; the first 1000 are used"));
-        assert_eq!(said(MOST + 1), ([MOST; 3], too_many.to_vec()));
+        assert_eq!(cut(MOST + 1), ([MOST; 3], too_many.to_vec()));
     }
 
     #[test]
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operator_chooses_among_the_addresses_of_the_node() {
+    fn node_ip_override_selects_the_addresses_of_the_node() {
         let object = |texts: &[&str]| NodeObject {
             name: "n".into(),
             zone: "z".into(),
@@ -218,7 +219,7 @@ mod tests {
         };
         let both = &["192.168.0.1", "192.168.0.2", "fd00::1"][..];
         let v6_first = &["fd00::1", "192.168.0.1"][..];
-        for (said, first, single_stack, expected) in [
+        for (addresses, first, single_stack, expected) in [
             (Some(both), &[][..], false, both),
             (Some(both), &["192.168.0.2"], false, &["192.168.0.2", "192.168.0.1", "fd00::1"]),
             (
@@ -235,10 +236,10 @@ mod tests {
             (None, &[], true, &[]),
         ] {
             let chosen = NodeIps { first: ips(first), single_stack };
-            let here = Here::of("n", said.map(object).as_ref(), &chosen);
-            assert_eq!(here.addresses, ips(expected), "{said:?} {chosen:?}");
-            let first = ips(first).first().copied().or_else(|| ips(said.unwrap_or_default()).first().copied());
-            assert_eq!(here.primary, first.map(Family::of), "{said:?} {chosen:?}");
+            let here = Here::of("n", addresses.map(object).as_ref(), &chosen);
+            assert_eq!(here.addresses, ips(expected), "{addresses:?} {chosen:?}");
+            let first = ips(first).first().copied().or_else(|| ips(addresses.unwrap_or_default()).first().copied());
+            assert_eq!(here.primary, first.map(Family::of), "{addresses:?} {chosen:?}");
         }
     }
 }

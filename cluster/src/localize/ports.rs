@@ -35,7 +35,7 @@ pub(super) fn ports(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>
                 Code::PortTwice,
                 ".name",
                 format!("the name {:?} is used twice", port.name),
-                "give each port a name of its own",
+                "give each port its own name",
             );
             continue;
         }
@@ -44,7 +44,7 @@ pub(super) fn ports(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>
                 Code::PortTwice,
                 ".port",
                 format!("{number}/{protocol} is used twice"),
-                "give each port a number of its own",
+                "give each port its own number",
             );
             continue;
         }
@@ -57,7 +57,7 @@ pub(super) fn ports(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>
                 Code::PortTwice,
                 ".nodePort",
                 format!("{number}/{protocol} is used twice"),
-                "give each port a nodePort of its own",
+                "give each port its own nodePort",
             );
             node_port = None;
         }

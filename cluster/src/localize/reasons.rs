@@ -108,11 +108,11 @@ pub fn reasons<'a>(
     let standing = if served.is_some() { Standing::Served } else { Standing::Unusable };
     let reasons = Reasons { standing, findings, ..reasons };
     // These diagnostics were already collected.
-    let mut said = Skips::new(object);
-    let front = front::front(object, here, lost, &mut said);
-    let ports = ports::ports(object, lost, &mut said);
+    let mut skips = Skips::new(object);
+    let front = front::front(object, here, lost, &mut skips);
+    let ports = ports::ports(object, lost, &mut skips);
     let families: Vec<Family> = front.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
-    let Some(candidates) = candidates::merge(&ports, &families, slices.iter().copied(), here, &mut said) else {
+    let Some(candidates) = candidates::merge(&ports, &families, slices.iter().copied(), here, &mut skips) else {
         return reasons;
     };
     let explained =
@@ -287,11 +287,11 @@ impl Explained<'_> {
                 Rule::HeadlessSlice,
                 field,
                 problem,
-                "remove the label, or let the controller make the slice anew",
+                "remove the label, or delete the slice so that the controller creates it again",
             ));
         }
         if !self.families.contains(&family) {
-            let problem = format!("the Service has no {family} ClusterIP, so it does not exist in {family}");
+            let problem = format!("the Service has no {family} ClusterIP");
             let remedy = "add the family to spec.ipFamilies, with spec.ipFamilyPolicy PreferDualStack";
             return Err(why(Rule::Family, "addressType", problem, remedy));
         }
@@ -347,37 +347,37 @@ impl Explained<'_> {
             Rule::Terminating => (
                 of("conditions.terminating"),
                 "it is terminating, and other endpoints are ready".to_owned(),
-                "nothing: it finishes the connections that it has",
+                "none: the endpoint finishes its connections",
             ),
             Rule::NotReady => (
                 of("conditions.ready"),
-                "it is not ready, and other endpoints are".to_owned(),
+                "it is not ready, but other endpoints are".to_owned(),
                 "see why the pod's readiness probe fails: kubectl describe pod",
             ),
             Rule::NotServing if conditions.terminating => (
                 of("conditions.serving"),
-                "it is terminating and does not serve any more, and no endpoint is ready".to_owned(),
+                "it is terminating and no longer serving, and no endpoint is ready".to_owned(),
                 "see why no pod becomes ready: kubectl describe pod",
             ),
             Rule::OtherNode => (
                 of("hints.forNodes"),
                 format!("it is hinted for {}, and this node is {}", list(&at.endpoint.node_hints), self.here.name),
-                "spec.trafficDistribution of the Service asks for hints; without it traffic goes everywhere",
+                "spec.trafficDistribution of the Service requests hints; without it, all endpoints are eligible",
             ),
             Rule::OtherZone => (
                 of("hints.forZones"),
                 format!("it is hinted for {}, and this node is in {}", list(&at.endpoint.zone_hints), self.here.zone),
-                "spec.trafficDistribution of the Service asks for hints; without it traffic goes everywhere",
+                "spec.trafficDistribution of the Service requests hints; without it, all endpoints are eligible",
             ),
             Rule::InternalLocal => (
                 "spec.internalTrafficPolicy".to_owned(),
-                format!("the Service keeps traffic inside of the cluster on the node, and it is {on}"),
-                "run an endpoint on each node that asks, or set internalTrafficPolicy: Cluster",
+                format!("the Service keeps internal traffic on the node, but the endpoint is {on}"),
+                "run an endpoint on each node with clients, or set internalTrafficPolicy: Cluster",
             ),
             Rule::ExternalLocal => (
                 "spec.externalTrafficPolicy".to_owned(),
-                format!("the Service keeps traffic from outside on the node, and it is {on}"),
-                "send outside traffic to nodes that have an endpoint, or set externalTrafficPolicy: Cluster",
+                format!("the Service keeps external traffic on the node, but the endpoint is {on}"),
+                "send external traffic to nodes with an endpoint, or set externalTrafficPolicy: Cluster",
             ),
             // `NotServing`. The callers explain all other rules.
             _ => (
@@ -413,14 +413,14 @@ fn address(at: At<'_>, family: Family) -> Result<IpAddr, Why> {
 
 fn duplicate(at: At<'_>, other: &str) -> Why {
     let problem = match *at.slice.name == *other {
-        true => "the slice names the same address and port again, and that entry counts".to_owned(),
-        false => format!("EndpointSlice {other} names the same address and port, and that entry counts"),
+        true => "the slice contains the same address and port again; that entry applies".to_owned(),
+        false => format!("EndpointSlice {other} contains the same address and port; that entry applies"),
     };
     Why {
         rule: Rule::Duplicate,
         field: format!("endpoints[{}]", at.position),
         problem,
-        remedy: "nothing while an endpoint moves between slices; else remove one of the two",
+        remedy: "none while an endpoint moves between slices; otherwise remove one of the two",
     }
 }
 

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_guard_the_load_balancer_addresses_of_their_family() {
+    fn ranges_apply_to_the_load_balancer_addresses_of_their_family() {
         check(&["192.0.2.1"], &["203.0.113.0/25"], &[], &[(&["192.0.2.1"], &["203.0.113.0/25"])]);
         check(&["192.0.2.1"], &[" 203.0.113.0/25 "], &[], &[(&["192.0.2.1"], &["203.0.113.0/25"])]);
         check(
@@ -99,17 +99,17 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_said_and_what_is_empty_is_not() {
+    fn invalid_ranges_are_reported_and_empty_ones_are_not() {
         let mut object = service("10.96.0.1", &[(80, "TCP")]);
         object.source_ranges = ["", "nonsense", " "].iter().map(|range| parsed_cidr(range)).collect();
         let mut skips = Skips::new(&object);
         filters(&object, &ips(&["192.0.2.1"]), &Here::new("node-1"), &mut skips);
-        let said: Vec<&str> = skips.skipped.iter().map(|skipped| &*skipped.field).collect();
-        assert_eq!(said, ["spec.loadBalancerSourceRanges[1]"]);
+        let found: Vec<&str> = skips.skipped.iter().map(|skipped| &*skipped.field).collect();
+        assert_eq!(found, ["spec.loadBalancerSourceRanges[1]"]);
     }
 
     #[test]
-    fn a_node_that_may_pass_may_also_come_from_the_address_itself() {
+    fn an_allowed_node_may_also_connect_from_the_address_itself() {
         check(
             &["192.0.2.1"],
             &["192.168.0.0/24"],

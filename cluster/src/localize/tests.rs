@@ -111,7 +111,7 @@ fn check(
 }
 
 #[test]
-fn endpoints_are_categorized_as_kube_proxy_does() {
+fn endpoints_are_categorized_like_in_kube_proxy() {
     use Policy::{Cluster, ExternalLocal, InternalLocal, InternalLocalExternal};
     let a = &here(1, "zone-a");
     let hinted: &[(u8, &str)] = &[(3, "a"), (4, "b"), (5, "c"), (6, "a")];
@@ -147,7 +147,7 @@ fn endpoints_are_categorized_as_kube_proxy_does() {
 }
 
 #[test]
-fn terminating_endpoints_serve_when_none_is_ready() {
+fn terminating_endpoints_are_eligible_if_none_is_ready() {
     use Policy::{Cluster, ExternalLocal, InternalLocal};
     let a = &here(1, "zone-a");
     check(a, Cluster, &[(1, "ST"), (2, "")], Some(&[2]), None, true);
@@ -175,7 +175,7 @@ fn explained(here: &Here, policy: Policy, endpoints: &[(u8, &str)], mode: Mode, 
 }
 
 #[test]
-fn it_is_known_why_hints_are_not_followed() {
+fn ignored_hints_have_a_reason() {
     use Mode::{Everywhere, SameNode, SameZone};
     use Policy::{Cluster, ExternalLocal, InternalLocal, InternalLocalExternal};
     use Reason::{
@@ -230,7 +230,7 @@ fn established_connections_follow_serving() {
     let service = localized(&with_policy(Policy::Cluster), &[slice("s", &[("p80", 80)], endpoints)], &here(1, ""));
     assert_eq!(in_scope(&service, |scopes| scopes.established), [1, 3, 4]);
     assert_eq!(in_scope(&service, |scopes| scopes.internal), [1, 4]);
-    assert_eq!(service.endpoints.len(), 3, "an endpoint that serves nothing is not sent");
+    assert_eq!(service.endpoints.len(), 3, "an endpoint that is not eligible is not sent");
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn check_endpoints(slices: &[SliceObject], expected: [&[&str]; 2]) {
             [reached("p80"), reached("p443")],
             expected.map(|list| list.iter().map(ToString::to_string).collect::<Vec<_>>())
         );
-        assert_eq!(*forwards.get_or_insert_with(|| service.clone()), service, "the order of slices means nothing");
+        assert_eq!(*forwards.get_or_insert_with(|| service.clone()), service, "the order of slices has no effect");
     }
 }
 
@@ -323,7 +323,7 @@ fn slices_are_merged_by_port_name() {
 }
 
 #[test]
-fn one_of_two_duplicates_counts() {
+fn only_one_of_two_duplicates_counts() {
     let with = |slice_name: &str, conditions: (bool, bool, bool), node: &str| {
         let mut endpoint = endpoint("10.1.2.1");
         let (ready, serving, terminating) = conditions;
@@ -338,7 +338,7 @@ fn one_of_two_duplicates_counts() {
             assert_eq!(service.endpoints.len(), 1);
             service.endpoints[0].local
         };
-        assert_eq!(local([a, b]), local([b, a]), "the order of slices means nothing");
+        assert_eq!(local([a, b]), local([b, a]), "the order of slices has no effect");
         local([a, b])
     };
     let ready = (true, true, false);
@@ -358,7 +358,7 @@ fn one_of_two_duplicates_counts() {
 }
 
 #[test]
-fn ports_with_other_conclusions_have_entries_of_their_own() {
+fn ports_with_different_conclusions_have_separate_entries() {
     let object = object("10.96.0.1", &[(80, "TCP"), (443, "TCP")]);
     let both: &[(&str, i32)] = &[("p80", 8080), ("p443", 8443)];
     let same = localized(&object, &[slice("a", both, vec![endpoint("10.0.0.1")])], &here(1, ""));
@@ -382,13 +382,13 @@ fn check_skipped(change: impl FnOnce(&mut ServiceObject), served: bool, expected
     let mut object = object("10.96.0.1", &[(80, "TCP"), (443, "TCP")]);
     change(&mut object);
     let (service, skipped) = service(&object, &[], &here(1, ""), &[]);
-    let said: Vec<String> = skipped.iter().map(|s| format!("{}: {}: {}", s.subject, s.field, s.problem)).collect();
-    assert_eq!(said, expected);
+    let found: Vec<String> = skipped.iter().map(|s| format!("{}: {}: {}", s.subject, s.field, s.problem)).collect();
+    assert_eq!(found, expected);
     assert_eq!(service.is_some(), served);
 }
 
 #[test]
-fn odd_ports_are_left_out_and_said() {
+fn invalid_ports_are_skipped_with_a_diagnostic() {
     check_skipped(|_| {}, true, &[]);
     check_skipped(
         |service| service.ports[1].port = 70000,
@@ -449,7 +449,7 @@ fn endpoints_on_special_addresses_are_refused() {
 }
 
 #[test]
-fn what_belongs_to_another_service_is_left_out() {
+fn addresses_of_another_service_are_skipped() {
     let mut object = with_policy(Policy::ExternalLocal);
     object.external_ips = addresses(&["203.0.113.1", "203.0.113.2"]);
     let to = ServiceKey::new("default", "older");
@@ -465,12 +465,12 @@ fn what_belongs_to_another_service_is_left_out() {
     let service = service.unwrap();
     assert_eq!(service.external_ips, ["203.0.113.2".parse::<IpAddr>().unwrap()]);
     assert_eq!(service.ports[0].node_port, None);
-    let said: BTreeSet<&str> = skipped.iter().map(|skipped| &*skipped.problem).collect();
+    let found: BTreeSet<&str> = skipped.iter().map(|skipped| &*skipped.problem).collect();
     let expected = [
         "203.0.113.1 port 80/TCP belongs to Service default/older, which is older or sorts first",
         "30001/TCP belongs to Service default/older, which is older or sorts first",
     ];
-    assert_eq!(said, BTreeSet::from(expected));
+    assert_eq!(found, BTreeSet::from(expected));
     assert!(skipped.iter().all(|skipped| skipped.code == Code::AddressTaken), "{skipped:?}");
     // The owner of an address and port, or of another NodePort, is not the owner of this NodePort.
     for front in
@@ -486,7 +486,7 @@ fn what_belongs_to_another_service_is_left_out() {
 
 /// A message that exceeds the readers' limit would stop all readers.
 #[test]
-fn a_service_that_is_too_large_to_be_sent_is_left_out_by_name() {
+fn a_service_that_is_too_large_to_send_is_skipped_by_name() {
     let mut object = object("10.96.0.1", &[(80, "TCP")]);
     (object.kind, object.load_balancer_ips) = (ServiceType::LoadBalancer, addresses(&["192.0.2.1"]));
     let range = |number: u32| Parsed::Good(ipnet::IpNet::from(IpAddr::from(number.to_be_bytes())));
@@ -495,15 +495,15 @@ fn a_service_that_is_too_large_to_be_sent_is_left_out_by_name() {
     object.source_ranges = (0xcb00_0000..0xcb00_0000 + 400_000).map(range).collect();
     let (none, skipped) = service(&object, &[], &here(1, ""), &[]);
     assert_eq!(none, None);
-    let [said] = &*skipped else { panic!("{skipped:?}") };
+    let [skip] = &*skipped else { panic!("{skipped:?}") };
     let problem = "is too large to be sent: 7 MiB in one message, of which readers accept 4 MiB";
-    assert_eq!((said.subject.to_string(), &*said.problem), ("Service default/web".to_owned(), problem));
+    assert_eq!((skip.subject.to_string(), &*skip.problem), ("Service default/web".to_owned(), problem));
 }
 
 /// Regression: a few objects that an API server accepts could fill the memory of every node, because their ports and endpoints
 /// multiply.
 #[test]
-fn a_service_of_too_many_ports_and_endpoints_is_left_out_by_name() {
+fn a_service_with_too_many_ports_and_endpoints_is_skipped_by_name() {
     let numbers = 1..=1024;
     let ports: Vec<(i32, &str)> = numbers.clone().map(|number| (number, "TCP")).collect();
     let object = object("10.96.0.1", &ports);
@@ -517,9 +517,9 @@ fn a_service_of_too_many_ports_and_endpoints_is_left_out_by_name() {
     assert_eq!((most.unwrap().ports.len(), skipped), (1024, vec![]));
     let (none, skipped) = served(513);
     assert_eq!(none, None);
-    let [said] = &*skipped else { panic!("{skipped:?}") };
+    let [skip] = &*skipped else { panic!("{skipped:?}") };
     let problem = "its 1024 ports and their endpoints are more than 1048576 pairs";
-    assert_eq!((&*said.field, &*said.problem), ("spec.ports", problem));
+    assert_eq!((&*skip.field, &*skip.problem), ("spec.ports", problem));
     assert_eq!(topology(&object, &slices(513), &here(1, ""), &[]), []);
 }
 

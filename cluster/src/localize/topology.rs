@@ -101,17 +101,17 @@ fn hints<'a>(mode: Mode, endpoint: &Candidate<'a>) -> &'a [Arc<str>] {
     }
 }
 
-/// Explains [`mode`]. `asked`: whether some traffic may go to other nodes.
+/// Explains [`mode`]. `uses_cluster`: whether some traffic may go to other nodes.
 pub(super) fn explain<'a>(
     port: &Port,
     family: Family,
-    asked: bool,
+    uses_cluster: bool,
     endpoints: impl Iterator<Item = (IpAddr, &'a Candidate<'a>)>,
     here: &Here,
 ) -> Topology {
     let ready: Vec<_> = endpoints.filter(|(_, endpoint)| endpoint.conditions.ready).collect();
     let why_not = |mode: Mode| {
-        if !asked {
+        if !uses_cluster {
             return Some(Reason::PolicyLocal);
         }
         if ready.is_empty() {

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_read_as_kubernetes_reads_them() {
+    fn addresses_are_parsed_like_in_kubernetes() {
         check("10.0.0.1", Some("10.0.0.1"));
         check("172.30.0.041", Some("172.30.0.41"));
         check("010.000.0.0001", Some("10.0.0.1"));
@@ -110,7 +110,7 @@ mod tests {
 
         proptest! {
             #[test]
-            fn what_is_read_is_canonical(text in "[0-9a-f:./]{0,24}") {
+            fn parsed_cidrs_are_canonical(text in "[0-9a-f:./]{0,24}") {
                 if let Some(ip) = super::address(&text) {
                     prop_assert_eq!(super::address(&ip.to_string()), Some(ip));
                 }

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn load_balancer_addresses_are_those_that_packets_keep() {
+    fn only_load_balancer_addresses_of_mode_vip_count() {
         let ingress = json!([
             {"ip": "192.0.2.1"}, {"ip": "192.0.2.2", "ipMode": "VIP"}, {"ip": "192.0.2.3", "ipMode": "Proxy"},
             {"hostname": "lb.example.com"}, {"ip": ""}, {"ip": "192.0.2.x"}
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_of_an_endpoint_is_filled_in() {
+    fn missing_fields_of_an_endpoint_have_defaults() {
         let of = |conditions: Value| {
             let endpoint = json!({"addresses": ["10.0.0.1", "10.0.0.2"], "conditions": conditions});
             let endpoint: SliceEndpoint = serde_json::from_value::<Endpoint>(endpoint).unwrap().into();

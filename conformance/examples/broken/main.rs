@@ -113,8 +113,8 @@ impl Broken {
         loop {
             match items.message().await {
                 Ok(Some(item)) => {
-                    let known = item.next.is_some() || item.node.is_some() || item.endpoints.is_some();
-                    if self.is("dies-on-unknown-items") && !known && item.removed.is_none() {
+                    let is_known = item.next.is_some() || item.node.is_some() || item.endpoints.is_some();
+                    if self.is("dies-on-unknown-items") && !is_known && item.removed.is_none() {
                         std::process::exit(1);
                     }
                     assembler.push(item)?;

@@ -88,8 +88,8 @@ impl ServerStreamingService<NextFilter> for Endpoints {
 
 impl Endpoints {
     async fn answer(self, request: NextFilter) -> Items {
-        let known = Revision { instance: request.instance_id, rev: request.rev };
-        self.feed.differing(known).await;
+        let held = Revision { instance: request.instance_id, rev: request.rev };
+        self.feed.differing(held).await;
         let fault = lock(&self.shared.faults).pop_front();
         if let Some(Fault::Hold) = fault {
             self.shared.log(|log| log.held += 1);
@@ -97,7 +97,7 @@ impl Endpoints {
         }
         let delta = request.delta && !matches!(fault, Some(Fault::Full));
         // The newest state, as a slow brain would send it.
-        let mut items: Vec<Bytes> = self.feed.state().answer(known, delta).items.collect();
+        let mut items: Vec<Bytes> = self.feed.state().answer(held, delta).items.collect();
         self.shared.log(|log| log.answers_started += 1);
         match fault {
             Some(Fault::Cut(after, code)) => {

@@ -43,7 +43,7 @@ const CHECKS: &[(&str, Check)] = &[
 ];
 
 pub(super) fn run(options: &Options, report: &(impl Fn(&Outcome) + Sync)) -> anyhow::Result<Vec<Outcome>> {
-    let asked: Vec<_> = CHECKS.iter().filter(|(name, _)| options.selects(Level::Life, name)).collect();
+    let requested: Vec<_> = CHECKS.iter().filter(|(name, _)| options.selects(Level::Life, name)).collect();
     let outcome = |(name, done): &&(&str, Check)| {
         check(Level::Life, name, report, || {
             let lab = PodNetwork::build()?;
@@ -52,7 +52,7 @@ pub(super) fn run(options: &Options, report: &(impl Fn(&Outcome) + Sync)) -> any
             done(&mut Life { bench, lab: lab.as_ref() })
         })
     };
-    Ok(run_concurrently(options, &asked, outcome))
+    Ok(run_concurrently(options, &requested, outcome))
 }
 
 /// Waits until the backend has repeatedly tried to reach a brain that refuses its connections.

@@ -155,7 +155,7 @@ const BY_CALLS: &[&str] = &[
 ];
 
 pub(super) fn run(options: &Options, report: &(impl Fn(&Outcome) + Sync)) -> anyhow::Result<Vec<Outcome>> {
-    let asked: Vec<_> = CHECKS.iter().filter(|(name, _)| options.selects(Level::Wire, name)).collect();
+    let requested: Vec<_> = CHECKS.iter().filter(|(name, _)| options.selects(Level::Wire, name)).collect();
     let outcome = |(name, done): &&(&str, Check)| {
         check(Level::Wire, name, report, || {
             let mut bench = Bench::started(options)?;
@@ -164,7 +164,7 @@ pub(super) fn run(options: &Options, report: &(impl Fn(&Outcome) + Sync)) -> any
             Ok(if BY_CALLS.contains(name) { Verdict::Passed } else { bench.verdict() })
         })
     };
-    Ok(run_concurrently(options, &asked, outcome))
+    Ok(run_concurrently(options, &requested, outcome))
 }
 
 /// The backend holds one state after the other.
@@ -235,10 +235,10 @@ fn await_repeated_request(bench: &mut Bench<'_>, held: Revision, cut: Revision) 
         (log.held > 0).then_some(())
     })?;
     let last = bench.brain.wait(bench.options.patience, "a call", |log| log.calls.last().copied())?;
-    let asked = Revision { instance: last.instance_id, rev: last.rev };
+    let requested = Revision { instance: last.instance_id, rev: last.rev };
     anyhow::ensure!(
-        asked == held || asked == Revision::default(),
-        "after a cut stream of {cut} it sends the token {asked} instead of {held}, which it holds"
+        requested == held || requested == Revision::default(),
+        "after a stream of {cut} was cut, the backend sends the token {requested} instead of {held}"
     );
     bench.ensure_not_applied(cut)
 }

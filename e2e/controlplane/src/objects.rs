@@ -205,7 +205,7 @@ impl Objects {
     ) -> anyhow::Result<Vec<EndpointSlice>> {
         let of_service = watcher::Config::default().labels(&format!("kubernetes.io/service-name={service}"));
         let mut events = pin!(watcher(self.api::<EndpointSlice>(), of_service).default_backoff());
-        let mut known: BTreeMap<String, EndpointSlice> = BTreeMap::new();
+        let mut slices_by_name: BTreeMap<String, EndpointSlice> = BTreeMap::new();
         let mut listed = BTreeMap::new();
         let mut failure = None;
         let watched = timeout(SLICES_WITHIN, async {
@@ -216,16 +216,16 @@ impl Objects {
                         listed.insert(name_of(&slice), slice);
                         continue;
                     }
-                    Ok(watcher::Event::InitDone) => known = std::mem::take(&mut listed),
+                    Ok(watcher::Event::InitDone) => slices_by_name = std::mem::take(&mut listed),
                     Ok(watcher::Event::Apply(slice)) => {
-                        known.insert(name_of(&slice), slice);
+                        slices_by_name.insert(name_of(&slice), slice);
                     }
                     Ok(watcher::Event::Delete(slice)) => {
-                        known.remove(&name_of(&slice));
+                        slices_by_name.remove(&name_of(&slice));
                     }
                     Err(error) => failure = Some(error),
                 }
-                let slices: Vec<EndpointSlice> = known.values().cloned().collect();
+                let slices: Vec<EndpointSlice> = slices_by_name.values().cloned().collect();
                 if condition(&slices) {
                     return Some(slices);
                 }
@@ -235,7 +235,7 @@ impl Objects {
         if let Ok(Some(slices)) = watched.await {
             return Ok(slices);
         }
-        let seen = ready_addresses(known.values());
+        let seen = ready_addresses(slices_by_name.values());
         let failure = failure.map(|error| format!("; the watch failed last with: {error}")).unwrap_or_default();
         bail!("{}/{service} did not get {what} within {SLICES_WITHIN:?}: ready are {seen:?}{failure}", self.namespace)
     }

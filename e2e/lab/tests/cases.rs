@@ -18,7 +18,7 @@ fn case(name: &str) -> Case {
 fn cases_contain_only_known_files_and_a_reason() {
     for case in cases() {
         let files: Vec<_> = std::fs::read_dir(&case.dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        assert!(files.iter().all(|file| FILES.iter().any(|known| file == known)), "{}: {files:?}", case.name);
+        assert!(files.iter().all(|file| FILES.iter().any(|allowed| file == allowed)), "{}: {files:?}", case.name);
         let cluster = std::fs::read_to_string(case.cluster()).unwrap();
         assert!(cluster.starts_with("# "), "{}: no word on what it shows", case.name);
         assert!(
@@ -33,12 +33,12 @@ fn cases_contain_only_known_files_and_a_reason() {
 #[test]
 fn expected_endpoints_are_in_a_slice_or_probed_directly() {
     for case in cases() {
-        let known = case.slice_endpoints().unwrap();
+        let endpoints = case.slice_endpoints().unwrap();
         for flow in &case.flows.flows {
             let Expect::Answers { by, .. } = &flow.expect else { continue };
             for address in by.iter().filter(|address| **address != flow.to) {
                 let endpoint = Endpoint { protocol: flow.protocol, address: *address };
-                assert!(known.contains(&endpoint), "{}: {flow} must be answered by {endpoint}", case.name);
+                assert!(endpoints.contains(&endpoint), "{}: {flow} must be answered by {endpoint}", case.name);
             }
         }
     }

@@ -132,7 +132,7 @@ fn page(name: &str) -> anyhow::Result<()> {
 }
 
 #[test]
-fn the_readme_is_done_as_it_says() -> anyhow::Result<()> {
+fn the_commands_of_the_readme_work() -> anyhow::Result<()> {
     page("README.md")
 }
 
@@ -142,12 +142,12 @@ fn the_start_page_ends_with_a_service_that_answers() -> anyhow::Result<()> {
 }
 
 #[test]
-fn migrating_is_done_as_its_page_says() -> anyhow::Result<()> {
+fn the_commands_of_the_migration_page_work() -> anyhow::Result<()> {
     page("docs/migrating.md")
 }
 
 #[test]
-fn backends_do_what_their_pages_say() -> anyhow::Result<()> {
+fn the_commands_of_the_backend_pages_work() -> anyhow::Result<()> {
     page("docs/backends/nft.md")?;
     page("docs/backends/iptables.md")
 }
@@ -189,7 +189,7 @@ async fn add_kube_proxy(client: Client) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn commands_for_a_cluster_are_taken_by_one() -> anyhow::Result<()> {
+async fn commands_for_a_cluster_work_with_an_api_server() -> anyhow::Result<()> {
     for name in CLUSTER_PAGES {
         let plane = ControlPlane::start(Options { controllers: false, ..Options::default() }).await?;
         add_kube_proxy(plane.client()).await?;
@@ -220,7 +220,7 @@ fn unnamed(page: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn every_command_is_run_or_it_is_said_why_not() -> anyhow::Result<()> {
+fn every_command_runs_or_has_a_reason_not_to() -> anyhow::Result<()> {
     let (mut folders, mut files) = (vec![root().join("docs")], Vec::new());
     files.extend(["README.md", "CONTRIBUTING.md", "charts/localnet/README.md"].map(|page| root().join(page)));
     while let Some(folder) = folders.pop() {
@@ -249,7 +249,7 @@ fn every_command_is_run_or_it_is_said_why_not() -> anyhow::Result<()> {
     assert_eq!(cluster, CLUSTER_PAGES);
     for (page, block) in &not {
         let listed = NOT_RUN.iter().any(|(of, begin, _)| of == page && block.starts_with(begin));
-        assert!(listed, "{page}: nobody runs this, and NOT_RUN does not say why: {block}");
+        assert!(listed, "{page}: no test runs this, and NOT_RUN has no reason: {block}");
     }
     for (page, begin, why) in NOT_RUN {
         let there = not.iter().any(|(of, block)| of == page && block.starts_with(begin));
@@ -259,7 +259,7 @@ fn every_command_is_run_or_it_is_said_why_not() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_command_that_fails_is_told() {
+fn a_failing_command_is_reported() {
     let text = "A page.\n```sh run\ntrue\n```\n```sh\nexit 4\n```\n```sh run\necho here | grep there\nexit 5\n```\n";
     let commands = blocks(text, " run").join("\n");
     assert_eq!(commands, "true\necho here | grep there\nexit 5");

@@ -15,7 +15,7 @@ fn read(name: &str) -> anyhow::Result<String> {
 }
 
 /// The series and labels of a brain with a reporting backend. Counters of health answers have no series before the first answer.
-fn told() -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
+fn exported() -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
     let (feed, reports) = (Feed::new(7), Reports::default());
     feed.publish(Localized::default()).context("the first state is one")?;
     let family = FamilyReport {
@@ -118,12 +118,12 @@ fn names(expression: &str) -> anyhow::Result<Vec<(String, bool)>> {
 fn check(expression: &str) -> anyhow::Result<()> {
     // A variable of Grafana that stands for a duration.
     let names = names(&expression.replace("$__rate_interval", "5m")).with_context(|| expression.to_owned())?;
-    let (series, labels) = told()?;
+    let (series, labels) = exported()?;
     let is_known = |(name, called): &(String, bool)| {
         WORDS.contains(&name.as_str()) || (!called && (series.contains(name) || labels.contains(name)))
     };
     let unknown: Vec<_> = names.iter().filter(|name| !is_known(name)).collect();
-    anyhow::ensure!(unknown.is_empty(), "{expression}: {unknown:?} is not told by anybody");
+    anyhow::ensure!(unknown.is_empty(), "{expression}: no program exports {unknown:?}");
     anyhow::ensure!(names.iter().any(|(name, _)| series.contains(name)), "{expression} asks for nothing");
     Ok(())
 }
@@ -167,13 +167,13 @@ struct Annotations {
 }
 
 #[test]
-fn alerts_ask_for_what_is_told() -> anyhow::Result<()> {
+fn alerts_use_only_exported_metrics() -> anyhow::Result<()> {
     let rules: Rules = serde_saphyr::from_str(&read("alerts.yaml")?)?;
-    let (mut names, (_, known)) = (BTreeSet::new(), told()?);
+    let (mut names, (_, exported_labels)) = (BTreeSet::new(), exported()?);
     for Group { name: group, rules } in &rules.groups {
         assert!(!group.is_empty() && !rules.is_empty());
         for Rule { alert, expr, r#for: lasting, labels, annotations } in rules {
-            assert!(names.insert(alert), "{alert} is there twice");
+            assert!(names.insert(alert), "{alert} is defined twice");
             check(expr).context(alert.clone())?;
             let digits = lasting.trim_end_matches(['s', 'm', 'h']);
             assert!(digits.len() + 1 == lasting.len() && digits.parse::<u32>().is_ok(), "{alert}: for {lasting}");
@@ -182,7 +182,7 @@ fn alerts_ask_for_what_is_told() -> anyhow::Result<()> {
                 "{alert}: {}",
                 labels.severity
             );
-            assert!(!annotations.description.is_empty(), "{alert} says what to do");
+            assert!(!annotations.description.is_empty(), "{alert} has no description");
             let (page, section) = annotations.runbook.split_once('#').context("a runbook has a section")?;
             let page = read(&format!("../{page}"))?;
             assert_eq!(section, alert.to_lowercase());
@@ -190,7 +190,7 @@ fn alerts_ask_for_what_is_told() -> anyhow::Result<()> {
             for label in annotations.summary.split("$labels.").skip(1) {
                 let label: String =
                     label.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();
-                assert!(known.contains(&label), "{alert}: no label {label}");
+                assert!(exported_labels.contains(&label), "{alert}: no label {label}");
             }
         }
     }
@@ -198,7 +198,7 @@ fn alerts_ask_for_what_is_told() -> anyhow::Result<()> {
 }
 
 #[test]
-fn the_dashboard_asks_for_what_is_told() -> anyhow::Result<()> {
+fn the_dashboard_uses_only_exported_metrics() -> anyhow::Result<()> {
     let dashboard: Value = serde_json::from_str(&read("dashboard.json")?)?;
     let panels = dashboard["panels"].as_array().context("a dashboard has panels")?;
     let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64()).collect();
@@ -216,7 +216,7 @@ fn the_dashboard_asks_for_what_is_told() -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_is_not_told_is_found() {
+fn an_unknown_metric_is_detected() {
     for (expression, wrong) in [
         ("localnet_revisions", "localnet_revisions"),
         ("localnet_revision{node=\"a\"}", "node"),

@@ -6,7 +6,7 @@ use localnet_e2e::{Programs, await_condition, program};
 use localnet_lab::{Network, Topology, topology::CLUSTER_CIDRS};
 
 #[test]
-fn the_plan_is_printed_without_any_privilege() -> anyhow::Result<()> {
+fn a_dry_run_needs_no_privilege() -> anyhow::Result<()> {
     let network = Network::build(Topology::default())?;
     let programs = Programs::new()?;
     let examples = concat!("file:", env!("CARGO_MANIFEST_DIR"), "/../../examples");

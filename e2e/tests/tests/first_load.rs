@@ -38,7 +38,7 @@ const LIMIT: f64 = 32.0;
 const RENAMED: f64 = 2.0;
 
 #[test]
-fn ten_thousand_services_need_no_more_than_40_mib_at_first() -> anyhow::Result<()> {
+fn the_first_load_of_ten_thousand_services_needs_at_most_40_mib() -> anyhow::Result<()> {
     let services = number("SERVICES", 10_000)?;
     let [load, _] = measure(services, false)?;
     println!("{services} Services × {PORTS} ports: {load}");
@@ -47,7 +47,7 @@ fn ten_thousand_services_need_no_more_than_40_mib_at_first() -> anyhow::Result<(
 }
 
 #[test]
-fn renaming_all_services_at_once_needs_no_more_than_twice_the_memory() -> anyhow::Result<()> {
+fn renaming_all_services_at_once_needs_at_most_twice_the_memory() -> anyhow::Result<()> {
     let services = number("RENAMED", 10_000)?;
     let [load, renamed] = measure(services, true)?;
     println!("{services} Services × {PORTS} ports: {load}; renamed at once: {renamed}");
@@ -99,8 +99,8 @@ fn measure(services: u32, rename: bool) -> anyhow::Result<[Memory; 2]> {
         let (feed, reports) = (Feed::new(1), Reports::default());
         let listener = Listener::bind(&socket, &serve::Options::default()).await?;
         let (questions, _asked) = pump::questions();
-        let told = serve::ServerState { views: feed.clone().into(), reports: reports.clone(), questions };
-        tokio::spawn(serve::run(vec![listener], told, std::future::pending()));
+        let server = serve::ServerState { views: feed.clone().into(), reports: reports.clone(), questions };
+        tokio::spawn(serve::run(vec![listener], server, std::future::pending()));
 
         let node =
             Node { name: "node".into(), addresses: vec![Ipv4Addr::new(192, 168, 0, 2).into()], ..Node::default() };

@@ -119,7 +119,7 @@ fn start(folder: &Path, pki: &Pki) -> (Program, PathBuf, SocketAddr) {
     }
     // Read the log to its end, so that logging never blocks the program.
     std::thread::spawn(move || lines.count());
-    let tcp = format!("127.0.0.1:{}", tcp.expect("the port is said")).parse().unwrap();
+    let tcp = format!("127.0.0.1:{}", tcp.expect("the log has the port")).parse().unwrap();
     (Program(child), path("brain.sock"), tcp)
 }
 
@@ -151,7 +151,7 @@ async fn attack(kind: usize, unix: &Path, tcp: SocketAddr, tls: &TlsConnector) {
     }
     let Ok(mut stream) = UnixStream::connect(unix).await else { return };
     let oversized = [&HELLO[..24], b"\xff\xff\xff\x01\x04\0\0\0\x01", &[0; 40_000]].concat();
-    let said: &[u8] = match kind % 6 {
+    let bytes: &[u8] = match kind % 6 {
         // Slow: sends a part, or nothing.
         1 => &HELLO[..kind % 24],
         // Malformed.
@@ -166,7 +166,7 @@ async fn attack(kind: usize, unix: &Path, tcp: SocketAddr, tls: &TlsConnector) {
         // Sends the preface and nothing else.
         _ => HELLO,
     };
-    _ = stream.write_all(said).await;
+    _ = stream.write_all(bytes).await;
     let read = async { while matches!(stream.read(&mut [0; 1024]).await, Ok(1..)) {} };
     _ = timeout(keep, read).await;
 }
@@ -208,7 +208,7 @@ async fn a_thousand_hostile_connections_change_neither_memory_nor_latency() {
 
     let figures = |took: &[Duration]| format!("{:?} (99 %: {:?})", took[took.len() / 2], took[took.len() * 99 / 100]);
     println!(
-        "{} hostile connections; a read took {}, {} meanwhile, {} afterwards; resident {memory} KiB, {most} meanwhile, {left} afterwards",
+        "{} hostile connections; a read took {} before, {} during and {} after them; resident {memory} KiB, {most} during, {left} after",
         begun.load(Ordering::Relaxed),
         figures(&before),
         figures(&during),

@@ -91,7 +91,7 @@ fn change() -> impl Strategy<Value = Localized> {
 }
 
 /// The snapshot in the format of the client.
-fn said(snapshot: &Snapshot) -> Value {
+fn as_json(snapshot: &Snapshot) -> Value {
     let service = |service: &Service| {
         let ports =
             service.ports.iter().map(|port| json!([port.name, 2, port.port, port.node_port.unwrap_or_default()]));
@@ -121,11 +121,11 @@ fn endpoint(endpoint: &Endpoint) -> Value {
 }
 
 /// The same value in a canonical order.
-fn sorted(mut said: Value) -> Value {
-    for service in said.as_object_mut().unwrap().values_mut() {
+fn sorted(mut json: Value) -> Value {
+    for service in json.as_object_mut().unwrap().values_mut() {
         service["endpoints"].as_array_mut().unwrap().sort_by_key(ToString::to_string);
     }
-    said
+    json
 }
 
 #[tokio::test]
@@ -134,8 +134,9 @@ async fn a_client_in_python_follows_a_thousand_changes_and_ends_equal() {
     let address = Address::Unix(folder.path().join("brain.sock"));
     let feed = Feed::new(7);
     let listener = Listener::bind(&address, &Options::default()).await.unwrap();
-    let told = ServerState { views: feed.clone().into(), reports: Reports::default(), questions: pump::questions().0 };
-    tokio::spawn(serve::run(vec![listener], told, std::future::pending()));
+    let server =
+        ServerState { views: feed.clone().into(), reports: Reports::default(), questions: pump::questions().0 };
+    tokio::spawn(serve::run(vec![listener], server, std::future::pending()));
 
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kpng/watch.py");
     let calls = [("localnetv1.Endpoints", "node-a"), ("localv1.Sets", "")];
@@ -147,7 +148,7 @@ async fn a_client_in_python_follows_a_thousand_changes_and_ends_equal() {
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     feed.publish(Localized { node: Some(Node { name: "node-a".into(), ..Node::default() }), ..Localized::default() });
     for client in &mut clients {
-        assert_eq!(client.next().await, json!({}), "an empty state is told");
+        assert_eq!(client.next().await, json!({}), "an empty state is sent");
     }
     for _ in 0..CHANGES {
         feed.publish(change().new_tree(&mut runner).unwrap().current());
@@ -157,7 +158,7 @@ async fn a_client_in_python_follows_a_thousand_changes_and_ends_equal() {
     let brain = Brain::new(address, None).unwrap();
     let Update::Full(state) = brain.next(Revision::default(), false).await.unwrap() else { panic!("the full state") };
     assert!(state.services.len() > 5, "{}", state.services.len());
-    let expected = sorted(said(&state));
+    let expected = sorted(as_json(&state));
     for client in &mut clients {
         let mut sets = 2;
         while sorted(client.next().await) != expected {

@@ -45,8 +45,8 @@ impl KubeProxy {
     fn run(&self, flags: &[String]) -> anyhow::Result<Result<String, String>> {
         let written = self.path();
         let run = Command::new(&self.program).args(flags).arg("--write-config-to").arg(&written).output()?;
-        let said = String::from_utf8_lossy(&run.stderr).into_owned();
-        Ok(if run.status.success() { Ok(fs::read_to_string(&written).context(said)?) } else { Err(said) })
+        let stderr = String::from_utf8_lossy(&run.stderr).into_owned();
+        Ok(if run.status.success() { Ok(fs::read_to_string(&written).context(stderr)?) } else { Err(stderr) })
     }
 }
 
@@ -90,8 +90,8 @@ fn all<T: Sync>(rows: &[T], check: impl Fn(&T) -> anyhow::Result<Option<String>>
 fn compare(what: &str, ours: Result<Config, String>, theirs: Result<String, String>) -> Option<String> {
     match (ours, theirs) {
         (Err(_), Err(_)) => None,
-        (Ok(_), Err(said)) => Some(format!("{what}\n  kube-proxy refuses it: {}", last_line(&said))),
-        (Err(said), Ok(_)) => Some(format!("{what}\n  we refuse it: {said}")),
+        (Ok(_), Err(error)) => Some(format!("{what}\n  kube-proxy refuses it: {}", last_line(&error))),
+        (Err(error), Ok(_)) => Some(format!("{what}\n  localnet refuses it: {error}")),
         (Ok(config), Ok(written)) => match self::ours(&written) {
             // For an empty mode, kube-proxy writes the mode that it chose. When localnet reads that mode, its nftables section
             // takes the masquerade bit of the iptables section.
@@ -101,7 +101,7 @@ fn compare(what: &str, ours: Result<Config, String>, theirs: Result<String, Stri
                 (theirs != config)
                     .then(|| format!("{what}\n  ours:       {}\n  kube-proxy: {}", config.to_yaml(), theirs.to_yaml()))
             }
-            Err(said) => Some(format!("{what}\n  what it writes is refused by us: {said}")),
+            Err(error) => Some(format!("{what}\n  localnet refuses the written file: {error}")),
         },
     }
 }
@@ -292,7 +292,7 @@ const FILES: &[&str] = &[
 ];
 
 #[test]
-fn files_are_understood_as_kube_proxy_understands_them() -> anyhow::Result<()> {
+fn files_have_the_same_meaning_as_in_kube_proxy() -> anyhow::Result<()> {
     let kube_proxy = KubeProxy::new()?;
     all(FILES, |lines| {
         let text = format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{lines}\n");
@@ -349,7 +349,7 @@ fn values(kind: Kind) -> &'static [&'static str] {
 }
 
 #[test]
-fn flags_are_understood_as_kube_proxy_understands_them() -> anyhow::Result<()> {
+fn flags_have_the_same_meaning_as_in_kube_proxy() -> anyhow::Result<()> {
     // kube-proxy checks single ports only when it starts a server.
     let flags = FLAGS
         .iter()
@@ -398,7 +398,7 @@ fn flags_are_understood_as_kube_proxy_understands_them() -> anyhow::Result<()> {
 }
 
 #[test]
-fn every_flag_of_kube_proxy_is_known() -> anyhow::Result<()> {
+fn every_flag_of_kube_proxy_is_accepted() -> anyhow::Result<()> {
     let help = Command::new(localnet_controlplane::binary("kube-proxy")?).arg("--help").output()?;
     let help = String::from_utf8(help.stdout)?;
     let lines = help.lines().map(str::trim_start).filter(|line| line.starts_with('-'));

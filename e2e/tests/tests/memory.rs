@@ -115,10 +115,10 @@ async fn run(services: u64, (warming_up, changes): (u64, u64), backend: impl Bac
     let listener = Listener::bind(&address, &serve::Options::default()).await?;
     let read = [Arc::<AtomicU64>::default(), Arc::default()];
 
-    let (questions, asked) = pump::questions();
-    tokio::spawn(pump::run(cluster, batches, node_ips, asked, feed.clone()));
-    let told = serve::ServerState { views: feed.clone().into(), reports: reports.clone(), questions };
-    tokio::spawn(serve::run(vec![listener], told, std::future::pending()));
+    let (questions, queries) = pump::questions();
+    tokio::spawn(pump::run(cluster, batches, node_ips, queries, feed.clone()));
+    let server = serve::ServerState { views: feed.clone().into(), reports: reports.clone(), questions };
+    tokio::spawn(serve::run(vec![listener], server, std::future::pending()));
     tokio::spawn(localnet_client::run(backend, in_process, Default::default(), std::future::pending()));
     for (fold, read) in [false, true].into_iter().zip(&read) {
         tokio::spawn(follow(Brain::new(address.clone(), None)?, fold, read.clone()));

@@ -47,10 +47,10 @@ pub(super) fn choices(service: &Service) -> Vec<Diagnostic> {
         ("spec.internalTrafficPolicy", &spec.internal_traffic_policy, &policies, "use Cluster or Local"),
         ("spec.sessionAffinity", &spec.session_affinity, &["None", "ClientIP"], "use None or ClientIP"),
     ];
-    for (field, said, known, remedy) in rows {
-        let said = said.as_deref().filter(|said| !said.is_empty() && !known.contains(said));
-        if let Some(said) = said {
-            list.push(Code::ValueUnsupported, field, format!("{said:?} is not known"), remedy);
+    for (field, value, allowed, remedy) in rows {
+        let value = value.as_deref().filter(|value| !value.is_empty() && !allowed.contains(value));
+        if let Some(value) = value {
+            list.push(Code::ValueUnsupported, field, format!("{value:?} is not supported"), remedy);
         }
     }
     list.0
@@ -170,15 +170,15 @@ impl List {
             }
             if !names.insert(&port.name) {
                 let problem = format!("the name {:?} is used twice", port.name);
-                self.push(Code::PortTwice, field("name"), problem, "give each port a name of its own");
+                self.push(Code::PortTwice, field("name"), problem, "give each port its own name");
             }
             if !numbers.insert((protocol, port.port)) {
                 let problem = format!("{}/{protocol} is used twice", port.port);
-                self.push(Code::PortTwice, field("port"), problem, "give each port a number of its own");
+                self.push(Code::PortTwice, field("port"), problem, "give each port its own number");
             }
             if port.node_port != 0 && !node_ports.insert((protocol, port.node_port)) {
                 let problem = format!("{}/{protocol} is used twice", port.node_port);
-                self.push(Code::PortTwice, field("nodePort"), problem, "give each port a nodePort of its own");
+                self.push(Code::PortTwice, field("nodePort"), problem, "give each port its own nodePort");
             }
         }
     }

@@ -32,20 +32,20 @@ fn fuzz_yaml() {
     let file = Arc::<Path>::from(Path::new("cluster.yaml"));
     localnet_fuzz::target("yaml", &[WEB.as_bytes(), MORE.as_bytes()], |bytes| {
         let Ok(text) = std::str::from_utf8(bytes) else { return "not a text".to_owned() };
-        let mut said = String::new();
+        let mut message = String::new();
         let mut cluster = Cluster::new(Options::of_node("node-a"));
         for kind in Kind::ALL {
             cluster.handle(Event::Replace { kind, objects: Vec::new() });
         }
         for document in yaml::documents(text) {
             let reading = reading::read(document, &file);
-            said += &format!("{} {:?}", reading.found.len(), reading.problems);
+            message += &format!("{} {:?}", reading.found.len(), reading.problems);
             for found in reading.found {
                 cluster.handle(Event::Apply(found.object));
             }
         }
         let localized = cluster.localize().expect("all kinds are listed");
         let skipped = localized.skipped.iter().map(|(_, skipped)| format!("{}: {}", skipped.field, skipped.problem));
-        said + &skipped.collect::<Vec<_>>().join("; ")
+        message + &skipped.collect::<Vec<_>>().join("; ")
     });
 }

@@ -31,7 +31,7 @@ fn custom_resource(levels: usize) -> String {
 }
 
 #[test]
-fn what_is_nested_too_deeply_is_refused_with_its_line() {
+fn deep_nesting_is_refused_with_its_line() {
     let deep = |levels: usize| format!("{WEB}status:\n  odd: {}{}\n", "[".repeat(levels), "]".repeat(levels));
     let refused = "is nested too deeply; nest at most 128 levels";
     check_problems(&deep(200), &[&format!("a.yaml:11: {refused}")]);
@@ -48,7 +48,7 @@ fn what_is_nested_too_deeply_is_refused_with_its_line() {
 }
 
 #[test]
-fn an_ignored_kind_may_be_nested_as_it_likes() {
+fn an_ignored_kind_may_be_nested_deeply() {
     let text = format!("{}---\n{WEB}", custom_resource(1_000));
     let loaded = loaded("a.yaml", &text).unwrap();
     assert_eq!(names(&loaded), ["Service web"]);
@@ -60,7 +60,7 @@ fn an_ignored_kind_may_be_nested_as_it_likes() {
 fn aliases_that_expand_to_too_much_are_refused() {
     let refused = |text: &str| {
         let problems = loaded("a.yaml", text).unwrap_err();
-        assert!(problems[0].contains("aliases (*name) stand for too much; write out"), "{problems:?}");
+        assert!(problems[0].contains("aliases (*name) expand to too much; write"), "{problems:?}");
     };
     let mut long = format!("{WEB}status:\n  a: &a \"{}\"\n", "x".repeat(100_000));
     (0..20_000).for_each(|n| long += &format!("  k{n}: *a\n"));
@@ -107,7 +107,7 @@ fn only_problem(path: &Path, file: &str, expected: &str) {
 }
 
 #[test]
-fn a_link_that_leads_nowhere_is_an_error_that_names_it() {
+fn the_error_for_a_broken_link_names_the_link() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("a.yaml"), WEB).unwrap();
     let link = folder.path().join("b.yaml");
@@ -121,12 +121,12 @@ fn a_link_that_leads_nowhere_is_an_error_that_names_it() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+fn anything_but_a_regular_file_is_refused_without_waiting() {
     let folder = tempfile::tempdir().unwrap();
     let (fifo, socket) = (folder.path().join("a.yaml"), folder.path().join("b.yaml"));
     let mode = nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR;
     nix::unistd::mkfifo(&fifo, mode).unwrap();
-    let remedy = "put a regular file there";
+    let remedy = "use a regular file";
     only_problem(&fifo, "", &format!("is a FIFO; {remedy}"));
     only_problem(folder.path(), "a.yaml", &format!("is a FIFO; {remedy}"));
     fs::remove_file(&fifo).unwrap();
@@ -136,7 +136,7 @@ fn what_is_no_regular_file_is_refused_and_not_waited_for() {
 }
 
 #[test]
-fn names_are_those_that_kubernetes_allows() {
+fn only_names_that_kubernetes_allows_are_accepted() {
     let label = "use at most 63 lower case letters, digits and '-', and a letter or digit at each end";
     let at = |line: u32, object: &str, field: &str, text: &str| {
         format!("a.yaml:{line}: {object}: {field}: {text:?} is not a name; {label}")
@@ -159,20 +159,23 @@ fn names_are_those_that_kubernetes_allows() {
     assert!(long.len() == 1 && long[0].len() < 2_000 && long[0].contains("is not a name") | long[0].contains('…'));
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("a\u{1b}\n.yaml"), "kind: [").unwrap();
-    let said = load(folder.path()).unwrap_err()[0].to_string();
-    assert!(said.contains("a\\u{1b}\\n.yaml:1") && !said.contains(char::is_control), "{said}");
+    let message = load(folder.path()).unwrap_err()[0].to_string();
+    assert!(message.contains("a\\u{1b}\\n.yaml:1") && !message.contains(char::is_control), "{message}");
 }
 
 #[test]
-fn words_that_stand_for_no_choice_are_errors() {
+fn unsupported_values_are_errors() {
     let rows = [
         (
             "type: Clusterip",
-            "spec.type: \"Clusterip\" is not known; use ClusterIP, NodePort, LoadBalancer or ExternalName",
+            "spec.type: \"Clusterip\" is not supported; use ClusterIP, NodePort, LoadBalancer or ExternalName",
         ),
-        ("externalTrafficPolicy: local", "spec.externalTrafficPolicy: \"local\" is not known; use Cluster or Local"),
-        ("internalTrafficPolicy: Node", "spec.internalTrafficPolicy: \"Node\" is not known; use Cluster or Local"),
-        ("sessionAffinity: clientIP", "spec.sessionAffinity: \"clientIP\" is not known; use None or ClientIP"),
+        (
+            "externalTrafficPolicy: local",
+            "spec.externalTrafficPolicy: \"local\" is not supported; use Cluster or Local",
+        ),
+        ("internalTrafficPolicy: Node", "spec.internalTrafficPolicy: \"Node\" is not supported; use Cluster or Local"),
+        ("sessionAffinity: clientIP", "spec.sessionAffinity: \"clientIP\" is not supported; use None or ClientIP"),
         ("healthCheckNodePort: 70000", "spec.healthCheckNodePort: 70000 is not a port; use a number from 1 to 65535"),
     ];
     for (line, problem) in rows {
@@ -182,27 +185,26 @@ fn words_that_stand_for_no_choice_are_errors() {
 }
 
 #[test]
-fn a_service_without_a_cluster_ip_is_said_to_be_left_out() {
+fn a_service_without_a_cluster_ip_is_skipped_with_a_diagnostic() {
     let without = loaded("a.yaml", &WEB.replace("  clusterIP: 10.96.0.10\n", "")).unwrap();
-    let said = without.ignored[0].to_string();
-    let expected =
-        "a.yaml:1: Service default/web: has no ClusterIP and is not proxied; set spec.clusterIP: none is invented";
-    assert!(said.ends_with(expected), "{said}");
+    let message = without.ignored[0].to_string();
+    let expected = "a.yaml:1: Service default/web: has no ClusterIP and is not proxied; set spec.clusterIP: the brain allocates none";
+    assert!(message.ends_with(expected), "{message}");
     let external = WEB.replace("clusterIP: 10.96.0.10", "type: ExternalName\n  externalName: example.com");
     assert_eq!(loaded("a.yaml", &external).unwrap().ignored, []);
     assert_eq!(loaded("a.yaml", &WEB.replace("10.96.0.10", "None")).unwrap().ignored, []);
 }
 
 #[test]
-fn what_the_parser_refuses_is_said_in_plain_words() {
+fn errors_of_the_parser_are_readable() {
     let rows = [
-        (format!("{WEB}spec: {{}}\n"), "the field \"spec\" is there twice; remove one of them"),
+        (format!("{WEB}spec: {{}}\n"), "the field \"spec\" is set twice; remove one of them"),
         (WEB.replace("clusterIP: 10.96.0.10", "clusterIP: []"), "is not a single value; write one text or number"),
         (
             WEB.replace("metadata:\n  name: web", "metadata: 7"),
             "is not a map of fields; write its fields as name: value, indented below it",
         ),
-        (WEB.replace("10.96.0.10", "*ip"), "an alias (*name) stands for nothing; define it before with &name"),
+        (WEB.replace("10.96.0.10", "*ip"), "an alias (*name) has no anchor; define it before with &name"),
     ];
     for (text, expected) in rows {
         let problems = loaded("a.yaml", &text).unwrap_err();

@@ -4,7 +4,7 @@ use std::{path::Path, thread::JoinHandle, time::SystemTime};
 
 use localnet_core::Diagnostic;
 
-use super::{known::Known, problems, thread};
+use super::{contents::Contents, problems, thread};
 use localnet_cluster::objects::Event;
 
 /// The content of the files.
@@ -21,11 +21,11 @@ pub struct Loaded {
 /// returns the problems of all files.
 pub fn load(path: &Path) -> Result<Loaded, Vec<Diagnostic>> {
     let of = path.to_owned();
-    match thread::start(move || Known::default().read(&of, SystemTime::now())).map(JoinHandle::join) {
+    match thread::start(move || Contents::default().read(&of, SystemTime::now())).map(JoinHandle::join) {
         Ok(Ok(read)) => read.map(|news| {
-            let mut known = Known::default();
-            let events = known.take(news);
-            Loaded { events, ignored: known.ignored().into_iter().cloned().collect() }
+            let mut contents = Contents::default();
+            let events = contents.take(news);
+            Loaded { events, ignored: contents.ignored().into_iter().cloned().collect() }
         }),
         Ok(Err(_panic)) => Err(vec![problems::crashed(path)]),
         Err(error) => Err(vec![problems::unreadable(path, &error)]),

@@ -4,15 +4,16 @@
 //! document is invalid, the source reports this and keeps the previous state.
 
 mod checks;
+mod contents;
+mod fingerprint;
 mod folder;
 #[cfg(test)]
 mod fuzz;
 #[cfg(test)]
 mod hostile;
-mod known;
 mod limits;
 mod load;
-mod look;
+mod messages;
 mod open;
 mod problems;
 mod reading;
@@ -22,7 +23,6 @@ mod tests;
 mod thread;
 mod tree;
 mod watcher;
-mod words;
 
 pub use load::{Loaded, load};
 pub(crate) use tree::Tree;

@@ -46,7 +46,7 @@ fn limit() -> u64 {
 
 fn check(metadata: &Metadata) -> Result<(), Refused> {
     if !metadata.is_file() {
-        return Err(Refused::Odd(format!("is a {}", kind(metadata.file_type())), "put a regular file there"));
+        return Err(Refused::Odd(format!("is a {}", kind(metadata.file_type())), "use a regular file"));
     }
     if metadata.len() > limit() { Err(too_large()) } else { Ok(()) }
 }

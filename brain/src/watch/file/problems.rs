@@ -23,7 +23,7 @@ pub(super) fn refused(file: &Path, refused: &Refused) -> Diagnostic {
 pub(super) fn unreadable(path: &Path, error: &io::Error) -> Diagnostic {
     let remedy = match error.kind() {
         io::ErrorKind::NotFound => "give the path of a file or folder of Kubernetes YAML",
-        io::ErrorKind::PermissionDenied => "let the user that this runs as read it",
+        io::ErrorKind::PermissionDenied => "let the user of this program read it",
         _ => "",
     };
     whole_file(Code::FileUnreadable, path, &format!("cannot be read: {error}"), remedy)
@@ -31,14 +31,14 @@ pub(super) fn unreadable(path: &Path, error: &io::Error) -> Diagnostic {
 
 /// The diagnostic for an emptied file. A writer may have truncated the file without writing its new content yet.
 pub(super) fn emptied(file: &Path) -> Diagnostic {
-    let remedy = "write it, or delete it if its objects are to go (or write a List with items: [])";
-    whole_file(Code::FileEmptied, file, "is empty now, and had objects before", remedy)
+    let remedy = "write it again; to remove its objects, delete it or write a List with items: []";
+    whole_file(Code::FileEmptied, file, "is empty, but had objects before", remedy)
 }
 
 /// The diagnostic for a folder whose mount has disappeared, so that an empty folder is visible below.
 pub(super) fn unmounted(folder: &Path) -> Diagnostic {
-    let problem = "is another, empty file system now, and had objects before";
-    let remedy = "mount it again, or write a file with a List of items: [] if all objects are to go";
+    let problem = "is another, empty file system, but had objects before";
+    let remedy = "mount it again; to remove all objects, write a file that contains a List with items: []";
     whole_file(Code::FolderUnmounted, folder, problem, remedy)
 }
 

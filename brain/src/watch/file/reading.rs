@@ -20,8 +20,8 @@ use serde_saphyr::Spanned;
 use super::{
     checks,
     limits::options,
+    messages::{Explanation, explain},
     tree::Tree,
-    words::{Words, words},
 };
 use localnet_cluster::objects::{Kind, Object};
 
@@ -221,10 +221,10 @@ impl Reader<'_> {
             for mut wrong in wrong.into_iter().chain(checks::check(&object)) {
                 let mut tree = tree.borrow_mut();
                 let tree = tree.get_or_insert_with(|| self.tree());
-                let said = |field: &str| tree.as_ref().is_some_and(|tree| tree.has(&format!("{prefix}{field}")));
+                let has_field = |field: &str| tree.as_ref().is_some_and(|tree| tree.has(&format!("{prefix}{field}")));
                 let first_ip = format!("spec.{}[0]", checks::CLUSTER_IPS);
                 let one_ip = format!("spec.{}", checks::CLUSTER_IP);
-                if wrong.field == first_ip && !said(&first_ip) && said(&one_ip) {
+                if wrong.field == first_ip && !has_field(&first_ip) && has_field(&one_ip) {
                     wrong.field = one_ip;
                 }
                 let field = format!("{prefix}{}", wrong.field);
@@ -251,7 +251,7 @@ impl Reader<'_> {
                 format!("{:?} is neither true nor false", self.scalar(place)),
                 "write true or false",
             ),
-            None => words(error).unwrap_or_else(|| {
+            None => explain(error).unwrap_or_else(|| {
                 let rendered = error.render_with_options(options);
                 (Code::YamlInvalid, yaml::without_place(&rendered).to_owned(), "")
             }),
@@ -339,7 +339,7 @@ fn mistyped(error: &serde_saphyr::Error) -> Option<Mistyped> {
 }
 
 /// The problem with a text that should be an integer, and its remedy.
-fn no_number(text: &str) -> Words {
+fn no_number(text: &str) -> Explanation {
     match text.parse::<f64>() {
         Ok(number) if number.is_finite() && number.fract() == 0.0 => {
             (Code::ValueInvalid, format!("{text} is out of range"), "use a smaller number")

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Loaded,
-    known::Known,
+    contents::Contents,
     load, run,
     watcher::{Pace, run_at},
 };
@@ -95,7 +95,7 @@ fn documents_lists_and_json_are_read() {
 }
 
 #[test]
-fn a_slice_of_no_service_is_said_to_mean_nothing() {
+fn a_slice_without_a_service_is_reported() {
     let orphan = loaded("a.yaml", &SLICE.replace("  labels: {kubernetes.io/service-name: web}\n", "")).unwrap();
     let [orphan] = orphan.ignored.as_slice() else { panic!("{orphan:?}") };
     assert!(orphan.subject.to_string().ends_with("a.yaml:1: EndpointSlice default/web-1"), "{orphan}");
@@ -103,26 +103,26 @@ fn a_slice_of_no_service_is_said_to_mean_nothing() {
 }
 
 #[test]
-fn the_namespace_is_default_unless_said() {
+fn the_namespace_defaults_to_default() {
     let both = loaded("a.yaml", &format!("{WEB}---\n{}", WEB.replace("name: web", "namespace: shop\n  name: web")));
     let Event::Replace { objects, .. } = &both.unwrap().events[0] else { panic!() };
     assert_eq!(objects.iter().map(Object::namespace).collect::<Vec<_>>(), ["default", "shop"]);
 }
 
 #[test]
-fn node_ports_miss_the_node_that_is_not_there() {
+fn a_missing_node_matters_only_to_node_ports() {
     let node = "apiVersion: v1\nkind: Node\nmetadata: {name: node-1}\n";
     let text = format!("{WEB}    nodePort: 30080\n---\n{node}");
     let lacks = |text: &str, name| {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(&file, text).unwrap();
-        let mut known = Known::default();
-        known.take(known.read(file.path(), SystemTime::now()).unwrap());
-        known.lacks_node(name)
+        let mut contents = Contents::default();
+        contents.take(contents.read(file.path(), SystemTime::now()).unwrap());
+        contents.lacks_node(name)
     };
     assert!(lacks(&text, "node-2"));
     assert!(!lacks(&text, "node-1"));
-    assert!(!lacks(WEB, "node-2"), "nothing needs it");
+    assert!(!lacks(WEB, "node-2"), "no Service needs the Node");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_problem_names_file_line_object_and_field() {
     check_problems(
         &format!("{WEB}  - name: http\n    port: 81\n"),
         &[
-            "a.yaml:10: Service default/web: spec.ports[1].name: the name \"http\" is used twice; give each port a name of its own",
+            "a.yaml:10: Service default/web: spec.ports[1].name: the name \"http\" is used twice; give each port its own name",
         ],
     );
     check_problems(
@@ -221,7 +221,7 @@ fn a_problem_in_a_list_names_the_item() {
 }
 
 #[test]
-fn a_text_that_is_no_yaml_is_refused_with_its_line() {
+fn invalid_yaml_is_refused_with_its_line() {
     let problems = loaded("a.yaml", &format!("{WEB}---\nkind: Service\n  name: [\n")).unwrap_err();
     assert!(problems[0].starts_with("a.yaml:1"), "{problems:?}");
     assert!(!problems[0].contains('\n') && problems.len() == 1, "{problems:?}");
@@ -230,14 +230,14 @@ fn a_text_that_is_no_yaml_is_refused_with_its_line() {
 }
 
 #[test]
-fn an_object_that_is_there_twice_is_refused_with_both_places() {
+fn a_duplicate_object_is_refused_with_both_places() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("a.yaml"), WEB).unwrap();
     fs::write(folder.path().join("b.yaml"), format!("\n\n{WEB}")).unwrap();
     let problem = load(folder.path()).unwrap_err()[0].to_string();
     let (a, b) = (folder.path().join("a.yaml"), folder.path().join("b.yaml"));
     let expected = format!(
-        "{}:3: Service default/web: is there twice, first in {}:1; remove one of them",
+        "{}:3: Service default/web: is defined twice, first in {}:1; remove one of them",
         b.display(),
         a.display()
     );
@@ -245,7 +245,7 @@ fn an_object_that_is_there_twice_is_refused_with_both_places() {
 }
 
 #[test]
-fn a_path_that_cannot_be_read_says_so() {
+fn the_error_for_an_unreadable_path_names_it() {
     let problem = load(Path::new("/nonexistent/x.yaml")).unwrap_err()[0].to_string();
     assert!(problem.starts_with("/nonexistent/x.yaml: cannot be read: "), "{problem}");
 }
@@ -261,7 +261,7 @@ impl World {
                 Event::Apply(object) => self.set(object),
                 Event::Delete { kind, namespace, name } => {
                     let gone = self.0.remove(&(kind, namespace.to_string(), name.to_string()));
-                    assert!(gone.is_some(), "{namespace}/{name} was not there");
+                    assert!(gone.is_some(), "{namespace}/{name} did not exist");
                 }
                 Event::Replace { kind, objects } => {
                     self.0.retain(|(of, ..), _| *of != kind);
@@ -304,8 +304,8 @@ impl Source {
         let (sender, batches) = mpsc::channel(4);
         let (stop, troubles) = (CancellationToken::new(), Troubles::default());
         let task = {
-            let (path, stop, told) = (path.to_owned(), stop.clone(), (sender, troubles.clone()));
-            tokio::spawn(async move { run(path, "node-1", told, stop).await })
+            let (path, stop, output) = (path.to_owned(), stop.clone(), (sender, troubles.clone()));
+            tokio::spawn(async move { run(path, "node-1", output, stop).await })
         };
         Self { world: World::default(), batches, troubles, stop, task }
     }
@@ -314,10 +314,10 @@ impl Source {
     fn hasty(path: &Path) -> Self {
         let (sender, batches) = mpsc::channel(4);
         let (stop, troubles) = (CancellationToken::new(), Troubles::default());
-        let pace = Pace { look: Duration::from_millis(20), quiet: Duration::from_millis(5) };
+        let pace = Pace { check: Duration::from_millis(20), quiet: Duration::from_millis(5) };
         let task = {
-            let (path, stop, told) = (path.to_owned(), stop.clone(), (sender, troubles.clone()));
-            tokio::spawn(async move { run_at(pace, path, "node-1", told, stop).await })
+            let (path, stop, output) = (path.to_owned(), stop.clone(), (sender, troubles.clone()));
+            tokio::spawn(async move { run_at(pace, path, "node-1", output, stop).await })
         };
         Self { world: World::default(), batches, troubles, stop, task }
     }
@@ -332,8 +332,8 @@ impl Source {
     /// Waits until something cannot be read, and returns the reason.
     async fn trouble(&self) -> String {
         let mut troubles = self.troubles.subscribe();
-        let told = tokio::time::timeout(Duration::from_secs(20), troubles.wait_for(|all| !all.is_empty()));
-        told.await.expect("no trouble was reported").unwrap()["files"].diagnostic.to_string()
+        let output = tokio::time::timeout(Duration::from_secs(20), troubles.wait_for(|all| !all.is_empty()));
+        output.await.expect("no trouble was reported").unwrap()["files"].diagnostic.to_string()
     }
 
     /// Waits for a state with one ClusterIP. The previous state may come again before it.
@@ -352,7 +352,7 @@ fn web(last: u8) -> String {
 }
 
 #[tokio::test]
-async fn a_file_is_read_again_when_it_is_written_or_replaced() {
+async fn a_written_or_replaced_file_is_read_again() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("web.yaml");
     fs::write(&file, web(1)).unwrap();
@@ -367,7 +367,7 @@ async fn a_file_is_read_again_when_it_is_written_or_replaced() {
 }
 
 #[tokio::test]
-async fn files_of_a_folder_come_and_go() {
+async fn files_of_a_folder_can_be_added_and_deleted() {
     let parent = tempfile::tempdir().unwrap();
     let folder = parent.path().join("services");
     fs::create_dir(&folder).unwrap();
@@ -392,7 +392,7 @@ async fn files_of_a_folder_come_and_go() {
 }
 
 #[tokio::test]
-async fn a_file_that_comes_as_a_whole_is_read() {
+async fn a_file_that_appears_complete_is_read() {
     let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (a, outside) = (folder.path().join("a.yaml"), elsewhere.path().join("a"));
     let mut source = Source::start(folder.path());
@@ -419,7 +419,7 @@ async fn a_file_that_comes_as_a_whole_is_read() {
 }
 
 #[tokio::test]
-async fn a_config_map_is_swapped_through_its_link() {
+async fn a_swapped_config_map_is_read() {
     let mount = tempfile::tempdir().unwrap();
     let at = |name: &str| mount.path().join(name);
     for (version, ip) in [("..1", 1), ("..2", 2)] {
@@ -439,7 +439,7 @@ async fn a_config_map_is_swapped_through_its_link() {
 }
 
 #[tokio::test]
-async fn a_link_is_followed_to_the_file_it_names() {
+async fn the_target_of_a_link_is_read() {
     let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (link, file) = (folder.path().join("link.yaml"), elsewhere.path().join("file.yaml"));
     fs::write(&file, web(1)).unwrap();
@@ -452,7 +452,7 @@ async fn a_link_is_followed_to_the_file_it_names() {
 }
 
 #[tokio::test]
-async fn a_folder_that_was_away_with_its_parents_is_read_again() {
+async fn a_deleted_and_recreated_folder_is_read_again() {
     let root = tempfile::tempdir().unwrap();
     let (top, folder) = (root.path().join("top"), root.path().join("top/middle/services"));
     fs::create_dir_all(&folder).unwrap();
@@ -472,7 +472,7 @@ async fn a_folder_that_was_away_with_its_parents_is_read_again() {
 }
 
 #[tokio::test]
-async fn a_link_in_the_path_may_lead_elsewhere() {
+async fn a_changed_link_in_the_path_is_followed() {
     let root = tempfile::tempdir().unwrap();
     let at = |name: &str| root.path().join(name);
     for last in [1, 2] {
@@ -510,7 +510,7 @@ async fn a_file_behind_a_link_of_the_folder_is_read_again() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_a_trouble_until_it_can() {
+async fn an_unreadable_file_is_a_trouble_until_it_is_readable() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("web.yaml");
     fs::write(&file, web(1)).unwrap();
@@ -518,8 +518,8 @@ async fn what_cannot_be_read_is_a_trouble_until_it_can() {
     assert_eq!(source.next().await, ["10.96.0.1"]);
     assert!(source.troubles.all().is_empty());
     fs::write(&file, WEB.replace("80", "x")).unwrap();
-    let said = source.trouble().await;
-    assert!(said.contains("web.yaml:9: Service default/web: spec.ports[0].port: \"x\""), "{said}");
+    let message = source.trouble().await;
+    assert!(message.contains("web.yaml:9: Service default/web: spec.ports[0].port: \"x\""), "{message}");
     fs::write(&file, web(2)).unwrap();
     assert_eq!(source.next().await, ["10.96.0.2"]);
     assert!(source.troubles.all().is_empty());
@@ -527,7 +527,7 @@ async fn what_cannot_be_read_is_a_trouble_until_it_can() {
 }
 
 #[tokio::test]
-async fn the_last_good_state_stays_while_a_file_is_bad() {
+async fn the_last_valid_state_stays_while_a_file_is_invalid() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("web.yaml");
     fs::write(&file, web(1)).unwrap();
@@ -543,7 +543,7 @@ async fn the_last_good_state_stays_while_a_file_is_bad() {
 
 /// A shell truncates the file before a command writes to it, and another file changes in between.
 #[tokio::test]
-async fn a_file_that_was_emptied_takes_no_objects_away() {
+async fn emptying_a_file_removes_no_objects() {
     let folder = tempfile::tempdir().unwrap();
     let (a, b) = (folder.path().join("a.yaml"), folder.path().join("b.yaml"));
     fs::write(&a, web(1)).unwrap();
@@ -564,7 +564,7 @@ async fn a_file_that_was_emptied_takes_no_objects_away() {
 
 /// Regression: a file with only a line break or a comment removed 200 Services.
 #[tokio::test]
-async fn a_file_that_lost_all_of_its_documents_takes_no_objects_away() {
+async fn a_file_without_documents_removes_no_objects() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("web.yaml");
     fs::write(&file, web(1)).unwrap();
@@ -572,8 +572,8 @@ async fn a_file_that_lost_all_of_its_documents_takes_no_objects_away() {
     assert_eq!(source.next().await, ["10.96.0.1"]);
     for (number, nothing) in [(2, "\n"), (3, "# all gone\n"), (4, "---\n---\n")] {
         fs::write(&file, nothing).unwrap();
-        let said = source.trouble().await;
-        assert!(said.contains("web.yaml: is empty now, and had objects before"), "{nothing:?}: {said}");
+        let message = source.trouble().await;
+        assert!(message.contains("web.yaml: is empty, but had objects before"), "{nothing:?}: {message}");
         fs::write(&file, web(number)).unwrap();
         assert_eq!(source.next().await, [format!("10.96.0.{number}")]);
     }
@@ -585,7 +585,7 @@ async fn a_file_that_lost_all_of_its_documents_takes_no_objects_away() {
 
 /// Regression: unmounting a folder removed 200 Services.
 #[tokio::test]
-async fn a_folder_that_is_suddenly_another_empty_file_system_takes_no_objects_away() {
+async fn an_unmounted_folder_removes_no_objects() {
     let folder = tempfile::tempdir().unwrap();
     let (full, other) = (folder.path().join("full"), tempfile::tempdir_in("/dev/shm").unwrap());
     fs::create_dir(&full).unwrap();
@@ -599,8 +599,11 @@ async fn a_folder_that_is_suddenly_another_empty_file_system_takes_no_objects_aw
         fs::rename(folder.path().join("new"), &path).unwrap();
     };
     lead(other.path());
-    let said = source.trouble().await;
-    assert!(said.contains("path: is another, empty file system now, and had objects before; mount it again"), "{said}");
+    let message = source.trouble().await;
+    assert!(
+        message.contains("path: is another, empty file system, but had objects before; mount it again"),
+        "{message}"
+    );
     // A folder with files is read.
     fs::write(other.path().join("web.yaml"), web(2)).unwrap();
     assert_eq!(source.next().await, ["10.96.0.2"]);
@@ -608,17 +611,17 @@ async fn a_folder_that_is_suddenly_another_empty_file_system_takes_no_objects_aw
 }
 
 #[tokio::test]
-async fn a_bad_file_at_the_start_is_an_error_of_one_line() {
+async fn an_invalid_file_at_the_start_is_an_error_of_one_line() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("web.yaml"), WEB.replace("80", "x")).unwrap();
     let source = Source::start(folder.path());
     let error = source.task.await.unwrap().unwrap_err();
-    let said = format!("{error:#}");
+    let message = format!("{error:#}");
     assert!(
-        said.ends_with(
+        message.ends_with(
             "web.yaml:9: Service default/web: spec.ports[0].port: \"x\" is not a number; write it in digits"
         ),
-        "{said}"
+        "{message}"
     );
 }
 
@@ -640,7 +643,7 @@ mod any_text {
     }
 
     fn line() -> impl Strategy<Value = String> {
-        let known = prop::sample::select(super::WEB.lines().chain(super::SLICE.lines()).collect::<Vec<_>>());
+        let contents = prop::sample::select(super::WEB.lines().chain(super::SLICE.lines()).collect::<Vec<_>>());
         let odd = prop::sample::select(vec![
             "---",
             "...",
@@ -660,6 +663,6 @@ mod any_text {
             "items: [[], {}, 1]",
             "  ports: {}",
         ]);
-        prop_oneof![6 => known.prop_map(str::to_owned), 3 => odd.prop_map(str::to_owned), 1 => "\\PC{0,12}"]
+        prop_oneof![6 => contents.prop_map(str::to_owned), 3 => odd.prop_map(str::to_owned), 1 => "\\PC{0,12}"]
     }
 }

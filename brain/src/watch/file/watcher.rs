@@ -26,9 +26,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    folder,
-    known::{Known, News},
-    look, problems, thread,
+    contents::{Contents, News},
+    fingerprint, folder, problems, thread,
 };
 use crate::{
     batch::{Batch, Origin},
@@ -49,13 +48,13 @@ const REPORTED: usize = 10;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     /// The interval of the checks.
-    pub(super) look: Duration,
+    pub(super) check: Duration,
     /// How long a file must be unchanged before it is read.
     pub(super) quiet: Duration,
 }
 
 /// A watch reports no change behind a link or above the path. The checks find these changes later.
-const PACE: Pace = Pace { look: Duration::from_secs(10), quiet: Duration::from_secs(1) };
+const PACE: Pace = Pace { check: Duration::from_secs(10), quiet: Duration::from_secs(1) };
 /// The first delay before a failed read is retried. It doubles with each failure.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -64,23 +63,23 @@ const RETRY: Duration = Duration::from_millis(100);
 pub async fn run(
     path: PathBuf,
     node_name: &str,
-    told: (mpsc::Sender<Batch>, Troubles),
+    output: (mpsc::Sender<Batch>, Troubles),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    run_at(PACE, path, node_name, told, shutdown).await
+    run_at(PACE, path, node_name, output, shutdown).await
 }
 
 pub(super) async fn run_at(
     pace: Pace,
     path: PathBuf,
     node_name: &str,
-    told: (mpsc::Sender<Batch>, Troubles),
+    output: (mpsc::Sender<Batch>, Troubles),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     // Shutdown must not wait for a read.
     tokio::select! {
         () = shutdown.cancelled() => Ok(()),
-        ended = follow(pace, path, node_name, told) => ended,
+        ended = follow(pace, path, node_name, output) => ended,
     }
 }
 
@@ -95,11 +94,11 @@ async fn follow(
     // Watching starts before reading, so that no change is missed between the two.
     let mut watch = Watch::new(&path, Arc::clone(&changed))?;
     watch.arm();
-    let mut known = Arc::new(Known::default());
-    let (mut seen, read) = read(&path, &known).await;
-    let mut said = Said::default();
+    let mut contents = Arc::new(Contents::default());
+    let (mut seen, read) = read(&path, &contents).await;
+    let mut warnings = LoggedWarnings::default();
     let events = match read {
-        Ok(news) => said.take(Arc::make_mut(&mut known), news, node_name),
+        Ok(news) => warnings.take(Arc::make_mut(&mut contents), news, node_name),
         Err(problems) => bail!("{}", first_of(&problems).map(|first| first.to_string()).unwrap_or_default()),
     };
     if sender.send(reread(events)).await.is_err() {
@@ -108,32 +107,32 @@ async fn follow(
     tracing::info!(path = %path.display(), "watching files");
     troubles.is_over(OF);
     troubles.heard(OF);
-    let mut trouble = Trouble { told: troubles, problems: Vec::new(), retry: None };
+    let mut trouble = Trouble { troubles, problems: Vec::new(), retry: None };
     loop {
-        let told = tokio::select! {
+        let is_notified = tokio::select! {
             () = changed.notified() => true,
-            () = tokio::time::sleep(trouble.retry.unwrap_or(pace.look).min(pace.look)) => false,
+            () = tokio::time::sleep(trouble.retry.unwrap_or(pace.check).min(pace.check)) => false,
         };
-        if told {
+        if is_notified {
             settle(&changed).await;
         } else if trouble.retry.is_none() && !has_changed(&path, seen, pace.quiet).await {
             if trouble.problems.is_empty() {
-                trouble.told.heard(OF);
+                trouble.troubles.heard(OF);
             }
             continue;
         }
         watch.arm();
-        let (look, read) = self::read(&path, &known).await;
-        seen = look;
+        let (fingerprint, read) = self::read(&path, &contents).await;
+        seen = fingerprint;
         match read {
             Ok(news) => {
                 trouble.is_over();
-                let events = said.take(Arc::make_mut(&mut known), news, node_name);
+                let events = warnings.take(Arc::make_mut(&mut contents), news, node_name);
                 if !events.is_empty() && sender.send(reread(events)).await.is_err() {
                     return Ok(());
                 }
             }
-            Err(problems) => trouble.is(problems, told),
+            Err(problems) => trouble.is(problems, is_notified),
         }
     }
 }
@@ -144,19 +143,19 @@ fn reread(events: Vec<Event>) -> Batch {
 
 /// The warnings that have been logged.
 #[derive(Default)]
-struct Said {
+struct LoggedWarnings {
     /// The ignored objects and kinds, with the reasons.
     ignored: BTreeSet<(Option<Object>, Code)>,
     lacks_node: bool,
 }
 
-impl Said {
+impl LoggedWarnings {
     /// Applies the news to what is known, and logs new warnings.
-    fn take(&mut self, known: &mut Known, news: News, node_name: &str) -> Vec<Event> {
+    fn take(&mut self, contents: &mut Contents, news: News, node_name: &str) -> Vec<Event> {
         tracing::debug!(documents = news.parsed, "files were read");
-        let events = known.take(news);
+        let events = contents.take(news);
         let mut ignored = BTreeSet::new();
-        for problem in known.ignored() {
+        for problem in contents.ignored() {
             let about = (problem.subject.object().cloned(), problem.code);
             if !self.ignored.contains(&about) && !ignored.contains(&about) {
                 tracing::warn!("{problem}");
@@ -164,7 +163,7 @@ impl Said {
             ignored.insert(about);
         }
         self.ignored = ignored;
-        let lacks_node = known.lacks_node(node_name);
+        let lacks_node = contents.lacks_node(node_name);
         if lacks_node && !self.lacks_node {
             tracing::warn!(
                 node_name,
@@ -178,7 +177,7 @@ impl Said {
 
 /// Why the files cannot be read at the moment.
 struct Trouble {
-    told: Troubles,
+    troubles: Troubles,
     problems: Vec<Diagnostic>,
     /// When to retry. `None` for invalid content, which stays invalid until the file changes.
     retry: Option<Duration>,
@@ -186,56 +185,56 @@ struct Trouble {
 
 impl Trouble {
     /// Reports the problems after each change, but not after each retry.
-    fn is(&mut self, problems: Vec<Diagnostic>, told: bool) {
-        if told || problems != self.problems {
+    fn is(&mut self, problems: Vec<Diagnostic>, is_notified: bool) {
+        if is_notified || problems != self.problems {
             report(&problems);
         }
         if let Some(first) = first_of(&problems) {
-            self.told.is(OF, first);
+            self.troubles.is(OF, first);
         }
-        let may_mend_itself = problems.iter().any(|of| matches!(of.subject, Subject::Text { line: 0, .. }));
-        self.retry = may_mend_itself.then(|| self.retry.map_or(RETRY, |before| (before * 2).min(PACE.look)));
+        let may_recover = problems.iter().any(|of| matches!(of.subject, Subject::Text { line: 0, .. }));
+        self.retry = may_recover.then(|| self.retry.map_or(RETRY, |before| (before * 2).min(PACE.check)));
         self.problems = problems;
     }
 
     fn is_over(&mut self) {
-        self.told.heard(OF);
+        self.troubles.heard(OF);
         self.retry = None;
         if !std::mem::take(&mut self.problems).is_empty() {
-            self.told.is_over(OF);
-            tracing::info!("files can be read again");
+            self.troubles.is_over(OF);
+            tracing::info!("the files are readable again");
         }
     }
 }
 
 /// Whether the files have changed. Waits until they are stable, so that a file is not read while it is being written.
 async fn has_changed(path: &Path, seen: u64, quiet: Duration) -> bool {
-    let mut now = look(path).await;
+    let mut now = fingerprint_of(path).await;
     if now == seen {
         return false;
     }
     loop {
         tokio::time::sleep(quiet).await;
-        let then = std::mem::replace(&mut now, look(path).await);
+        let then = std::mem::replace(&mut now, fingerprint_of(path).await);
         if then == now {
             return now != seen;
         }
     }
 }
 
-async fn look(path: &Path) -> u64 {
+async fn fingerprint_of(path: &Path) -> u64 {
     let of = path.to_owned();
     // If the check fails, the files are read, and the read reports the reason.
-    on_thread(move || look::look(&of)).await.ok().flatten().unwrap_or_default()
+    on_thread(move || fingerprint::of_path(&of)).await.ok().flatten().unwrap_or_default()
 }
 
 /// A fingerprint of the files, and the changes since the previous read.
-async fn read(path: &Path, known: &Arc<Known>) -> (u64, Result<News, Vec<Diagnostic>>) {
-    let (of, known) = (path.to_owned(), Arc::clone(known));
+async fn read(path: &Path, contents: &Arc<Contents>) -> (u64, Result<News, Vec<Diagnostic>>) {
+    let (of, contents) = (path.to_owned(), Arc::clone(contents));
     let work = move || {
-        let read = (look::look(&of), known.read(&of, SystemTime::now()));
+        let read = (fingerprint::of_path(&of), contents.read(&of, SystemTime::now()));
         // Drop this reference before the caller changes the value.
-        drop(known);
+        drop(contents);
         read
     };
     match on_thread(work).await {
@@ -272,7 +271,7 @@ fn first_of(problems: &[Diagnostic]) -> Option<Diagnostic> {
 
 fn report(problems: &[Diagnostic]) {
     for problem in problems.iter().take(REPORTED) {
-        tracing::error!("{problem}; the last good state stays");
+        tracing::error!("{problem}; keeping the last valid state");
     }
     if problems.len() > REPORTED {
         tracing::error!("{} more problems", problems.len() - REPORTED);
@@ -297,7 +296,8 @@ impl Watch {
                 changed.notify_one();
             }
         });
-        let watcher = watcher.context("watching files (is fs.inotify.max_user_instances too small?)")?;
+        let watcher =
+            watcher.context("failed to watch files; check whether fs.inotify.max_user_instances is too small")?;
         Ok(Self { path: path.to_owned(), watcher, armed: Vec::new(), unwatched: BTreeSet::new() })
     }
 
@@ -331,7 +331,7 @@ impl Watch {
 /// Whether a file with a new name was complete before it got that name: a symbolic or hard link to an existing file. For such a
 /// file, there is no event of a finished write. A file that is still being written has one name, and its last change is its last
 /// write.
-fn came_as_a_whole(file: &Path) -> bool {
+fn was_created_complete(file: &Path) -> bool {
     let changed = |metadata: &Metadata| (metadata.ctime(), metadata.ctime_nsec());
     let written = |metadata: &Metadata| (metadata.mtime(), metadata.mtime_nsec());
     fs::symlink_metadata(file).is_ok_and(|metadata| {
@@ -345,7 +345,7 @@ fn is_change(event: &notify::Event, path: &Path) -> bool {
         // A file is read after its writer has closed it, not while it is being written.
         EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
         EventKind::Access(_) | EventKind::Modify(ModifyKind::Data(_)) => false,
-        EventKind::Create(CreateKind::File) => event.paths.iter().any(|path| came_as_a_whole(path)),
+        EventKind::Create(CreateKind::File) => event.paths.iter().any(|path| was_created_complete(path)),
         _ => true,
     };
     // ConfigMaps are replaced by renaming a link whose name begins with two dots.

@@ -202,7 +202,7 @@ impl Intake {
                     of = resource(self.kind),
                     was,
                     is,
-                    "the API server at {url} has gone back in time, as after a restore of etcd; listed all objects again"
+                    "the API server at {url} returned an older state than before, as after a restore of etcd; listed all objects again"
                 );
                 None
             }

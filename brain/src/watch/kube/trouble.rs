@@ -210,8 +210,8 @@ mod tests {
             (request("watch", 410, ""), Trouble::Outdated, ["has forgotten", "https", "compacted"]),
             (request("watch", 504, "Too large resource version: 9"), Trouble::Outdated, ["410", "check", "log"]),
             (
-                request("list", 500, "etcd\nis away"),
-                Trouble::Failing("etcd\nis away (500)".lines().next().unwrap().to_owned()),
+                request("list", 500, "etcd\nis unavailable"),
+                Trouble::Failing("etcd\nis unavailable (500)".lines().next().unwrap().to_owned()),
                 ["etcd", "https", "log"],
             ),
             (

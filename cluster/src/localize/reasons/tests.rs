@@ -21,7 +21,7 @@ fn explained(object: &ServiceObject, slices: &[SliceObject], here: &Here) -> Rea
 }
 
 /// Formats an exclusion: `last octet: rule (scopes) field`
-fn said(left_out: &LeftOut) -> String {
+fn shown(left_out: &LeftOut) -> String {
     let Scopes { internal, external, short_circuit, .. } = left_out.from;
     let scopes: String = [(internal, 'i'), (external, 'e'), (short_circuit, 's')]
         .iter()
@@ -37,12 +37,12 @@ fn said(left_out: &LeftOut) -> String {
 fn check(here: &Here, policy: Policy, endpoints: &[(u8, &str)], expected: &[&str]) {
     let slices = [slice("web-1", &[("p80", 80)], endpoints.iter().map(|(last, words)| row(*last, words)).collect())];
     let found = explained(&with_policy(policy), &slices, here);
-    assert_eq!(found.left_out.iter().map(said).collect::<Vec<_>>(), expected);
+    assert_eq!(found.left_out.iter().map(shown).collect::<Vec<_>>(), expected);
     assert_eq!((found.standing, found.slices, found.endpoints), (Standing::Served, 1, endpoints.len()));
 }
 
 #[test]
-fn the_conditions_of_endpoints_that_are_not_ready_are_told() {
+fn endpoints_that_are_not_ready_are_reported_with_their_conditions() {
     let rows = [(1, ""), (2, "NR"), (3, "ST"), (4, "T")].map(|(last, words)| row(last, words));
     let slices = [slice("web-1", &[("p80", 80)], rows.into())];
     let unready = explained(&with_policy(Policy::Cluster), &slices, &here(1, "zone-a")).unready;
@@ -102,7 +102,7 @@ fn check_slice(change: impl FnOnce(&mut SliceObject), rule: Rule, field: &str, p
 }
 
 #[test]
-fn each_way_a_slice_does_not_fit_is_a_rule() {
+fn each_mismatch_of_a_slice_is_a_rule() {
     check_slice(
         |slice| slice.ports[0].name = Some("http".into()),
         Rule::PortName,
@@ -131,7 +131,7 @@ fn each_way_a_slice_does_not_fit_is_a_rule() {
 }
 
 #[test]
-fn of_two_that_name_one_endpoint_the_other_is_left_out() {
+fn a_duplicate_endpoint_is_skipped() {
     let one = |name: &str| slice(name, &[("p80", 8080)], vec![endpoint("10.1.2.1")]);
     let found = explained(&object("10.96.0.1", &[(80, "TCP")]), &[one("web-1"), one("web-2")], &here(1, ""));
     let [left_out] = &found.left_out[..] else { panic!("{:?}", found.left_out) };
@@ -140,7 +140,7 @@ fn of_two_that_name_one_endpoint_the_other_is_left_out() {
 }
 
 #[test]
-fn a_service_that_is_not_served_says_why() {
+fn a_service_that_is_not_served_has_a_reason() {
     let standing = |change: fn(&mut ServiceObject)| {
         let mut object = object("10.96.0.1", &[(80, "TCP")]);
         change(&mut object);
@@ -163,7 +163,7 @@ fn a_service_that_is_not_served_says_why() {
 }
 
 #[test]
-fn very_many_are_counted_and_not_all_named() {
+fn a_long_list_of_reasons_is_counted_and_cut() {
     let many: Vec<SliceEndpoint> = (0..2000_u32)
         .map(|number| {
             let mut one = endpoint(&IpAddr::from((0x0a01_0000 + number).to_be_bytes()).to_string());
@@ -182,7 +182,7 @@ fn rows() -> impl Strategy<Value = Vec<(u8, String)>> {
 
 proptest! {
     #[test]
-    fn an_endpoint_serves_or_it_is_said_why_not(
+    fn an_endpoint_is_eligible_or_has_a_reason(
         rows in proptest::collection::vec(rows(), 1..4),
         policy in proptest::sample::select(vec![Policy::Cluster, Policy::ExternalLocal, Policy::InternalLocal, Policy::InternalLocalExternal]),
         names in proptest::collection::vec(proptest::sample::select(vec!["p80", "other"]), 4),

@@ -104,7 +104,7 @@ async fn containers(client: &Client) -> anyhow::Result<Vec<String>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_api_server_takes_all_manifests_and_a_second_apply_changes_nothing() -> anyhow::Result<()> {
+async fn the_api_server_accepts_all_manifests_and_a_second_apply_changes_nothing() -> anyhow::Result<()> {
     let plane = plane().await?;
     let client = plane.client();
     let mut apply = PatchParams::apply("test").force();

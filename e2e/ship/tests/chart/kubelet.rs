@@ -159,16 +159,16 @@ impl<'a> Kubelet<'a> {
         if token.is_object() {
             let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), self.namespace);
             let seconds = token["expirationSeconds"].as_i64();
-            let asked = TokenRequestSpec { expiration_seconds: seconds, ..TokenRequestSpec::default() };
-            let asked = TokenRequest { spec: Some(asked), ..TokenRequest::default() };
+            let request = TokenRequestSpec { expiration_seconds: seconds, ..TokenRequestSpec::default() };
+            let request = TokenRequest { spec: Some(request), ..TokenRequest::default() };
             let account = text(&spec["serviceAccountName"]);
-            let answer = accounts.create_token_request(account, &PostParams::default(), &asked).await;
+            let answer = accounts.create_token_request(account, &PostParams::default(), &request).await;
             let answer = answer.with_context(|| format!("asking for a token of {account}"))?;
             let path = place.join(text(&token["path"]));
             fs::write(path, answer.status.and_then(|status| status.token).context("a token request is answered")?)?;
         }
         for item in list(&source["downwardAPI"]["items"]) {
-            ensure!(item["fieldRef"]["fieldPath"] == "metadata.namespace", "{item} is not known here");
+            ensure!(item["fieldRef"]["fieldPath"] == "metadata.namespace", "{item} is not supported by this test");
             fs::write(place.join(text(&item["path"])), self.namespace)?;
         }
         Ok(())
@@ -203,7 +203,7 @@ impl<'a> Kubelet<'a> {
     fn environment(&self, container: &Value) -> anyhow::Result<Vec<(String, String)>> {
         let value = |variable: &Value| match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
             Some("spec.nodeName") => Ok(self.name.to_owned()),
-            Some(other) => anyhow::bail!("{other} is not known here"),
+            Some(other) => anyhow::bail!("{other} is not supported by this test"),
             None => Ok(text(&variable["value"]).to_owned()),
         };
         list(&container["env"]).map(|variable| Ok((text(&variable["name"]).to_owned(), value(variable)?))).collect()

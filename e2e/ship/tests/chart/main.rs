@@ -44,9 +44,9 @@ fn read(path: &Path) -> anyhow::Result<String> {
 fn helm(arguments: &[&str]) -> anyhow::Result<String> {
     helm_in(arguments, |command| {
         let run = command.output()?;
-        let (said, wrong) = (String::from_utf8(run.stdout)?, String::from_utf8_lossy(&run.stderr).into_owned());
-        anyhow::ensure!(run.status.success(), "helm {arguments:?}: {said}{wrong}");
-        Ok(said)
+        let (output, wrong) = (String::from_utf8(run.stdout)?, String::from_utf8_lossy(&run.stderr).into_owned());
+        anyhow::ensure!(run.status.success(), "helm {arguments:?}: {output}{wrong}");
+        Ok(output)
     })
 }
 

@@ -199,7 +199,7 @@ async fn pods_serve_and_hand_over_to_another_backend_and_back() -> anyhow::Resul
     });
     for answered in &answered? {
         println!("{answered}");
-        anyhow::ensure!(answered.count > 0, "nothing was asked");
+        anyhow::ensure!(answered.count > 0, "no request was sent");
     }
     Ok(())
 }

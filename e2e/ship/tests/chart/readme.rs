@@ -13,15 +13,15 @@ fn table(values: &str) -> anyhow::Result<String> {
         let text = line.trim_start();
         if text.is_empty() {
             comment.clear();
-        } else if let Some(said) = text.strip_prefix("# ") {
-            comment.push(said);
+        } else if let Some(output) = text.strip_prefix("# ") {
+            comment.push(output);
         } else {
             let (key, value) = text.split_once(':').with_context(|| format!("{line:?} is no key"))?;
             path.truncate((line.len() - text.len()) / 2);
             path.push(key.to_owned());
             let (name, value) = (path.join("."), value.trim());
             if !value.is_empty() {
-                anyhow::ensure!(!comment.is_empty(), "nothing is said of {name}");
+                anyhow::ensure!(!comment.is_empty(), "no comment describes {name}");
                 rows.push(format!("| `{name}` | `{value}` | {} |\n", comment.join(" ")));
             }
             comment.clear();
@@ -42,7 +42,7 @@ fn readme_has_the_table_of_values() -> anyhow::Result<()> {
 #[test]
 fn what_has_no_comment_is_found() {
     let missing = table("# Of a.\na:\n  # Of b,\n  # and more.\n  b: 1\n  c: {}\n").expect_err("c has no comment");
-    assert_eq!(missing.to_string(), "nothing is said of a.c");
+    assert_eq!(missing.to_string(), "no comment describes a.c");
     let table = table("# No key's.\n\na:\n  # Of b,\n  # and more.\n  b: 1\n# Of d.\nd: [e]\n").unwrap();
     assert!(table.ends_with("| `a.b` | `1` | Of b, and more. |\n| `d` | `[e]` | Of d. |\n"), "{table}");
 }

@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use crate::{VALUES, chart, documents, expect, find, helm, read, root, template};
 
 #[test]
-fn helm_has_nothing_to_complain_of() -> anyhow::Result<()> {
+fn helm_lint_finds_no_problem() -> anyhow::Result<()> {
     let folder = chart("");
     for values in VALUES {
         let values = chart(&format!("tests/values/{values}.yaml"));
-        let said = helm(&["lint", "--strict", folder.to_str().unwrap(), "--values", values.to_str().unwrap()])?;
-        assert!(said.contains("1 chart(s) linted, 0 chart(s) failed"), "{said}");
+        let output = helm(&["lint", "--strict", folder.to_str().unwrap(), "--values", values.to_str().unwrap()])?;
+        assert!(output.contains("1 chart(s) linted, 0 chart(s) failed"), "{output}");
     }
     Ok(())
 }
@@ -42,7 +42,7 @@ fn rights_are_those_of_deploy() -> anyhow::Result<()> {
 }
 
 #[test]
-fn the_configuration_is_one_that_the_programs_take() -> anyhow::Result<()> {
+fn the_programs_accept_the_configuration() -> anyhow::Result<()> {
     for (values, mode) in
         [("nft", Mode::Nftables), ("iptables", Mode::Iptables), ("ipvs", Mode::Ipvs), ("everything", Mode::Nftables)]
     {
@@ -93,7 +93,7 @@ fn check_command(container: &Value) -> anyhow::Result<()> {
 }
 
 #[test]
-fn command_lines_are_those_of_the_programs() -> anyhow::Result<()> {
+fn the_programs_accept_their_command_lines() -> anyhow::Result<()> {
     for values in VALUES {
         for container in containers(&documents(&template(values, &[])?)?)? {
             check_command(&container).with_context(|| format!("{values}: {}", container["name"]))?;
@@ -106,7 +106,7 @@ fn command_lines_are_those_of_the_programs() -> anyhow::Result<()> {
 
 /// See "Privileges" in docs/operations.md.
 #[test]
-fn containers_may_do_what_they_need_and_no_more() -> anyhow::Result<()> {
+fn containers_have_only_the_privileges_that_they_need() -> anyhow::Result<()> {
     for values in VALUES {
         for container in containers(&documents(&template(values, &[])?)?)? {
             let (name, may) = (container["name"].as_str().unwrap_or_default(), &container["securityContext"]);

@@ -32,15 +32,15 @@ fn schema() -> anyhow::Result<Value> {
 }
 
 #[test]
-fn every_field_of_the_configuration_can_be_said() -> anyhow::Result<()> {
+fn the_schema_allows_every_field_of_the_configuration() -> anyhow::Result<()> {
     let golden: Value = serde_saphyr::from_str(&read(&root().join("config/tests/golden/v1alpha2.yaml"))?)?;
-    let (mut there, mut known) = (Vec::new(), Vec::new());
-    fields(&golden, "", &mut there);
-    allowed(&schema()?["properties"]["config"], "", &mut known);
-    there.retain(|field| !OF_THE_CHART.contains(&field.as_str()));
-    there.sort();
-    known.sort();
-    assert_eq!(known, there);
+    let (mut present, mut allowed_fields) = (Vec::new(), Vec::new());
+    fields(&golden, "", &mut present);
+    allowed(&schema()?["properties"]["config"], "", &mut allowed_fields);
+    present.retain(|field| !OF_THE_CHART.contains(&field.as_str()));
+    present.sort();
+    allowed_fields.sort();
+    assert_eq!(allowed_fields, present);
     Ok(())
 }
 
@@ -48,20 +48,20 @@ fn every_field_of_the_configuration_can_be_said() -> anyhow::Result<()> {
 fn every_value_is_in_the_schema() -> anyhow::Result<()> {
     let values: Value = serde_saphyr::from_str(&read(&chart("values.yaml"))?)?;
     let schema = schema()?;
-    let (mut there, mut known) = (Vec::new(), Vec::new());
-    fields(&values, "", &mut there);
-    allowed(&schema, "", &mut known);
+    let (mut present, mut allowed_fields) = (Vec::new(), Vec::new());
+    fields(&values, "", &mut present);
+    allowed(&schema, "", &mut allowed_fields);
     // Kubernetes objects, and fields of the configuration without a value in the chart.
     let is_in = |field: &String, all: &[String]| {
         all.iter().any(|other| {
             other == field || field.starts_with(&format!("{other}.")) || other.starts_with(&format!("{field}."))
         })
     };
-    let unknown: Vec<_> = there.iter().filter(|field| !is_in(field, &known)).collect();
+    let unknown: Vec<_> = present.iter().filter(|field| !is_in(field, &allowed_fields)).collect();
     assert!(unknown.is_empty(), "the schema does not know {unknown:?}");
-    let without: Vec<_> = known
+    let without: Vec<_> = allowed_fields
         .iter()
-        .filter(|field| !field.starts_with("config.") && *field != "global" && !is_in(field, &there))
+        .filter(|field| !field.starts_with("config.") && *field != "global" && !is_in(field, &present))
         .collect();
     assert!(without.is_empty(), "values.yaml does not have {without:?}");
     Ok(())

@@ -31,7 +31,7 @@ fn names() -> Vec<String> {
 }
 
 #[test]
-fn the_package_has_what_belongs_to_each_program() -> anyhow::Result<()> {
+fn the_package_contains_the_files_of_each_program() -> anyhow::Result<()> {
     let stand_ins = folder()?;
     let names = names();
     put_stand_ins(&names.iter().map(String::as_str).collect::<Vec<_>>(), stand_ins.path())?;
@@ -87,23 +87,23 @@ fn the_package_has_what_belongs_to_each_program() -> anyhow::Result<()> {
 /// The life cycle of the package on a copy of this system, where systemd appears to run. A stand-in for `systemctl` records its
 /// arguments.
 const LIFE: &str = r#"
-asked=/run/asked
-asked_for() {
-    [ "$(cat $asked)" = "$1" ] || { echo "systemctl was asked for: $(cat $asked); and should have been for: $1" >&2; exit 1; }
-    : >$asked
+request=/run/request
+expect_calls() {
+    [ "$(cat $request)" = "$1" ] || { echo "systemctl was called with: $(cat $request); expected: $1" >&2; exit 1; }
+    : >$request
 }
 each() { for service in brain nft iptables ipvs node; do echo "$1 localnet-$service.service"; done; }
 stand_in() {
     rm -f /usr/bin/systemctl
-    printf '#!/bin/sh\necho "$*" >>%s\n%s\n' $asked "$1" >/usr/bin/systemctl
+    printf '#!/bin/sh\necho "$*" >>%s\n%s\n' $request "$1" >/usr/bin/systemctl
     chmod 755 /usr/bin/systemctl
 }
-: >$asked
+: >$request
 stand_in 'exit 0'
 
 # Where systemd does not run, as in a container that is made.
 dpkg --install "$1"
-asked_for ""
+expect_calls ""
 [ -z "$(dpkg --verify localnet)" ]
 [ "$(getent passwd localnet | cut -d: -f 6,7)" = /nonexistent:/usr/sbin/nologin ]
 [ "$(dpkg-query --show --showformat '${Conffiles}' localnet | awk '{ print $1 }' | sort | xargs)" = "/etc/default/localnet /etc/localnet/config.yaml" ]
@@ -122,18 +122,18 @@ kill $!
 mkdir -p /run/systemd/system
 echo '# mine' >>/etc/default/localnet
 dpkg --force-confdef --force-confold --install "$1"
-asked_for "daemon-reload
+expect_calls "daemon-reload
 $(each try-restart)"
 tail -n 1 /etc/default/localnet | grep '# mine'
 
-# What cannot be stopped is not taken away.
+# If a program cannot be stopped, the package stays.
 stand_in '[ "$1" != disable ] || exit 1'
 if dpkg --remove localnet; then exit 1; fi
 [ -x /usr/bin/localnet-nft ]
-: >$asked
+: >$request
 stand_in 'exit 0'
 dpkg --remove localnet
-asked_for "$(each 'disable --now')
+expect_calls "$(each 'disable --now')
 daemon-reload"
 [ ! -e /usr/bin/localnet-nft ]
 [ -e /etc/default/localnet ]
@@ -153,7 +153,7 @@ exec chroot "$3/root" /bin/sh -euxc "$4" sh "$1" "$2"
 "#;
 
 #[test]
-fn a_system_has_it_and_loses_it_again() -> anyhow::Result<()> {
+fn the_package_can_be_installed_and_removed() -> anyhow::Result<()> {
     let programs = folder()?;
     put_programs(&["localnet", "localnet-brain", "localnet-nft"], programs.path())?;
     let (made, package) = make(programs.path(), "022")?;

@@ -130,20 +130,20 @@ impl Pod<'_> {
         self.folder.join(format!("{}.log", program.rsplit('/').next().unwrap()))
     }
 
-    fn said(&self, program: &str) -> String {
+    fn output(&self, program: &str) -> String {
         fs::read_to_string(self.log(program)).unwrap_or_default()
     }
 
     /// Runs a program of an image to its end. Returns its output.
     fn run(&self, image: &Image, program: &str, arguments: &[&str]) -> anyhow::Result<String> {
         let status = image.start(self, program, arguments)?.wait()?;
-        anyhow::ensure!(status.success(), "{program} {arguments:?}: {status}: {}", self.said(program));
-        Ok(self.said(program))
+        anyhow::ensure!(status.success(), "{program} {arguments:?}: {status}: {}", self.output(program));
+        Ok(self.output(program))
     }
 }
 
 #[test]
-fn images_made_twice_are_the_same() -> anyhow::Result<()> {
+fn images_are_reproducible() -> anyhow::Result<()> {
     let names = ["localnet", "localnet-brain", "localnet-ipvs", "localnet-nft"];
     let mut seen = Vec::new();
     for umask in ["022", "077"] {
@@ -167,7 +167,7 @@ fn images_made_twice_are_the_same() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_service_answers_by_what_is_in_the_images() -> anyhow::Result<()> {
+fn a_service_answers_with_the_programs_in_the_images() -> anyhow::Result<()> {
     let made = folder()?;
     let arch = arch()?;
     let programs = made.path().join("programs");
@@ -211,7 +211,7 @@ fn a_service_answers_by_what_is_in_the_images() -> anyhow::Result<()> {
         let running = brain.start(&pod, brain.entrypoint()?, &source)?;
         let socket = shared.path().join("run/brain.sock");
         localnet_e2e::await_condition("the brain's socket", || socket.exists())
-            .with_context(|| pod.said("localnet-brain"))?;
+            .with_context(|| pod.output("localnet-brain"))?;
         let cluster = format!("--cluster-cidr={}", CLUSTER_CIDRS.join(","));
         pod.run(nft, nft.entrypoint()?, &["--once", &cluster])?;
         // `kubectl exec` starts it like this in the backend's container.

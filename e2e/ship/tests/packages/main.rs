@@ -24,9 +24,9 @@ fn root() -> PathBuf {
 /// The output of a command. If the command fails, the error contains its messages.
 fn output(command: &mut Command) -> anyhow::Result<String> {
     let run = command.output().with_context(|| format!("starting {command:?}"))?;
-    let (said, wrong) = (String::from_utf8(run.stdout)?, String::from_utf8_lossy(&run.stderr).into_owned());
-    anyhow::ensure!(run.status.success(), "{command:?}: {}: {said}{wrong}", run.status);
-    Ok(said)
+    let (output, wrong) = (String::from_utf8(run.stdout)?, String::from_utf8_lossy(&run.stderr).into_owned());
+    anyhow::ensure!(run.status.success(), "{command:?}: {}: {output}{wrong}", run.status);
+    Ok(output)
 }
 
 /// A script of `packaging/`, to be run at the root of the repository.

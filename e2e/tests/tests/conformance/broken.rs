@@ -108,7 +108,7 @@ fn one_that_is_not_broken_passes() {
 }
 
 #[test]
-fn one_that_is_not_broken_passes_with_packets() {
+fn an_intact_backend_passes_with_packets() {
     let checks = OF_PACKETS.iter().flat_map(|(_, checks)| checks.iter().copied());
     let outcomes = only(of_packets("none"), checks, 20);
     assert!(outcomes.passed(), "{}", outcomes.table(true));
@@ -117,7 +117,7 @@ fn one_that_is_not_broken_passes_with_packets() {
 }
 
 #[test]
-fn faults_of_the_stream_are_found() {
+fn faults_of_the_stream_are_detected() {
     are_found(OF_THE_STREAM, of_the_stream);
 }
 
@@ -127,14 +127,14 @@ fn faults_of_packets_are_found() {
 }
 
 #[test]
-fn every_fault_is_tried_and_spoils_nothing_else() {
+fn every_fault_is_tested_and_fails_only_its_checks() {
     let printed = Command::new(program("broken")).arg("--faults").output().unwrap().stdout;
     let printed = String::from_utf8(printed).unwrap();
-    let mut known: Vec<&str> = printed.lines().filter(|fault| *fault != "none").collect();
+    let mut listed: Vec<&str> = printed.lines().filter(|fault| *fault != "none").collect();
     let mut tried: Vec<&str> = OF_THE_STREAM.iter().chain(OF_PACKETS).map(|(fault, _)| *fault).collect();
-    known.sort_unstable();
+    listed.sort_unstable();
     tried.sort_unstable();
-    assert_eq!(tried, known);
+    assert_eq!(tried, listed);
     for (fault, _) in OF_THE_STREAM {
         let outcomes = only(of_the_stream(fault), NO_FAULT, 20);
         assert_eq!(outcomes.failed().count(), 0, "{fault}\n{}", outcomes.table(true));
@@ -144,7 +144,7 @@ fn every_fault_is_tried_and_spoils_nothing_else() {
 /// Regression: a backend that discarded every state and reported it as applied passed nearly all checks. Without a dump, the kit
 /// must not pass any claim about contents.
 #[test]
-fn a_liar_passes_nothing_about_contents() {
+fn false_reports_pass_no_check_of_contents() {
     let backend = format!("{} --fault liar --api {{api}}", program("broken"));
     let checks =
         ["wire/service", "wire/endpoint", "wire/unknown", "state/cluster-ip", "life/killed", "life/brain-unavailable"];
@@ -156,14 +156,14 @@ fn a_liar_passes_nothing_about_contents() {
 
 /// `life` also sends packets, whatever other levels are selected.
 #[test]
-fn a_liar_is_found_by_its_life_alone() {
+fn false_reports_fail_the_level_life() {
     let options = Options { levels: vec![Level::Life], claims: Claims::default(), ..of_packets("liar") };
     let outcomes = only(options, ["life/brain-unavailable-keeps-everything"], 3);
     assert_eq!(outcomes.failed().collect::<Vec<_>>(), ["life/brain-unavailable-keeps-everything"]);
 }
 
 #[test]
-fn a_backend_that_is_none_fails_everything() {
+fn a_program_that_is_no_backend_fails_every_check() {
     let outcomes = only(Options { levels: vec![Level::Wire], ..Options::of("true") }, ["wire/service-added"], 2);
     assert_eq!(outcomes.failed().collect::<Vec<_>>(), ["wire/service-added"]);
     assert!(outcomes.table(false).contains("the backend exited with exit code 0"), "{}", outcomes.table(false));

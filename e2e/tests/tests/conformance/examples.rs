@@ -75,7 +75,7 @@ fn shell_holds_the_state() {
 }
 
 #[test]
-fn rust_holds_the_state_incrementally() {
+fn the_rust_example_follows_the_state_incrementally() {
     example("client/examples/incremental.rs");
     let backend = format!("{} --api {{api}} --dump {{dump}}", program("incremental"));
     passes(&levels(backend, &[Level::Wire, Level::State, Level::Life]));

@@ -18,7 +18,7 @@ fn it_passes_the_kit_for_streams() {
 }
 
 #[test]
-fn it_passes_the_kit_for_states_and_its_life() {
+fn localnet_ipvs_passes_the_levels_state_and_life() {
     let levels = [Level::State, Level::Packets, Level::Life];
     let only = ["state/", "packets/udp", "packets/load-balancer", "life/"];
     on_ipvs(|| passes(&levels, &only, 140).unwrap_or_else(|error| panic!("{error:#}")));

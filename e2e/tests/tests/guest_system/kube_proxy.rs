@@ -36,7 +36,7 @@ const AT_A_TIME: usize = 4;
 type Listed = BTreeMap<String, BTreeMap<usize, BTreeSet<String>>>;
 
 #[test]
-fn what_kube_proxy_does_otherwise_is_listed() {
+fn all_differences_from_kube_proxy_are_listed() {
     on_ipvs_with_host_side(|| host_side(1, false, LIMIT), || compare().unwrap_or_else(|error| panic!("{error:#}")));
 }
 
@@ -49,7 +49,7 @@ fn compare() -> anyhow::Result<()> {
     let runtime = Runtime::new()?;
     let cases = listed.keys().map(|name| load(name)).collect::<anyhow::Result<Vec<_>>>()?;
     let mut world = World::build(&runtime, &cases)?;
-    say(&format!("kube-proxy ipvs: it runs after {:.1?}", began.elapsed()));
+    print_line(&format!("kube-proxy ipvs: it runs after {:.1?}", began.elapsed()));
     let mut wrong = Vec::new();
     for case in &cases {
         world.enter(case).with_context(|| format!("{}: {}", case.name, world.programs.log(KUBE_PROXY)))?;
@@ -57,7 +57,7 @@ fn compare() -> anyhow::Result<()> {
         let differs = world.differing(&case.flows.flows);
         let expected: BTreeSet<&String> = listed[&case.name].values().flatten().collect();
         let flows: BTreeSet<String> = differs.iter().map(|(flow, _)| flow.clone()).collect();
-        say(&format!(
+        print_line(&format!(
             "kube-proxy ipvs: {:.1?}, {:.1?}: {}: {} of {} flows differ",
             settled,
             began.elapsed(),
@@ -66,7 +66,7 @@ fn compare() -> anyhow::Result<()> {
             case.flows.flows.len()
         ));
         let listed = |flow: &String| if expected.contains(flow) { "listed" } else { "not listed" };
-        differs.iter().for_each(|(flow, error)| say(&format!("  {}: \"{flow}\": {error}", listed(flow))));
+        differs.iter().for_each(|(flow, error)| print_line(&format!("  {}: \"{flow}\": {error}", listed(flow))));
         let unexplained = differs.iter().filter(|(flow, _)| !expected.contains(flow));
         wrong.extend(unexplained.map(|(flow, error)| format!("{}: {flow}: {error}", case.name)));
         let missing = expected.into_iter().filter(|flow| !flows.contains(*flow));
@@ -110,8 +110,8 @@ impl<'a> World<'a> {
             "clusterCIDR: \"{}\"\nnodePortAddresses: [primary]\nipvs: {{minSyncPeriod: 50ms, syncPeriod: 1h}}\n",
             CLUSTER_CIDRS.join(",")
         );
-        let whose = (api.kube_proxy.as_path(), NODE_NAME);
-        let kube_proxy = kube_proxy::start(network.node(), &programs, Mode::Ipvs, whose, &lines)?;
+        let client = (api.kube_proxy.as_path(), NODE_NAME);
+        let kube_proxy = kube_proxy::start(network.node(), &programs, Mode::Ipvs, client, &lines)?;
         let writer = Writer::new(api.client.clone());
         Ok(Self { runtime, _kube_proxy: kube_proxy, writer, _api: api, programs, _servers: servers, network })
     }
@@ -163,13 +163,13 @@ impl<'a> World<'a> {
 }
 
 /// Prints at once, even if the test passes.
-fn say(line: &str) {
+fn print_line(line: &str) {
     // A closed standard error is not a failure.
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
 #[test]
-fn every_entry_that_is_named_is_described() {
+fn every_listed_entry_is_described() {
     let listed: Listed = serde_saphyr::from_str(include_str!("differences.yaml")).unwrap();
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().join("docs/differences.md");
     let page = fs::read_to_string(page).unwrap();

@@ -194,7 +194,7 @@ impl Chat {
         Ok(Self { stream, pod: pod.context("an unknown pod answers")? })
     }
 
-    fn say(&mut self) -> anyhow::Result<()> {
+    fn exchange(&mut self) -> anyhow::Result<()> {
         let mut echoed = [0];
         self.stream.write_all(&[42])?;
         self.stream.read_exact(&mut echoed)?;
@@ -272,7 +272,7 @@ fn kill_and_restart() -> anyhow::Result<()> {
             brain.kill()?;
             brain.wait()?;
             brain = world.start_brain()?;
-            chats.iter_mut().try_for_each(Chat::say).context("a connection that was there before")
+            chats.iter_mut().try_for_each(Chat::exchange).context("an earlier connection")
         });
         stop.store(true, Ordering::Relaxed);
         let tcp = tcp.map(join).into_iter().collect::<anyhow::Result<Vec<_>>>();
@@ -281,13 +281,13 @@ fn kill_and_restart() -> anyhow::Result<()> {
         anyhow::Ok((tcp.context("TCP")?.into_iter().sum(), udp.context("UDP")?))
     })?;
     println!("{RESTARTS} restarts each; {connections} connections, {datagrams} rounds of datagrams: all were answered");
-    anyhow::ensure!(connections > 0 && datagrams > 0, "nothing was asked");
+    anyhow::ensure!(connections > 0 && datagrams > 0, "no request was sent");
     anyhow::ensure!(world.identity()? == before, "restarts changed the kernel:\n{before}\n{}", world.identity()?);
     Ok(())
 }
 
 #[test]
-fn connections_outlive_their_endpoint_and_the_programs() {
+fn connections_survive_their_endpoint_and_the_programs() {
     on_ipvs(|| outlive().unwrap_or_else(|error| panic!("{error:#}")));
 }
 
@@ -303,18 +303,18 @@ fn outlive() -> anyhow::Result<()> {
         world.run("ipvsadm", &["-S", "-n"]).is_ok_and(|servers| servers.lines().any(|server| server.starts_with(&line)))
     };
     world.wait_until("the endpoint drains", || has("0"))?;
-    long.say()?;
+    long.exchange()?;
     for _ in 0..6 {
-        anyhow::ensure!(Chat::open(&world)?.pod != gone, "a new connection goes there");
+        anyhow::ensure!(Chat::open(&world)?.pod != gone, "a new connection goes to the removed endpoint");
     }
     backend.kill()?;
     backend.wait()?;
-    long.say()?;
+    long.exchange()?;
     backend = world.start_backend()?;
     brain.kill()?;
     brain.wait()?;
-    long.say()?;
-    anyhow::ensure!(has("0"), "the endpoint is gone, and has a connection");
+    long.exchange()?;
+    anyhow::ensure!(has("0"), "the removed endpoint still has a connection");
     // The connection ends with a reset, because the pod has more data to send. IPVS forgets a reset connection after ten seconds,
     // and an orderly closed one after two minutes.
     long.stream.write_all(&[1])?;
@@ -360,7 +360,7 @@ fn connect(from: &Namespace) -> anyhow::Result<Duration> {
 }
 
 #[test]
-fn what_ipvsadm_takes_away_comes_back_and_who_connects_meanwhile_is_answered() {
+fn objects_deleted_with_ipvsadm_are_restored_and_connections_in_between_are_answered() {
     on_ipvs(|| cleared().unwrap_or_else(|error| panic!("{error:#}")));
 }
 
@@ -393,8 +393,8 @@ fn cleared() -> anyhow::Result<()> {
             "-d" => chat.pod != "10.180.0.1",
             _ => true,
         };
-        chats.iter_mut().filter(stays).try_for_each(Chat::say).with_context(|| format!("after {arguments:?}"))?;
-        Chat::open(&world)?.say()?;
+        chats.iter_mut().filter(stays).try_for_each(Chat::exchange).with_context(|| format!("after {arguments:?}"))?;
+        Chat::open(&world)?.exchange()?;
     }
     Ok(())
 }

@@ -198,7 +198,7 @@ impl World {
 
         plane.stop_apiserver()?;
         let stopped = Instant::now();
-        await_condition("the brain says that the API server is away", || {
+        await_condition("the brain logs that the API server is unavailable", || {
             self.programs.log("localnet-brain").contains("keeping the last objects")
         })?;
         runtime.block_on(async {
@@ -211,7 +211,7 @@ impl World {
         let changed = runtime.block_on(async { timeout(rest, monitor.next()).await });
         anyhow::ensure!(changed.is_err(), "the ruleset changed: {changed:?}");
         anyhow::ensure!(self.nft(&ruleset)? == before, "the kernel holds something else");
-        chat.say()?;
+        chat.exchange()?;
         // An event from the kernel arrives for every change. To verify this, another change must be the first event.
         let witness = Table::new(Family::V4, "witness");
         self.nft(&["add", "table", "ip", "witness"])?;
@@ -227,7 +227,7 @@ impl World {
         let old = Probe::new(OLD.protocol, OLD.address());
         let is_gone = |outcomes: &BTreeSet<_>| *outcomes == BTreeSet::from([Outcome::Dropped]);
         self.programs.await_outcomes(self.network.client(), old, 1, is_gone)?;
-        chat.say()
+        chat.exchange()
     }
 
     fn logs(&self) -> String {
@@ -253,7 +253,7 @@ impl Chat {
         Ok(Self { client, server })
     }
 
-    fn say(&self) -> anyhow::Result<()> {
+    fn exchange(&self) -> anyhow::Result<()> {
         let Self { client, server } = self;
         for (mut from, mut to) in [(client, server), (server, client)] {
             from.write_all(b"still there?")?;
@@ -264,7 +264,7 @@ impl Chat {
 }
 
 #[test]
-fn an_api_server_that_is_away_for_a_minute_changes_nothing() -> anyhow::Result<()> {
+fn an_api_server_outage_of_a_minute_changes_nothing() -> anyhow::Result<()> {
     let runtime = Runtime::new()?;
     let network = Network::build(Topology::with_pods(PODS)?)?;
     let mut plane = runtime.block_on(start_control_plane(&network))?;

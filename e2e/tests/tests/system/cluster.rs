@@ -126,7 +126,7 @@ impl World {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_service_of_a_live_cluster_is_reached_by_packets() -> anyhow::Result<()> {
+async fn packets_reach_a_service_of_a_live_cluster() -> anyhow::Result<()> {
     let mut world = World::build().await?;
     let mut brain = world.start_brain()?;
     let mut backend = world.programs.start_nft(world.network.node())?;

@@ -7,7 +7,7 @@ use localnet_e2e::{Programs, await_condition};
 use localnet_lab::{Network, Topology};
 
 #[test]
-fn grpcurl_prints_the_state_with_nothing_else_supplied() -> anyhow::Result<()> {
+fn grpcurl_prints_the_state_without_proto_files() -> anyhow::Result<()> {
     let network = Network::build(Topology::default())?;
     let programs = Programs::new()?;
     let examples = concat!("file:", env!("CARGO_MANIFEST_DIR"), "/../../examples");

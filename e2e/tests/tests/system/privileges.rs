@@ -71,11 +71,11 @@ fn neither_brain_nor_nft_backend_needs_root() -> anyhow::Result<()> {
     let mut without = world.start(("localnet-nft", NOBODY), &[], &["--api", &api, "--once"])?;
     anyhow::ensure!(!without.wait()?.success(), "rules were programmed without any privilege");
     let log = || world.programs.log("localnet-nft");
-    await_condition("it says what is missing", || log().contains("CAP_NET_ADMIN")).with_context(log)
+    await_condition("the log names the missing capability", || log().contains("CAP_NET_ADMIN")).with_context(log)
 }
 
 #[test]
-fn both_in_one_process_need_what_the_backend_needs() -> anyhow::Result<()> {
+fn localnet_node_needs_only_the_privileges_of_the_backend() -> anyhow::Result<()> {
     let world = World::build()?;
     let source = world.source();
     let arguments = ["--source", &source, "--node-name", "node-a"];
@@ -85,7 +85,7 @@ fn both_in_one_process_need_what_the_backend_needs() -> anyhow::Result<()> {
 }
 
 #[test]
-fn the_iptables_backend_is_root_with_two_capabilities() -> anyhow::Result<()> {
+fn the_iptables_backend_runs_as_root_with_two_capabilities() -> anyhow::Result<()> {
     for flavour in ["nft", "legacy"] {
         let world = World::build()?;
         let (_brain, api) = (world.start_brain()?, world.programs.api());
@@ -142,7 +142,7 @@ fn brain_and_nft_backend_start_no_program() -> anyhow::Result<()> {
 }
 
 #[test]
-fn the_iptables_backend_starts_its_tools_alone() -> anyhow::Result<()> {
+fn the_iptables_backend_starts_only_its_tools() -> anyhow::Result<()> {
     for flavour in ["nft", "legacy"] {
         let (at_first, [by_brain, mut later]) = programs_started_by(Backend::Iptables(flavour))?;
         assert_eq!(by_brain, ["localnet-brain"]);
@@ -159,7 +159,7 @@ fn the_iptables_backend_starts_its_tools_alone() -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_sets_the_kernel_up_is_a_program_run_of_its_own() -> anyhow::Result<()> {
+fn kernel_settings_are_applied_by_a_separate_run() -> anyhow::Result<()> {
     let network = Network::build(Topology::with_pods(["10.180.0.1"])?)?;
     let (programs, node) = (Programs::new()?, network.node());
     let config = programs.path().join("config.yaml");

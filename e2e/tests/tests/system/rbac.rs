@@ -48,7 +48,7 @@ fn allowed() -> anyhow::Result<BTreeSet<Right>> {
 }
 
 /// Group, resource and verb of all requests of a user. Incomplete lines are skipped.
-fn asked(log: &Path, user: &str) -> BTreeSet<Right> {
+fn used_rights(log: &Path, user: &str) -> BTreeSet<Right> {
     let lines = fs::read_to_string(log).unwrap_or_default();
     let events = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -61,7 +61,7 @@ fn asked(log: &Path, user: &str) -> BTreeSet<Right> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_brain_is_allowed_what_it_asks_for_and_nothing_more() -> anyhow::Result<()> {
+async fn the_brain_has_exactly_the_rights_that_it_uses() -> anyhow::Result<()> {
     let (network, programs) = (Network::build(Topology::with_pods(["10.180.0.1"])?)?, Programs::new()?);
     let (policy, log) = (programs.path().join("policy.yaml"), programs.path().join("audit.log"));
     fs::write(
@@ -86,8 +86,8 @@ async fn the_brain_is_allowed_what_it_asks_for_and_nothing_more() -> anyhow::Res
     let mut expected = allowed()?;
     anyhow::ensure!(expected.remove(&ONLY_NOW_AND_THEN.map(str::to_owned)), "events that repeat are patched");
     let user = "system:kube-proxy";
-    await_condition("the brain asks for all that it may", || asked(&log, user).is_superset(&expected))
-        .with_context(|| format!("{:?}\n{}", asked(&log, user), programs.log("localnet-brain")))?;
-    assert_eq!(asked(&log, user), expected);
+    await_condition("the brain uses all its rights", || used_rights(&log, user).is_superset(&expected))
+        .with_context(|| format!("{:?}\n{}", used_rights(&log, user), programs.log("localnet-brain")))?;
+    assert_eq!(used_rights(&log, user), expected);
     Ok(())
 }

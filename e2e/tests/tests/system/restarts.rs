@@ -87,8 +87,8 @@ fn kill_and_restart_of_iptables_under_load_fails_no_connection_and_moves_no_flow
 }
 
 fn kill_and_restart_under_load(backend: Backend, restarts: usize) -> anyhow::Result<()> {
-    let told = env::var("RESTARTS").ok();
-    let restarts: usize = told.map_or(Ok(restarts), |text| text.parse()).context("reading RESTARTS")?;
+    let chosen = env::var("RESTARTS").ok();
+    let restarts: usize = chosen.map_or(Ok(restarts), |text| text.parse()).context("reading RESTARTS")?;
     let world = World::build(backend)?;
     let (web, dns): (SocketAddr, SocketAddr) = (WEB.parse()?, DNS.parse()?);
     let (node, client) = (world.network.node(), world.network.client());

@@ -52,7 +52,7 @@ async fn await_names(feed: &localnet_brain::feed::Feed, names: &BTreeSet<String>
 /// where the server had 9, and never corrected this. kube-proxy does the same on the same server: 31 instead of 9, and 32 instead
 /// of 10 once the server's versions have passed the old ones. client-go does not detect versions that go back.
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_restore_of_etcd_the_brain_has_what_the_server_has() -> anyhow::Result<()> {
+async fn after_a_restore_of_etcd_the_brain_has_the_state_of_the_server() -> anyhow::Result<()> {
     let mut plane = ControlPlane::start(Options { controllers: false, ..Options::default() }).await?;
     let objects = plane.objects("shop");
     objects.ensure_namespace().await?;

@@ -86,8 +86,8 @@ impl World {
     fn start_kube_proxy(&self) -> anyhow::Result<localnet_lab::Running> {
         let lines =
             format!("clusterCIDR: {}\niptables: {{minSyncPeriod: 50ms, syncPeriod: 30s}}\n", CLUSTER_CIDRS.join(","));
-        let whose = (self.plane.kube_proxy_kubeconfig(), "node-a");
-        kube_proxy::start(self.network.node(), &self.programs, Mode::Iptables(self.flavour), whose, &lines)
+        let source = (self.plane.kube_proxy_kubeconfig(), "node-a");
+        kube_proxy::start(self.network.node(), &self.programs, Mode::Iptables(self.flavour), source, &lines)
     }
 
     /// The tables of both families.
@@ -125,7 +125,7 @@ const THEIRS: &str = "--dst-type LOCAL -j KUBE-NODEPORTS";
 const OURS: &str = "-j KUBE-CLUSTER-IPS";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn taking_over_from_kube_proxy_and_giving_back_fails_no_connection() -> anyhow::Result<()> {
+async fn switching_from_kube_proxy_and_back_fails_no_connection() -> anyhow::Result<()> {
     for flavour in ["nft", "legacy"] {
         let world = World::build(flavour).await?;
         tokio::task::block_in_place(|| there_and_back(&world))?;
@@ -195,7 +195,7 @@ fn there_and_back(world: &World) -> anyhow::Result<()> {
     for answered in &answered {
         println!("{}: {answered}", world.flavour);
     }
-    anyhow::ensure!(answered.iter().all(|load| load.count > 0), "nothing was asked: {answered:?}");
+    anyhow::ensure!(answered.iter().all(|load| load.count > 0), "no request was sent: {answered:?}");
 
     let mut cleanup = world.programs.start(node, "localnet-iptables", &["cleanup"])?;
     anyhow::ensure!(cleanup.wait()?.success(), "{}", world.programs.log("localnet-iptables"));

@@ -124,7 +124,7 @@ fn dependencies_point_one_way() {
     let dependencies = dependencies();
     let listed: BTreeSet<_> = MAY_USE.iter().map(|(name, _)| (*name).to_owned()).collect();
     let ours: BTreeSet<_> = dependencies.keys().cloned().collect();
-    assert_eq!(ours, listed, "the crates of the workspace, and those whose place is decided here");
+    assert_eq!(ours, listed, "the crates of the workspace and the crates listed in this test");
     for (name, allowed) in MAY_USE {
         let allowed: BTreeSet<_> = allowed.iter().map(|name| (*name).to_owned()).collect();
         let used: BTreeSet<_> = dependencies[*name].intersection(&ours).cloned().collect();
@@ -205,7 +205,7 @@ fn every_source_file_is_compiled() {
 }
 
 #[test]
-fn nothing_is_left_undone_or_switched_off() {
+fn no_test_is_disabled_and_no_work_is_left() {
     // Written in two parts, so that this file does not match itself.
     let words = [
         ("TO", "DO"),
@@ -266,7 +266,7 @@ fn table(manifest: &str, name: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn unsafe_code_is_in_one_file_of_one_crate_that_else_has_the_same_lints() {
+fn unsafe_code_is_in_one_file_of_one_crate() {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
     let (workspace, own) = (read("Cargo.toml"), read(UNSAFE.0));
     for lints in ["rust", "clippy"] {
@@ -290,7 +290,7 @@ fn unsafe_code_is_in_one_file_of_one_crate_that_else_has_the_same_lints() {
 /// `e2e/test.sh` runs the test programs whose names begin with `guest` in parallel with the others. No other name may begin with
 /// `gu`.
 #[test]
-fn tests_that_may_need_a_guest_are_named_so() {
+fn only_tests_that_may_need_a_guest_begin_with_guest() {
     let calls = [concat!("on_", "ipvs("), concat!("on_", "ipvs_beside("), concat!("Guest::", "boot(")];
     let mut wrong = Vec::new();
     for (path, text) in rust_sources() {
@@ -307,7 +307,7 @@ fn tests_that_may_need_a_guest_are_named_so() {
 
 /// Checks licences and sources like `cargo deny`, and from the same list, but in one second.
 #[test]
-fn licences_and_sources_are_those_that_deny_toml_allows() {
+fn deny_toml_allows_all_licences_and_sources() {
     let deny = fs::read_to_string(root().join("deny.toml")).unwrap();
     let list = deny.split("allow = [").nth(1).unwrap().split(']').next().unwrap();
     let allowed: Vec<_> = list.split('"').skip(1).step_by(2).map(|name| Licensee::parse(name).unwrap()).collect();
@@ -349,7 +349,7 @@ fn every_crate_has_the_workspace_lints() {
 }
 
 #[test]
-fn links_between_documents_lead_somewhere() {
+fn links_between_documents_are_valid() {
     let mut broken = Vec::new();
     for path in sources().into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "md")) {
         let text = fs::read_to_string(&path).unwrap();

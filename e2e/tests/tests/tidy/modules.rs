@@ -179,8 +179,8 @@ impl<'ast> Visit<'ast> for Visitor {
 
 /// The module that defines the item of a path.
 fn defining(files: &BTreeMap<Module, File>, path: &[String], left: usize) -> Option<Module> {
-    let known = (0..=path.len()).rev().find(|length| files.contains_key(&path[..*length]))?;
-    let (module, rest) = path.split_at(known);
+    let length = (0..=path.len()).rev().find(|length| files.contains_key(&path[..*length]))?;
+    let (module, rest) = path.split_at(length);
     let file = &files[module];
     let (Some(name), Some(left)) = (rest.first(), left.checked_sub(1)) else { return Some(module.to_vec()) };
     if let Some(imported) = file.imports.get(name).filter(|imported| **imported != path) {
@@ -253,7 +253,7 @@ fn modules_form_no_circles() {
 }
 
 #[test]
-fn a_circle_is_found_through_what_a_parent_exports() {
+fn a_cycle_through_the_exports_of_a_parent_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);

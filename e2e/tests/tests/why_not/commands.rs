@@ -12,12 +12,12 @@ fn well() -> Scenario {
 }
 
 #[test]
-fn a_node_that_is_well_is_told_so_by_every_command() {
+fn every_command_finds_no_problem_on_a_healthy_node() {
     let node = well();
     let run = |arguments: &[&str], code: i32| {
-        let said = node.localnet(arguments).unwrap();
-        assert_eq!(said.code, code, "{arguments:?}: {said:?}");
-        said.out
+        let answer = node.localnet(arguments).unwrap();
+        assert_eq!(answer.code, code, "{arguments:?}: {answer:?}");
+        answer.out
     };
     assert!(run(&["get", "services"], 0).contains("shop       web   ClusterIP  172.30.0.41  -            80/TCP  2"));
     assert_eq!(run(&["get", "services", "-o", "name"], 0), "shop/web\n");
@@ -54,7 +54,7 @@ fn a_node_that_is_well_is_told_so_by_every_command() {
 /// Regression: only the backend has flags, and without its configuration each command failed on a healthy node. Every command
 /// uses the configuration that the backend has reported, and names it.
 #[test]
-fn every_command_answers_with_the_configuration_of_the_backend() {
+fn every_command_uses_the_configuration_of_the_backend() {
     let node = well();
     let as_reported = "configuration: reported by the nft backend\n";
     for (arguments, expected) in [
@@ -65,9 +65,9 @@ fn every_command_answers_with_the_configuration_of_the_backend() {
         (&["diff"], "the kernel matches the plan"),
         (&["top"], "0 flows to Services"),
     ] {
-        let said = node.localnet(arguments).unwrap();
-        assert_eq!(said.code, 0, "{arguments:?}: {said:?}");
-        assert!(said.out.contains(expected) && said.out.ends_with(as_reported), "{arguments:?}: {}", said.out);
+        let answer = node.localnet(arguments).unwrap();
+        assert_eq!(answer.code, 0, "{arguments:?}: {answer:?}");
+        assert!(answer.out.contains(expected) && answer.out.ends_with(as_reported), "{arguments:?}: {}", answer.out);
     }
     let doctor = node.localnet(&["doctor"]).unwrap();
     assert_eq!(doctor.code, 0, "{doctor:?}");
@@ -78,10 +78,10 @@ fn every_command_answers_with_the_configuration_of_the_backend() {
 
 /// The programs other than `localnet-nft`, each of which connects to a brain in its own way.
 #[test]
-fn other_programs_report_their_configuration_too() {
+fn all_programs_report_their_configuration() {
     let configuration = |node: &Scenario| -> Option<serde_json::Value> {
-        let said = node.localnet(&["get", "revision", "-o", "json"]).ok()?;
-        let status: serde_json::Value = serde_json::from_str(&said.out).ok()?;
+        let answer = node.localnet(&["get", "revision", "-o", "json"]).ok()?;
+        let status: serde_json::Value = serde_json::from_str(&answer.out).ok()?;
         Some(status["backends"][0]["configuration"].clone()).filter(|of| !of.is_null())
     };
     for (program, flags) in [("localnet-iptables", &[][..]), ("localnet-node", &["--backend", "nft"])] {
@@ -116,8 +116,8 @@ fn endpoints_that_are_not_ready_are_listed() {
         ("endpoints-terminated", "10.180.0.1:8080  TCP       yes    Terminating  -"),
     ] {
         let node = Scenario::build(&named(fault), &[]).unwrap();
-        let said = node.localnet(&["get", "endpoints"]).unwrap();
-        assert!(said.out.contains(expected), "{fault}: {said:?}");
+        let answer = node.localnet(&["get", "endpoints"]).unwrap();
+        assert!(answer.out.contains(expected), "{fault}: {answer:?}");
     }
 }
 
@@ -128,28 +128,28 @@ fn top_goes_on_and_shows_rates() {
     let run = |namespace: &Namespace, line: &str| namespace.output(Command::new("bash").args(["-c", line])).unwrap();
     run(node.network.node(), "echo 1 > /proc/sys/net/netfilter/nf_conntrack_acct");
     run(node.network.pod("10.180.0.2".parse().unwrap()).unwrap(), "echo ask > /dev/udp/172.30.0.53/53");
-    let said = node.localnet(&["top", "--count", "2"]).unwrap();
-    assert_eq!(said.code, 0, "{said:?}");
-    let looks: Vec<&str> = said.out.lines().filter(|line| line.starts_with("NAME ")).collect();
+    let answer = node.localnet(&["top", "--count", "2"]).unwrap();
+    assert_eq!(answer.code, 0, "{answer:?}");
+    let headings: Vec<&str> = answer.out.lines().filter(|line| line.starts_with("NAME ")).collect();
     let (first, second) = ("FLOWS  UNANSWERED  STALE  BYTES", "FLOWS  UNANSWERED  STALE  NEW/S  BYTES  BYTES/S");
-    assert!(looks.len() == 2 && looks[0].ends_with(first) && looks[1].ends_with(second), "{}", said.out);
-    assert!(said.out.contains("shop/dns:dns"), "{}", said.out);
+    assert!(headings.len() == 2 && headings[0].ends_with(first) && headings[1].ends_with(second), "{}", answer.out);
+    assert!(answer.out.contains("shop/dns:dns"), "{}", answer.out);
 }
 
 /// A backend that has applied everything and exited is unhealthy, because no program would apply the next change.
 #[test]
-fn a_backend_that_is_gone_is_not_well() {
+fn a_stopped_backend_fails_the_doctor() {
     let steps = ["backend", "kill backend"].map(str::to_owned);
     let node = Scenario::build(&named("no-slices"), &steps).unwrap();
-    let is_said = || {
-        let said = node.localnet(&["doctor"]).unwrap();
-        said.code == 1 && said.out.contains("no backend waits for the next state")
+    let is_reported = || {
+        let answer = node.localnet(&["doctor"]).unwrap();
+        answer.code == 1 && answer.out.contains("no backend waits for the next state")
     };
-    await_condition("doctor", is_said).unwrap();
+    await_condition("doctor", is_reported).unwrap();
 }
 
 #[test]
-fn a_saved_state_is_asked_in_place_of_a_brain() {
+fn a_saved_state_replaces_the_brain() {
     let (node, cluster) = (well(), CLUSTER_CIDRS.join(","));
     let file = node.programs.path().join("state.yaml");
     std::fs::write(&file, node.localnet(&["get", "state", "-o", "yaml"]).unwrap().out).unwrap();
@@ -169,9 +169,9 @@ fn kubectl_finds_it_by_its_name() {
     let folder = tempfile::tempdir().unwrap();
     let plugin = folder.path().join("kubectl-localnet");
     symlink(program("localnet").unwrap(), &plugin).unwrap();
-    let said = Command::new(&plugin).args(["get", "--help"]).output().unwrap();
-    let text = String::from_utf8(said.stdout).unwrap();
-    assert!(said.status.success() && text.contains("Usage: kubectl localnet get"), "{text}");
+    let answer = Command::new(&plugin).args(["get", "--help"]).output().unwrap();
+    let text = String::from_utf8(answer.stdout).unwrap();
+    assert!(answer.status.success() && text.contains("Usage: kubectl localnet get"), "{text}");
     for shell in ["bash", "zsh", "fish"] {
         let script = Command::new(&plugin).args(["completion", shell]).output().unwrap();
         assert!(String::from_utf8(script.stdout).unwrap().contains("localnet"), "{shell}");

@@ -62,7 +62,7 @@ fn played(page: &str) -> String {
 }
 
 #[test]
-fn five_troubles_are_found_as_the_page_says() {
+fn the_five_examples_of_the_page_are_correct() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().join("docs/debugging.md");
     let page = fs::read_to_string(&path).unwrap();
     assert!(page.matches(FAULT).count() + page.matches(CASE).count() >= 5);

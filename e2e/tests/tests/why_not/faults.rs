@@ -19,16 +19,16 @@ fn named(folder: &std::path::Path) -> anyhow::Result<(String, Vec<String>)> {
     if let Some(to) = &fault.to {
         arguments.extend(["--to", to]);
     }
-    let said = scenario.localnet(&arguments)?;
-    anyhow::ensure!(said.code == 1 || said.code == 0, "{said:?}");
-    let answer: serde_json::Value = serde_json::from_str(&said.out)?;
+    let run = scenario.localnet(&arguments)?;
+    anyhow::ensure!(run.code == 1 || run.code == 0, "{run:?}");
+    let answer: serde_json::Value = serde_json::from_str(&run.out)?;
     let causes = answer["causes"].as_array().cloned().unwrap_or_default();
     let ids = causes.iter().map(|cause| format!("{}: {}", cause["id"].as_str().unwrap_or_default(), cause["problem"]));
     Ok((fault.cause, ids.collect()))
 }
 
 #[test]
-fn the_right_cause_is_named_first() {
+fn the_right_cause_ranks_first() {
     let folders = scenario::all();
     assert!(folders.len() >= 40, "only {} faults", folders.len());
     let next = AtomicUsize::new(0);

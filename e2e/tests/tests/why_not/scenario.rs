@@ -129,8 +129,8 @@ impl Scenario {
             }
             "unreadable" => {
                 self.becomes_later()?;
-                let is_told = || self.status().is_some_and(|status| status["troubles"][0]["of"][0] == "files");
-                await_condition("the brain's trouble", is_told).with_context(|| self.programs.log("localnet-brain"))
+                let is_reported = || self.status().is_some_and(|status| status["troubles"][0]["of"][0] == "files");
+                await_condition("the brain's trouble", is_reported).with_context(|| self.programs.log("localnet-brain"))
             }
             _ => {
                 let (place, command) = step.split_once(": ").context("a step is a word, or PLACE: COMMAND")?;
@@ -171,8 +171,8 @@ impl Scenario {
     }
 
     fn status(&self) -> Option<serde_json::Value> {
-        let said = self.localnet(&["get", "revision", "-o", "json"]).ok()?;
-        serde_json::from_str(&said.out).ok()
+        let run = self.localnet(&["get", "revision", "-o", "json"]).ok()?;
+        serde_json::from_str(&run.out).ok()
     }
 
     fn await_revision(&self, revision: u64) -> anyhow::Result<()> {

@@ -5,7 +5,7 @@ use localnet_lab::{Network, Topology};
 use crate::windows::{Windows, is_possible};
 
 #[test]
-fn the_library_is_called_as_its_header_says_and_nothing_leaks() {
+fn calls_match_the_header_of_the_library_and_leak_nothing() {
     if !is_possible() {
         return;
     }
@@ -14,7 +14,7 @@ fn the_library_is_called_as_its_header_says_and_nothing_leaks() {
         let windows = Windows::new(version, kind, &["10.180.0.1"]).unwrap();
         let before = windows.objects();
         windows.run(network.node(), &["check", "--network-name", "pods"]).unwrap();
-        let said = windows.said();
+        let output = windows.output();
         for line in [
             "yes: a new object has the requested identifier",
             "yes: two endpoints may have the same address",
@@ -22,7 +22,7 @@ fn the_library_is_called_as_its_header_says_and_nothing_leaks() {
             &format!("{in_place}: a load balancer can be changed in place"),
             "This HNS behaves as localnet-win requires.",
         ] {
-            assert!(said.contains(line), "{line} is missing:\n{said}");
+            assert!(output.contains(line), "{line} is missing:\n{output}");
         }
         assert_eq!(windows.objects(), before);
         assert!(windows.log().contains("HcnCreateLoadBalancer") && windows.log().contains("refused 803b0013"));
@@ -31,7 +31,7 @@ fn the_library_is_called_as_its_header_says_and_nothing_leaks() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_are_reported() {
     if !is_possible() {
         return;
     }

@@ -69,7 +69,7 @@ fn the_program_follows_a_brain_through_changes_and_restarts() {
     assert!(windows.log().contains("HcnModifyLoadBalancer"), "{}", windows.log());
     write(&file, &cluster(&[2]));
     both(&[POD, "0ab40102"]);
-    await_condition("the endpoint that nobody uses is gone", || windows.objects().len() == empty.len() + 3).unwrap();
+    await_condition("the unused endpoint is deleted", || windows.objects().len() == empty.len() + 3).unwrap();
 
     // Another program removes a load balancer, the brain exits, and a change comes with the next brain. Nothing is removed in
     // between.
@@ -78,12 +78,13 @@ fn the_program_follows_a_brain_through_changes_and_restarts() {
     windows.set_objects(&objects).unwrap();
     both(&[POD, "0ab40102"]);
     drop(first_brain);
-    await_condition("the program notices", || windows.said().contains("cannot get the state from the brain")).unwrap();
+    await_condition("the program logs it", || windows.output().contains("cannot get the state from the brain"))
+        .unwrap();
     both(&[POD, "0ab40102"]);
     write(&file, &cluster(&[3]));
     let _second_brain = brain(&programs, node, &file);
     both(&[POD, "0ab40103"]);
-    await_condition("the endpoint that nobody uses is gone", || windows.objects().len() == empty.len() + 3).unwrap();
+    await_condition("the unused endpoint is deleted", || windows.objects().len() == empty.len() + 3).unwrap();
 
     // If the CNI plugin recreates a pod's endpoint, it gets another identifier.
     let mut objects = windows.objects();
@@ -94,7 +95,7 @@ fn the_program_follows_a_brain_through_changes_and_restarts() {
     both(&["00000077", "0ab40103"]);
 
     interrupt(&program);
-    assert!(windows.ended(&mut program).unwrap().success(), "{}", windows.said());
+    assert!(windows.ended(&mut program).unwrap().success(), "{}", windows.output());
     both(&["00000077", "0ab40103"]);
     // The next run finds nothing to change.
     let before = windows.log();

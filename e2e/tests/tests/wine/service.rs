@@ -35,16 +35,16 @@ fn the_service_control_manager_starts_and_ends_it() {
     let endpoints: &[&str] = &[POD, "0ab40101"];
     windows.await_balancers(&[("172.30.0.41:80", endpoints), ("node:30080", endpoints)]).unwrap();
     windows.tool(node, "sc", &["query", SERVICE]).unwrap();
-    assert!(windows.said().contains("RUNNING"), "{}", windows.said());
+    assert!(windows.output().contains("RUNNING"), "{}", windows.output());
     write(&file, &cluster(&[2]));
     let endpoints: &[&str] = &[POD, "0ab40102"];
     windows.await_balancers(&[("172.30.0.41:80", endpoints), ("node:30080", endpoints)]).unwrap();
 
     windows.tool(node, "sc", &["stop", SERVICE]).unwrap();
     await_condition("the end of the process", || windows.log().contains("unloaded")).unwrap();
-    let said = windows.said().len();
+    let before = windows.output().len();
     windows.tool(node, "sc", &["query", SERVICE]).unwrap();
-    let state = windows.said().split_off(said);
+    let state = windows.output().split_off(before);
     assert!(state.contains("STOPPED") && state.contains("WIN32_EXIT_CODE    : 0 "), "{state}");
     // The programmed load balancers remain until they are removed explicitly.
     windows.await_balancers(&[("172.30.0.41:80", endpoints), ("node:30080", endpoints)]).unwrap();
@@ -74,7 +74,8 @@ fn a_brain_on_a_named_pipe_is_followed() {
     both(&[POD, "0ab40101", "0ab40102"]);
     // The connection breaks, and the program connects again.
     drop(first_brain);
-    await_condition("the program notices", || windows.said().contains("cannot get the state from the brain")).unwrap();
+    await_condition("the program logs it", || windows.output().contains("cannot get the state from the brain"))
+        .unwrap();
     write(&file, &cluster(&[3]));
     let _second_brain = brain(&programs, node, &file);
     both(&[POD, "0ab40103"]);

@@ -49,10 +49,10 @@ fn build() -> anyhow::Result<PathBuf> {
     let mut cargo = Command::new(repository().join("e2e/wine/cargo"));
     let built = cargo.args(["build", "--locked", "-p", "localnet-win"]).current_dir(repository()).output()?;
     // No other compilation sees the code that is only for Windows, so its warnings count here.
-    let said = String::from_utf8_lossy(&built.stderr);
+    let stderr = String::from_utf8_lossy(&built.stderr);
     ensure!(
-        built.status.success() && !said.contains("warning: "),
-        "localnet-win does not build without warnings: {said}"
+        built.status.success() && !stderr.contains("warning: "),
+        "localnet-win does not build without warnings: {stderr}"
     );
     // target/PROFILE/deps/TEST-HASH
     let test = env::current_exe()?;
@@ -153,7 +153,7 @@ impl Windows {
         };
         let expected: BTreeMap<String, Vec<String>> = expected.iter().map(owned).collect();
         await_condition("load balancers", || self.balancers() == expected)
-            .with_context(|| format!("expected {expected:?}, there are {:?}; {}", self.balancers(), self.said()))
+            .with_context(|| format!("expected {expected:?}, there are {:?}; {}", self.balancers(), self.output()))
     }
 
     /// The environment variables that configure the stand-in for HNS.
@@ -172,7 +172,7 @@ impl Windows {
 
     fn start_other(&self, namespace: &Namespace, program: &OsStr, arguments: &[&str]) -> anyhow::Result<Running> {
         // Other processes of Wine inherit the output and outlive the program, so a pipe would not end with the program.
-        let output = fs::File::options().create(true).append(true).open(self.path("said"))?;
+        let output = fs::File::options().create(true).append(true).open(self.path("output"))?;
         let other = output.try_clone()?;
         namespace.spawn(repository().join("e2e/wine/run"), |command| {
             let command = command.arg(program).args(arguments).current_dir(self.folder.path());
@@ -185,7 +185,7 @@ impl Windows {
     /// Starts a server on a named pipe that forwards to a TCP port of the namespace, and waits until it runs.
     pub(crate) fn start_pipe(&self, namespace: &Namespace, name: &str, port: u16) -> anyhow::Result<Running> {
         let running = self.start_other(namespace, cache().join("pipe.exe").as_os_str(), &[name, &port.to_string()])?;
-        await_condition("the named pipe", || self.said().contains("listening"))?;
+        await_condition("the named pipe", || self.output().contains("listening"))?;
         Ok(running)
     }
 
@@ -203,7 +203,7 @@ impl Windows {
 
     fn succeeded(&self, mut running: Running, arguments: &[&str]) -> anyhow::Result<()> {
         let ended = self.ended(&mut running)?;
-        ensure!(ended.success(), "{arguments:?}: {ended}; {}", self.said());
+        ensure!(ended.success(), "{arguments:?}: {ended}; {}", self.output());
         Ok(())
     }
 
@@ -220,13 +220,13 @@ impl Windows {
             status = running.try_wait().unwrap();
             status.is_some()
         })
-        .with_context(|| self.said())?;
+        .with_context(|| self.output())?;
         status.context("no status")
     }
 
     /// The output of the program.
-    pub(crate) fn said(&self) -> String {
-        fs::read_to_string(self.path("said")).unwrap_or_default()
+    pub(crate) fn output(&self) -> String {
+        fs::read_to_string(self.path("output")).unwrap_or_default()
     }
 
     /// The changes that were requested from the HNS, and its refusals.

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{HTTP, NAMESPACE, PODS, World, ip};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn services_that_would_behave_differently_are_named() -> anyhow::Result<()> {
+async fn check_lists_the_services_that_would_behave_differently() -> anyhow::Result<()> {
     let world = World::build().await?;
     let objects = world.plane.objects(NAMESPACE);
     let port = json!([{ "name": "http", "port": 80, "targetPort": HTTP }]);
@@ -44,19 +44,19 @@ async fn services_that_would_behave_differently_are_named() -> anyhow::Result<()
         let mut check = Command::new(program("localnet-brain")?);
         check.args(["check", "--config", &config, "--source", &source]);
         let output = world.network.node().run(|| Ok(check.output()?))?;
-        let said = String::from_utf8(output.stdout)?;
-        assert_eq!(output.status.code(), Some(1), "{mode}: {said}{}", String::from_utf8_lossy(&output.stderr));
+        let report = String::from_utf8(output.stdout)?;
+        assert_eq!(output.status.code(), Some(1), "{mode}: {report}{}", String::from_utf8_lossy(&output.stderr));
         let mut named: Vec<(&str, u8)> = Vec::new();
-        for line in said.lines().filter(|line| line.starts_with("Service ")) {
+        for line in report.lines().filter(|line| line.starts_with("Service ")) {
             let (service, text) = line.trim_start_matches("Service ").split_once(": ").expect("a Service and a text");
             let name = service.trim_start_matches("shop/");
             let entry = text.rsplit_once("(docs/differences.md, ").map(|(_, entry)| entry.trim_end_matches(')'));
             named.push((name, entry.and_then(|entry| entry.parse().ok()).expect("an entry")));
         }
-        assert_eq!(named, expected, "{mode}: {said}");
-        let count = said.lines().count() - 1;
+        assert_eq!(named, expected, "{mode}: {report}");
+        let count = report.lines().count() - 1;
         let all = format!("; {count} {}\n", if count == 1 { "difference" } else { "differences" });
-        assert!(said.ends_with(&all), "{said}");
+        assert!(report.ends_with(&all), "{report}");
     }
     Ok(())
 }

@@ -40,7 +40,7 @@ fn start(alone: &Alone, backend: Option<&str>, arguments: &[String]) -> anyhow::
 }
 
 #[test]
-fn node_ports_answer_where_kube_proxy_answered() -> anyhow::Result<()> {
+fn node_ports_answer_on_the_addresses_of_kube_proxy() -> anyhow::Result<()> {
     let alone = Alone::build()?;
     let addresses = [NODE[0], ip(SECOND[0]), NODE[1], ip(SECOND[1])];
     let kubeadm = |change: fn(&str) -> String| with_file(&alone, KUBEADM, "config.conf", change);
@@ -56,19 +56,19 @@ fn node_ports_answer_where_kube_proxy_answered() -> anyhow::Result<()> {
         ("k3s", Some("nft"), &|| Ok(k3s.clone()), true),
         ("k3s", None, &|| Ok(k3s.clone()), true),
     ];
-    for (whose, backend, arguments, second) in rows {
+    for (source, backend, arguments, second) in rows {
         let mut running = start(&alone, backend, &arguments()?)?;
         let mut answered = [false; 4];
-        await_condition(whose, || {
+        await_condition(source, || {
             answered = addresses.map(|at| alone.seen(alone.network.client(), (at, NODE_PORT)).is_some());
             answered == [true, second, true, second]
         })
-        .with_context(|| format!("{whose} {backend:?}: {answered:?}\n{}", alone.log()))?;
+        .with_context(|| format!("{source} {backend:?}: {answered:?}\n{}", alone.log()))?;
         running.kill()?;
         running.wait()?;
         // The rules of a killed backend would answer in place of the next one.
         let cleanup = start(&alone, backend, &[arguments()?, vec!["--cleanup".to_owned()]].concat())?.wait()?;
-        anyhow::ensure!(cleanup.success(), "{whose} {backend:?}: {}", alone.log());
+        anyhow::ensure!(cleanup.success(), "{source} {backend:?}: {}", alone.log());
     }
     Ok(())
 }

@@ -116,7 +116,7 @@ impl Alone {
 }
 
 #[test]
-fn the_nodes_addresses_are_those_that_are_chosen() -> anyhow::Result<()> {
+fn the_configured_node_addresses_are_used() -> anyhow::Result<()> {
     let alone = Alone::build()?;
     let addresses = [NODE[0], ip(SECOND[0]), NODE[1], ip(SECOND[1])];
     // NodePorts answer at the primary addresses. In a family without a primary address, they answer at all addresses.
@@ -147,7 +147,7 @@ fn the_nodes_addresses_are_those_that_are_chosen() -> anyhow::Result<()> {
 }
 
 #[test]
-fn pods_are_told_from_others_as_configured() -> anyhow::Result<()> {
+fn pods_are_recognized_as_configured() -> anyhow::Result<()> {
     let alone = Alone::build()?;
     let (pod, client) = (alone.network.pod(ip(PODS[0]))?, alone.network.client());
     // The source address that the endpoint sees is the pod's or the client's.
@@ -177,7 +177,7 @@ fn pods_are_told_from_others_as_configured() -> anyhow::Result<()> {
 }
 
 #[test]
-fn node_ports_answer_on_localhost_where_they_are_to() -> anyhow::Result<()> {
+fn node_ports_answer_on_localhost_if_configured() -> anyhow::Result<()> {
     let alone = Alone::build()?;
     let node = alone.network.node();
     // CIDRs of both families, because the node is dual-stack.
@@ -207,7 +207,7 @@ fn applied(log: &str) -> Vec<Timestamp> {
 }
 
 #[test]
-fn there_is_a_least_time_between_two_syncs() -> anyhow::Result<()> {
+fn the_minimum_time_between_syncs_is_kept() -> anyhow::Result<()> {
     let alone = Alone::build()?;
     let _running = alone.start("minSyncPeriod: 2s")?;
     let await_applied = |port: u16| {
@@ -220,7 +220,7 @@ fn there_is_a_least_time_between_two_syncs() -> anyhow::Result<()> {
         await_applied(port)?;
     }
     // The log line follows the first packets.
-    await_condition("each sync is said", || applied(&alone.log()).len() >= 4).with_context(|| alone.log())?;
+    await_condition("each sync is logged", || applied(&alone.log()).len() >= 4).with_context(|| alone.log())?;
     for pair in applied(&alone.log()).windows(2) {
         let between = pair[1].duration_since(pair[0]);
         assert!(between.as_millis() >= 2000, "{between:?} between two syncs: {}", alone.log());

@@ -138,7 +138,7 @@ impl Pages {
         })
         .with_context(|| world.logs())?;
         slices.delete(CHANGE, &DeleteParams::default()).await?;
-        let asked = [
+        let page = [
             (HEALTH, "/healthz"),
             (HEALTH, "/livez"),
             (HEALTH, "/metrics"),
@@ -154,7 +154,7 @@ impl Pages {
             (METRICS, "/debug/pprof/"),
             (METRICS, "/debug/pprof/cmdline"),
         ];
-        let pages = asked.into_iter().map(|(at, path)| Ok(((at, path), world.get(at, path)?)));
+        let pages = page.into_iter().map(|(at, path)| Ok(((at, path), world.get(at, path)?)));
         Ok(Self(pages.collect::<anyhow::Result<_>>()?))
     }
 
@@ -164,12 +164,12 @@ impl Pages {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_page_is_answered_as_kube_proxy_does_in_mode_nftables() -> anyhow::Result<()> {
+async fn each_page_equals_that_of_kube_proxy_in_mode_nftables() -> anyhow::Result<()> {
     compare("nftables", false).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_page_is_answered_as_kube_proxy_does_in_mode_iptables() -> anyhow::Result<()> {
+async fn each_page_equals_that_of_kube_proxy_in_mode_iptables() -> anyhow::Result<()> {
     compare("iptables", true).await
 }
 
@@ -214,27 +214,26 @@ async fn compare(mode: &str, profiling: bool) -> anyhow::Result<()> {
         assert_eq!(world.get(METRICS, "/debug/pprof/profile?seconds=1")?.status, 404);
     }
 
-    for (asked, theirs) in &theirs.0 {
-        let ours = &ours.0[asked];
+    for (page, theirs) in &theirs.0 {
+        let ours = &ours.0[page];
         let kind = |page: &Page| (page.status, page.kind.clone(), page.sniff.clone());
-        match asked {
+        match page {
             // Prometheus negotiates an escaping scheme with its client.
             (_, "/metrics" | "/metrics/slis") if theirs.status == 200 => {
-                assert_eq!(ours.status, 200, "{asked:?}");
-                assert!(theirs.kind.starts_with(&ours.kind), "{asked:?}: {} {}", ours.kind, theirs.kind);
+                assert_eq!(ours.status, 200, "{page:?}");
+                assert!(theirs.kind.starts_with(&ours.kind), "{page:?}: {} {}", ours.kind, theirs.kind);
             }
             // These pages are for people or describe the program, so their texts differ.
-            (_, "/debug/pprof/" | "/debug/pprof/cmdline") => assert_eq!(kind(ours), kind(theirs), "{asked:?}"),
+            (_, "/debug/pprof/" | "/debug/pprof/cmdline") => assert_eq!(kind(ours), kind(theirs), "{page:?}"),
             (_, "/statusz" | "/flagz") => {
-                assert_eq!((ours.status, theirs.status), (200, 200), "{asked:?}");
-                assert!(ours.kind.starts_with("text/plain") && theirs.kind.starts_with("text/plain"), "{asked:?}");
+                assert_eq!((ours.status, theirs.status), (200, 200), "{page:?}");
+                assert!(ours.kind.starts_with("text/plain") && theirs.kind.starts_with("text/plain"), "{page:?}");
             }
-            _ => assert_eq!(kind(ours), kind(theirs), "{asked:?}"),
+            _ => assert_eq!(kind(ours), kind(theirs), "{page:?}"),
         }
-        let own_words =
-            matches!(asked.1, "/statusz" | "/flagz" | "/metrics" | "/debug/pprof/" | "/debug/pprof/cmdline");
+        let own_words = matches!(page.1, "/statusz" | "/flagz" | "/metrics" | "/debug/pprof/" | "/debug/pprof/cmdline");
         if !theirs.body.contains('{') && (!own_words || theirs.status == 404) {
-            assert_eq!(ours.body, theirs.body, "{asked:?}");
+            assert_eq!(ours.body, theirs.body, "{page:?}");
         }
     }
     for path in ["/healthz", "/livez"] {
@@ -256,7 +255,7 @@ async fn compare(mode: &str, profiling: bool) -> anyhow::Result<()> {
     let explained: BTreeSet<&str> = ABSENT.iter().copied().collect();
     assert!(absent.is_subset(&explained), "only kube-proxy has {:?}", absent.difference(&explained));
     for name in explained {
-        assert!(!of_ours.contains_key(name), "{name} is told here");
+        assert!(!of_ours.contains_key(name), "localnet exports {name}");
         assert!(DOCUMENT.contains(&format!("`{name}`")), "it is not written why {name} is absent");
     }
     let expected = match mode {

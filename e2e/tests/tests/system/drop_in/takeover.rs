@@ -81,10 +81,10 @@ fn take_over_and_give_back(world: &World, mode: &str) -> anyhow::Result<()> {
             if mode == "nftables" {
                 ours(world, "localnet-nft", &["cleanup", "--kube-proxy"])?;
             } else {
-                let Err(told) = ours(world, "localnet-nft", &["cleanup", "--kube-proxy"]) else {
+                let Err(error) = ours(world, "localnet-nft", &["cleanup", "--kube-proxy"]) else {
                     anyhow::bail!("chains of iptables were not noticed");
                 };
-                anyhow::ensure!(told.to_string().contains("localnet-iptables cleanup"), "{told}");
+                anyhow::ensure!(error.to_string().contains("localnet-iptables cleanup"), "{error}");
                 ours(world, "localnet-iptables", &["cleanup"])?;
             }
             let rules = ruleset()?;

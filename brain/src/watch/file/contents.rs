@@ -40,7 +40,7 @@ const TICKS: Duration = Duration::from_secs(2);
 
 /// The content of the files at the last read without a problem.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Known {
+pub(super) struct Contents {
     files: BTreeMap<Arc<Path>, File>,
     hashes: RandomState,
     /// Whether the first list was taken. Later events are changes.
@@ -131,7 +131,7 @@ impl Odd {
                 .remedy("name its Service with the label kubernetes.io/service-name"),
             Self::WithoutClusterIp => {
                 Diagnostic::new(Code::ServiceWithoutAddress, subject, "has no ClusterIP and is not proxied")
-                    .remedy("set spec.clusterIP: none is invented")
+                    .remedy("set spec.clusterIP: the brain allocates none")
                     .severity(Severity::Warning)
             }
         }
@@ -202,7 +202,7 @@ impl News {
     }
 }
 
-impl Known {
+impl Contents {
     /// Reads the changes. The calling thread must have the stack of `super::thread`. If any file cannot be read, there is no
     /// news.
     pub(super) fn read(&self, path: &Path, now: SystemTime) -> Result<News, Vec<Diagnostic>> {
@@ -216,18 +216,18 @@ impl Known {
         let gone = self.files.keys().filter(|file| !there.contains(&***file));
         news.files.extend(gone.map(|file| (Arc::clone(file), None)));
         for file in &paths {
-            let known = self.files.get(file.as_path());
-            if known.is_some_and(|known| known.settled && Stamp::of(file).is_ok_and(|stamp| stamp == known.stamp)) {
+            let before = self.files.get(file.as_path());
+            if before.is_some_and(|before| before.settled && Stamp::of(file).is_ok_and(|stamp| stamp == before.stamp)) {
                 continue;
             }
             let file: Arc<Path> = file.as_path().into();
             match open::read(&file) {
                 Ok((bytes, stamp)) => match String::from_utf8(bytes) {
-                    Ok(text) if known.is_some_and(File::has_objects) && yaml::documents(&text).next().is_none() => {
+                    Ok(text) if before.is_some_and(File::has_objects) && yaml::documents(&text).next().is_none() => {
                         problems.push(problems::emptied(&file));
                     }
                     Ok(text) => {
-                        let texts = self.texts(&file, &text, known, &mut news, &mut problems);
+                        let texts = self.texts(&file, &text, before, &mut news, &mut problems);
                         let settled = stamp.is_older_than(now, TICKS);
                         news.files.insert(Arc::clone(&file), Some(File::new(&file, stamp, settled, texts)));
                     }
@@ -235,7 +235,7 @@ impl Known {
                 },
                 // The file was deleted after it was listed. The watch reports its successor.
                 Err(Refused::Failed(error)) if error.kind() == io::ErrorKind::NotFound && *file != *path => {
-                    if known.is_some() {
+                    if before.is_some() {
                         news.files.insert(file, None);
                     }
                 }
@@ -258,18 +258,18 @@ impl Known {
         &self,
         file: &Arc<Path>,
         text: &str,
-        known: Option<&File>,
+        before: Option<&File>,
         news: &mut News,
         problems: &mut Vec<Diagnostic>,
     ) -> Vec<Text> {
-        let known: HashMap<u64, &Text> =
-            known.iter().flat_map(|file| &file.texts).map(|text| (text.hash, text)).collect();
+        let texts_before: HashMap<u64, &Text> =
+            before.iter().flat_map(|file| &file.texts).map(|text| (text.hash, text)).collect();
         yaml::documents(text)
             .map(|document| {
                 let Document { text, lines_before, .. } = document;
                 let hash = self.hashes.hash_one(text);
-                if let Some(known) = known.get(&hash) {
-                    return Text { lines_before, ..(*known).clone() };
+                if let Some(text) = texts_before.get(&hash) {
+                    return Text { lines_before, ..(*text).clone() };
                 }
                 news.parsed += 1;
                 let reading = reading::read(document, file);
@@ -294,7 +294,7 @@ impl Known {
         let mut problems = Vec::new();
         let mut found = |id, place, first: (&Arc<Path>, u64)| {
             let ((first, first_line), (file, line)) = if first <= place { (first, place) } else { (place, first) };
-            let problem = format!("is there twice, first in {}:{first_line}", first.display());
+            let problem = format!("is defined twice, first in {}:{first_line}", first.display());
             let subject = Subject::in_file_of(Arc::clone(file), line, Some(spoken(id)));
             problems.push(Diagnostic::new(Code::ObjectTwice, subject, problem).remedy("remove one of them"));
         };

@@ -9,7 +9,7 @@ use std::{
 use super::{folder::is_named_like_one, stamp::Stamp};
 
 /// A fingerprint of the files that are read, wherever links lead. It changes when one of them changes, appears or disappears.
-pub(super) fn look(path: &Path) -> u64 {
+pub(super) fn of_path(path: &Path) -> u64 {
     let mut hasher = DefaultHasher::new();
     one(path, &mut hasher);
     if let Ok(entries) = fs::read_dir(path) {

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::Known;
+use super::Contents;
 use crate::watch::file::{load, tests::World};
 
 /// A Service that is recognized by its ClusterIP.
@@ -21,10 +21,10 @@ fn later() -> SystemTime {
 }
 
 /// The number of files read and of documents parsed. `None` if there was a problem.
-fn read(known: &mut Known, world: &mut World, folder: &Path, now: SystemTime) -> Option<(usize, usize)> {
-    let news = known.read(folder, now).ok()?;
+fn read(contents: &mut Contents, world: &mut World, folder: &Path, now: SystemTime) -> Option<(usize, usize)> {
+    let news = contents.read(folder, now).ok()?;
     let read = (news.files(), news.parsed);
-    world.fold(known.take(news));
+    world.fold(contents.take(news));
     Some(read)
 }
 
@@ -36,9 +36,9 @@ fn anew(folder: &Path) -> World {
 }
 
 #[test]
-fn only_what_has_changed_is_read_again() {
+fn only_changed_documents_are_parsed_again() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut known, mut world) = (Known::default(), World::default());
+    let (mut contents, mut world) = (Contents::default(), World::default());
     let write = |file: &str, services: &[(&str, u8)]| {
         let text: String = services.iter().map(|(name, last)| service(name, *last)).collect();
         fs::write(folder.path().join(file), text).unwrap();
@@ -48,7 +48,7 @@ fn only_what_has_changed_is_read_again() {
         write(&format!("{file}.yaml"), &names.iter().map(|name| (&**name, file)).collect::<Vec<_>>());
     }
     let mut check = |expected: (usize, usize), what: &str| {
-        assert_eq!(read(&mut known, &mut world, folder.path(), later()), Some(expected), "{what}");
+        assert_eq!(read(&mut contents, &mut world, folder.path(), later()), Some(expected), "{what}");
         assert_eq!(world, anew(folder.path()), "{what}");
     };
     check((10, 100), "everything, at first");
@@ -58,13 +58,13 @@ fn only_what_has_changed_is_read_again() {
     fs::write(&file, text.replacen("10.96.0.3", "10.96.0.99", 1)).unwrap();
     check((1, 1), "one object");
     fs::write(&file, format!("# on top\n{text}{}", service("more", 1))).unwrap();
-    check((1, 2), "the first has its former address, there is another one, and all stand further down");
+    check((1, 2), "the first has its former address, one was added, and all have other lines");
     fs::write(&file, &text[text[1..].find("---").unwrap() + 1..]).unwrap();
-    check((1, 0), "two objects are gone");
+    check((1, 0), "two objects were deleted");
     fs::rename(&file, folder.path().join("x.yaml")).unwrap();
     check((1, 9), "another file");
     fs::remove_file(folder.path().join("4.yaml")).unwrap();
-    check((0, 0), "a file is gone");
+    check((0, 0), "a file was deleted");
     fs::rename(folder.path().join("5.yaml"), folder.path().join("new")).unwrap();
     fs::copy(folder.path().join("new"), folder.path().join("5.yaml")).unwrap();
     check((1, 0), "another file with the same content");
@@ -73,56 +73,56 @@ fn only_what_has_changed_is_read_again() {
 /// The clock that stamps files ticks every few milliseconds. So a file that was just written can get new content with the same
 /// stamp.
 #[test]
-fn a_file_that_was_just_written_is_read_again_whatever_its_stamp() {
+fn a_recently_written_file_is_read_again_despite_an_equal_stamp() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut known, mut world) = (Known::default(), World::default());
+    let (mut contents, mut world) = (Contents::default(), World::default());
     fs::write(folder.path().join("a.yaml"), service("web", 1)).unwrap();
     let now = SystemTime::now();
-    assert_eq!(read(&mut known, &mut world, folder.path(), now), Some((1, 1)));
-    assert_eq!(read(&mut known, &mut world, folder.path(), now), Some((1, 0)));
-    assert_eq!(read(&mut known, &mut world, folder.path(), later()), Some((1, 0)), "once more, and then no more");
-    assert_eq!(read(&mut known, &mut world, folder.path(), now), Some((0, 0)));
+    assert_eq!(read(&mut contents, &mut world, folder.path(), now), Some((1, 1)));
+    assert_eq!(read(&mut contents, &mut world, folder.path(), now), Some((1, 0)));
+    assert_eq!(read(&mut contents, &mut world, folder.path(), later()), Some((1, 0)), "read once more, then no longer");
+    assert_eq!(read(&mut contents, &mut world, folder.path(), now), Some((0, 0)));
 }
 
 /// Regression: a valid file that changed together with an invalid one must be read again.
 #[test]
-fn what_nobody_took_is_news_again() {
+fn news_that_is_not_taken_is_returned_again() {
     let folder = tempfile::tempdir().unwrap();
     let (good, bad) = (folder.path().join("a.yaml"), folder.path().join("b.yaml"));
-    let (mut known, mut world) = (Known::default(), World::default());
+    let (mut contents, mut world) = (Contents::default(), World::default());
     fs::write(&good, service("web", 1)).unwrap();
-    read(&mut known, &mut world, folder.path(), later()).unwrap();
+    read(&mut contents, &mut world, folder.path(), later()).unwrap();
     fs::write(&good, service("web", 2)).unwrap();
     fs::write(&bad, "kind: [").unwrap();
-    assert_eq!(read(&mut known, &mut world, folder.path(), later()), None);
+    assert_eq!(read(&mut contents, &mut world, folder.path(), later()), None);
     fs::write(&bad, service("web", 3)).unwrap();
-    let problems = known.read(folder.path(), later()).unwrap_err();
-    let said = format!(
-        "{}:2: Service default/web: is there twice, first in {}:2; remove one of them",
+    let problems = contents.read(folder.path(), later()).unwrap_err();
+    let message = format!(
+        "{}:2: Service default/web: is defined twice, first in {}:2; remove one of them",
         bad.display(),
         good.display()
     );
-    assert_eq!(problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [said]);
+    assert_eq!(problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [message]);
     fs::remove_file(&bad).unwrap();
-    assert_eq!(read(&mut known, &mut world, folder.path(), later()), Some((1, 1)));
+    assert_eq!(read(&mut contents, &mut world, folder.path(), later()), Some((1, 1)));
     assert_eq!(world, anew(folder.path()));
 }
 
 #[test]
-fn of_two_places_the_later_one_is_the_second_whichever_was_read_last() {
+fn a_duplicate_is_reported_in_the_order_of_the_files() {
     let folder = tempfile::tempdir().unwrap();
     let (a, b) = (folder.path().join("a.yaml"), folder.path().join("b.yaml"));
-    let (mut known, mut world) = (Known::default(), World::default());
+    let (mut contents, mut world) = (Contents::default(), World::default());
     fs::write(&b, service("other", 1) + &service("web", 1)).unwrap();
-    read(&mut known, &mut world, folder.path(), later()).unwrap();
+    read(&mut contents, &mut world, folder.path(), later()).unwrap();
     fs::write(&a, service("web", 2)).unwrap();
-    let problem = known.read(folder.path(), later()).unwrap_err()[0].to_string();
-    let said = format!(
-        "{}:11: Service default/web: is there twice, first in {}:2; remove one of them",
+    let problem = contents.read(folder.path(), later()).unwrap_err()[0].to_string();
+    let message = format!(
+        "{}:11: Service default/web: is defined twice, first in {}:2; remove one of them",
         b.display(),
         a.display()
     );
-    assert_eq!(problem, said);
+    assert_eq!(problem, message);
 }
 
 mod any_history {
@@ -163,7 +163,7 @@ mod any_history {
         #[test]
         fn ends_as_if_read_anew(history in prop::collection::vec((0..3u8, prop::option::of(prop::collection::vec(line(), 0..4)), any::<bool>()), 1..12)) {
             let folder = tempfile::tempdir().unwrap();
-            let (mut known, mut world) = (Known::default(), World::default());
+            let (mut contents, mut world) = (Contents::default(), World::default());
             for (file, lines, settled) in history {
                 let path = folder.path().join(format!("{file}.yaml"));
                 match lines {
@@ -172,14 +172,14 @@ mod any_history {
                     None => _ = fs::remove_file(&path),
                 }
                 let now = if settled { later() } else { SystemTime::now() };
-                let good = read(&mut known, &mut world, folder.path(), now).is_some();
+                let good = read(&mut contents, &mut world, folder.path(), now).is_some();
                 let anew = load(folder.path());
                 prop_assert_eq!(good, anew.is_ok());
                 if let Ok(anew) = anew {
                     let mut expected = World::default();
                     expected.fold(anew.events);
                     prop_assert_eq!(&world, &expected);
-                    prop_assert_eq!(known.ignored(), anew.ignored.iter().collect::<Vec<_>>());
+                    prop_assert_eq!(contents.ignored(), anew.ignored.iter().collect::<Vec<_>>());
                 }
             }
         }
