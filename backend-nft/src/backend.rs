@@ -375,7 +375,7 @@ impl<K: Kernel> NftBackend<K> {
             let emptied =
                 if emptying.is_empty() { Ok(TransactionSize::default()) } else { self.apply_transaction(&emptying) };
             match emptied.and_then(|_| self.apply_transaction(&removal)) {
-                Ok(_) => self.desired.tables()[family as usize].stale_chains_are_gone(),
+                Ok(_) => self.desired.tables()[family as usize].stale_chains_are_deleted(),
                 Err(error) => debug!(%error, "cannot delete unused chains yet"),
             }
         }

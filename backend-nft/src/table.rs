@@ -451,7 +451,7 @@ impl TableState {
     }
 
     /// Records that the removal was applied.
-    pub fn stale_chains_are_gone(&mut self) {
+    pub fn stale_chains_are_deleted(&mut self) {
         self.stale.clear();
         let unwanted: Vec<SetId> = SetId::ALL.into_iter().filter(|id| !self.wants(*id)).collect();
         if let Some(held) = &mut self.held {

@@ -73,7 +73,7 @@ fn states_give_plans() {
 }
 
 #[test]
-fn what_was_planned_is_held_and_a_restart_writes_nothing() {
+fn hns_holds_the_plan_and_a_restart_writes_nothing() {
     for case in cases() {
         let state: Snapshot = case.read_state().unwrap();
         for network in NETWORKS.into_iter().filter(|network| can_be(&state, network)) {
@@ -144,7 +144,7 @@ fn frontend(case: &Case, flow: &Flow) -> [Frontend; 2] {
     [of(Address::Vip(flow.to.ip())), of(node)]
 }
 
-/// What HNS cannot express is left out of this, by rule: the sender (source ranges, and this node's own traffic under a local external policy),
+/// This omits features that HNS does not support: the sender (source ranges, and this node's own traffic under a local external policy),
 /// several ports, endpoints on the node's own network, NodePorts on some addresses only, and where the destination is kept (`docs/backends/windows.md`).
 #[test]
 fn load_balancers_have_the_endpoints_that_answer() {

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_found() {
+    fn differences_are_found() {
         let external = |web: &mut Service| web.external_ips = vec!["192.168.0.2".parse().unwrap()];
         let host = service("host", |web| {
             web.endpoints = vec![Endpoint {

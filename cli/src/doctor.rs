@@ -197,7 +197,7 @@ fn of_backends(status: &Status, add: &mut impl FnMut(&'static str, Is, String, &
                 ("", behind) => add(
                     "backends",
                     Is::Failing,
-                    format!("{name} {family}: {behind} revisions behind; it last reported {age} s ago"),
+                    format!("{name} {family}: lags by {behind} revisions; it last reported {age} s ago"),
                     "check that it runs and reaches the brain; its log has the error",
                 ),
                 (error, _) => add(

@@ -312,7 +312,7 @@ impl Show for NodeFacts<'_> {
 
 impl Show for Status {
     fn human(&self, style: Style) -> String {
-        let mut table = Table::new(["WHO", "REVISION", "BEHIND", "STATE"]);
+        let mut table = Table::new(["NAME", "REVISION", "LAG", "STATE"]);
         let brain = format!("brain {}", self.version);
         table.row([brain, self.revision.to_string(), NONE.to_owned(), format!("{} services", self.services)]);
         for backend in &self.backends {

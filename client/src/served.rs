@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_named() {
+    fn differences_are_listed() {
         let affine = expected(|service| service.client_ip_affinity = Some(60));
         let differences = affine.differences(&read(&format!("10.96.0.10 TCP 80 {BOTH}\n10.96.0.10 TCP 81 drop")));
         for line in [

@@ -137,7 +137,7 @@ impl Cluster {
             localized.node = Some(node);
             localized.primary = self.here.primary;
             localized.node_eligible = self.node.as_ref().map(localize::is_eligible);
-            let gone = self.node_gone.then(|| localize::node_is_gone(&self.options.node_name));
+            let gone = self.node_gone.then(|| localize::node_deleted(&self.options.node_name));
             localized.skipped.extend(skipped.into_iter().chain(gone).map(|found| (None, found)));
         }
         let mut dirty: Vec<ServiceKey> = self.dirty.drain().collect();

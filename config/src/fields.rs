@@ -217,7 +217,7 @@ pub const FIELDS: &[Field] = &[
         Live,
     ),
     field("ipvs.scheduler", Same, r#""""#, "ipvs: scheduler; empty: `rr`", OfMode),
-    field("ipvs.excludeCIDRs", Same, "[]", "ipvs: CIDRs whose virtual servers belong to other programs", OfMode),
+    field("ipvs.excludeCIDRs", Same, "[]", "ipvs: CIDRs distribution virtual servers belong to other programs", OfMode),
     field("ipvs.strictARP", Same, "false", "ipvs: `arp_ignore` 1 and `arp_announce` 2", OfMode),
     field(
         "ipvs.tcpTimeout",
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_is_found_again() {
+    fn moved_fields_have_their_new_name() {
         for (path, expected) in [
             ("conntrack", Some("in v1alpha2 it is linux.conntrack")),
             ("conntrack.min", Some("in v1alpha2 it is linux.conntrack.min")),

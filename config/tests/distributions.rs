@@ -69,19 +69,25 @@ fn defaults(empty_mode: Mode) -> Config {
 #[test]
 fn node_ports_answer_on_the_addresses_on_which_kube_proxy_answered() {
     for empty_mode in READERS {
-        for (whose, reading) in [("kubeadm", kubeadm(empty_mode)), ("eks", eks(empty_mode)), ("k3s", k3s(empty_mode))] {
+        for (distribution, reading) in
+            [("kubeadm", kubeadm(empty_mode)), ("eks", eks(empty_mode)), ("k3s", k3s(empty_mode))]
+        {
             let config = reading.config;
-            assert_eq!(config.node_port_addresses, NodePortAddresses::All, "{whose} {empty_mode}");
-            assert!(config.iptables.localhost_node_ports, "{whose} {empty_mode}");
+            assert_eq!(config.node_port_addresses, NodePortAddresses::All, "{distribution} {empty_mode}");
+            assert!(config.iptables.localhost_node_ports, "{distribution} {empty_mode}");
             // Written by --write-config-to, and read by another program.
             for other in READERS {
                 let again = Reader { platform: Platform::Linux, empty_mode: other }.read(&config.to_yaml()).unwrap();
-                assert_eq!(again.config.node_port_addresses, NodePortAddresses::All, "{whose} {empty_mode} {other}");
+                assert_eq!(
+                    again.config.node_port_addresses,
+                    NodePortAddresses::All,
+                    "{distribution} {empty_mode} {other}"
+                );
             }
             // As /configz shows it, where the mode is never empty.
             let shown = localnet_config::v1alpha1::Document::from(&config);
             let expected: &[&str] = if config.mode == Mode::Nftables { &["0.0.0.0/0", "::/0"] } else { &[] };
-            assert_eq!(shown.node_port_addresses, expected, "{whose} {empty_mode}");
+            assert_eq!(shown.node_port_addresses, expected, "{distribution} {empty_mode}");
         }
     }
 }

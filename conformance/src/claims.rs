@@ -106,7 +106,7 @@ impl std::error::Error for BadClaim {}
 impl fmt::Display for BadClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all: Vec<_> = Claim::ALL.map(Claim::as_str).into();
-        write!(f, "{:?} is none of {}; \"none\" alone claims nothing", self.0, all.join(", "))
+        write!(f, "{:?} is not one of {}; to claim nothing, write only none", self.0, all.join(", "))
     }
 }
 
@@ -291,6 +291,6 @@ mod tests {
         assert_eq!("udp,tcp".parse(), Ok([Claim::Tcp, Claim::Udp].into_iter().collect::<Claims>()));
         assert_eq!("none".parse(), Ok(Claims::none()));
         assert!("tcp,".parse::<Claims>().is_err());
-        assert!("quic".parse::<Claim>().unwrap_err().to_string().starts_with("\"quic\" is none of tcp, udp"));
+        assert!("quic".parse::<Claim>().unwrap_err().to_string().starts_with("\"quic\" is not one of tcp, udp"));
     }
 }

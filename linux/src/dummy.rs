@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interface_that_cannot_be_made_says_what_helps() {
+    fn errors_of_creating_an_interface_name_the_remedy() {
         for (errno, expected) in [
             (
                 Errno::OPNOTSUPP,

@@ -227,7 +227,7 @@ fn neither_a_second_sync_nor_a_restart_sends_anything() {
     assert_eq!(sent(&mut backend, &state, &Changes::default()), (0, 0, 0));
     assert_eq!(sent(&mut backend, &state, &Changes::everything()), (0, 0, 0));
     assert_eq!(sent(&mut restarted(&backend), &state, &Changes::everything()), (0, 0, 0));
-    assert_eq!(backend.kernel.reads, 4, "tables are read once, and substitutes looked for");
+    assert_eq!(backend.kernel.reads, 4, "tables and temporary tables are read once");
 }
 
 #[test]

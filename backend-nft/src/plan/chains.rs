@@ -127,7 +127,7 @@ fn unserved_local(facts: &Facts, family: Family) -> Chain {
 }
 
 fn translated() -> Rule {
-    Rule::new([Statement::ConnectionDnat, Statement::Verdict(Verdict::Return)]).comment("asked for another VIP")
+    Rule::new([Statement::ConnectionDnat, Statement::Verdict(Verdict::Return)]).comment("connected to another VIP")
 }
 
 /// The chain for unused addresses of Services. As in [`unserved`], translated packets pass, even if the endpoint's

@@ -123,7 +123,7 @@ fn ask(socket: &UdpSocket) -> Option<String> {
 fn await_answer(socket: &UdpSocket, by: &str) {
     let began = Instant::now();
     while ask(socket).as_deref() != Some(by) {
-        assert!(began.elapsed() < PATIENCE, "{by} gives no answer");
+        assert!(began.elapsed() < PATIENCE, "{by} does not answer");
     }
 }
 

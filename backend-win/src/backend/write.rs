@@ -143,11 +143,11 @@ impl<K: Kernel> WinBackend<K> {
                         if self.wrote(id, wanted, &shown) {
                             return Ok(());
                         }
-                        info!("HNS says that it changes load balancers in place, and does not: they are made anew");
+                        info!("HNS reports that it changes load balancers in place, but does not; creating them again");
                         self.cannot_modify = true;
                     }
                     Err(failure) if failure.reason() == Reason::Unsupported => {
-                        info!(%failure, "HNS does not change load balancers in place, though its version says so");
+                        info!(%failure, "HNS does not change load balancers in place, although its version should support it");
                         self.cannot_modify = true;
                     }
                     // The load balancer was deleted. If another call reports NotFound, it means another object, such as an

@@ -237,7 +237,7 @@ impl Replay {
                 Op::Set(wire::Value { r#ref: Some(of), bytes }) => {
                     if of.set() == Set::EndpointsSet {
                         let service = of.path.rsplit_once('/').unwrap().0;
-                        assert!(self.0.contains_key(service), "{} is there before its service", of.path);
+                        assert!(self.0.contains_key(service), "{} exists before its service", of.path);
                     }
                     _ = self.0.insert(of.path, (of.set, bytes));
                 }

@@ -175,7 +175,7 @@ async fn bind_tcp(host: &str, port: u16, beyond_loopback: bool) -> anyhow::Resul
         .collect();
     if !beyond_loopback && let Some(open) = addresses.iter().find(|address| !address.ip().is_loopback()) {
         bail!(
-            "{} can be reached from other machines; pass --tls-cert, --tls-key and --tls-client-ca, or --insecure-tcp to serve everybody",
+            "{} can be reached from other machines; pass --tls-cert, --tls-key and --tls-client-ca, or --insecure-tcp to serve all of them",
             open.ip()
         );
     }

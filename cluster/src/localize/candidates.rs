@@ -164,7 +164,7 @@ fn usable<'a>(
             None => continue,
             Some(Parsed::Bad(text)) => format!("{text:?} is not an IP address"),
             Some(Parsed::Good(address)) if Family::of(*address) != family => {
-                format!("{address} is not an {family} address, as addressType says")
+                format!("{address} is not an {family} address, but addressType is {family}")
             }
             Some(Parsed::Good(address)) => match special::reserved_for(*address) {
                 Some(reserved) => format!("{address} is {reserved}, which no endpoint may have (CVE-2021-25737)"),

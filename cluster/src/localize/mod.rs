@@ -36,7 +36,7 @@ use crate::objects::{ServiceObject, SliceObject};
 use categorize::Policy;
 pub use front::wanted;
 pub use health::{HEALTH_CHECK_NODE_PORT, HealthCheck, health_check, health_check_port, is_eligible};
-pub use node::{Here, NodeIps, node, node_is_gone};
+pub use node::{Here, NodeIps, node, node_deleted};
 pub use ports::NODE_PORTS;
 pub use proxied::is_proxied;
 pub use reasons::{Reasons, Standing};

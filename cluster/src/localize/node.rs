@@ -110,7 +110,7 @@ pub fn node<'a>(
 }
 
 /// The diagnostic for a deleted Node.
-pub fn node_is_gone(name: &str) -> Diagnostic {
+pub fn node_deleted(name: &str) -> Diagnostic {
     let problem = "was deleted; the brain keeps using its last addresses and zone";
     Diagnostic::new(Code::NodeGone, Subject::node(name), problem)
         .remedy("register the Node again, or stop the programs on it")

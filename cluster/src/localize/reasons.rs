@@ -401,7 +401,7 @@ fn address(at: At<'_>, family: Family) -> Result<IpAddr, Why> {
         None => (Rule::Address, "it has no address".to_owned()),
         Some(Parsed::Bad(text)) => (Rule::Address, format!("{text:?} is not an IP address")),
         Some(Parsed::Good(address)) if Family::of(*address) != family => {
-            (Rule::Address, format!("{address} is not an {family} address, as addressType says"))
+            (Rule::Address, format!("{address} is not an {family} address, but addressType is {family}"))
         }
         Some(Parsed::Good(address)) => match special::reserved_for(*address) {
             Some(reserved) => (Rule::Reserved, format!("{address} is {reserved}, which no endpoint may have")),

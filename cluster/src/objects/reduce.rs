@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn the_destination_is_kept_where_an_annotation_says_true() {
+    fn an_annotation_preserves_the_destination() {
         for (annotations, expected) in [
             (json!({}), false),
             (json!({"preserve-destination": "true"}), true),

@@ -199,7 +199,7 @@ pub const FLAGS: &[Flag] = &[
         "ipvs-exclude-cidrs",
         List,
         Field("ipvs.excludeCIDRs"),
-        "ipvs: CIDRs whose virtual servers belong to other programs",
+        "ipvs: CIDRs distribution virtual servers belong to other programs",
     ),
     flag("ipvs-min-sync-period", Duration, InIpvs("minSyncPeriod"), "ipvs: minimum time between two syncs"),
     flag("ipvs-scheduler", Text, Field("ipvs.scheduler"), "ipvs: scheduler, instead of rr"),

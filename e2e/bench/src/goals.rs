@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_neither_met_nor_missed() {
+    fn a_goal_without_a_measurement_is_neither_met_nor_missed() {
         let mut figures = good();
         figures["runs"] = json!([]);
         figures["kernel"] = json!([]);

@@ -33,7 +33,7 @@ use crate::{
     contestants::{Contestant, WITH_IPVS},
     machine::Machine,
     options::Options,
-    plane, say,
+    plane, print_progress,
 };
 use inside::{Figures, Task};
 
@@ -64,17 +64,17 @@ pub(crate) fn measure(options: &Options, page: &Path) -> anyhow::Result<()> {
             if !options.only.is_empty() && !options.only.iter().any(|part| contestant.name.contains(part.as_str())) {
                 continue;
             }
-            say(&format!("{} at {size}", contestant.name));
+            print_progress(&format!("{} at {size}", contestant.name));
             let (figures, kernel) = of(&runtime, (number, contestant), size, options.quick, &data)
                 .with_context(|| format!("measuring {}", contestant.name))?;
-            say(&serde_json::to_string(&figures)?);
+            print_progress(&serde_json::to_string(&figures)?);
             runs.push((contestant.name, figures));
             place = kernel;
         }
         texts.push(report::text(size, &runs, &machine, &place));
     }
     let text = texts.join("\n");
-    say(&text);
+    print_progress(&text);
     let old = fs::read_to_string(page).with_context(|| format!("reading {}", page.display()))?;
     let new = report::put(&old, &text).with_context(|| format!("writing into {}", page.display()))?;
     fs::write(page, new).with_context(|| format!("writing {}", page.display()))
@@ -86,7 +86,7 @@ fn sizes(options: &Options) -> Vec<Size> {
     match (options.size.as_slice(), options.quick) {
         ([], false) => [1_000, 10_000].iter().map(usual).collect(),
         ([], true) => vec![usual(&1_000)],
-        (asked, _) => asked.to_vec(),
+        (requested, _) => requested.to_vec(),
     }
 }
 
@@ -116,9 +116,9 @@ fn of(
     let mut command = Command::new(env::current_exe().context("finding this program")?);
     command.args(env::args_os().skip(1)).env(TASK, OsString::from(serde_json::to_string(&task)?));
     let output = guest.run(&command, LIMIT).with_context(|| format!("{} in the guest", contestant.name))?;
-    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    ensure!(output.status.success(), "in the guest: {said}{errors}");
-    let last = said.lines().last().context("the guest has said nothing")?;
+    let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "in the guest: {printed}{errors}");
+    let last = printed.lines().last().context("the guest printed nothing")?;
     let kernel = guest.run(Command::new("uname").arg("-r"), Duration::from_secs(60))?;
     let kernel = String::from_utf8_lossy(&kernel.stdout).trim().to_owned();
     let processor = if guest.accelerator() == "tcg" { "an emulated processor" } else { "a processor shared by KVM" };

@@ -106,13 +106,13 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
                 continue;
             }
             if !may_end(&figures.runs, contestant.name, size, options.lengths(size).give_up) {
-                say(&format!("{} at {size}: left out, it would not be complete in time", contestant.name));
+                print_progress(&format!("{} at {size}: skipped, because it would not finish in time", contestant.name));
                 continue;
             }
             let run = measure::run(runtime.handle(), contestant, size, &options.lengths(size), &options.cache)
                 .with_context(|| format!("measuring {} at {size}", contestant.name))?;
             let line = serde_json::to_string(&run)?;
-            say(&line);
+            print_progress(&line);
             if let Some(path) = &options.runs {
                 let mut file = File::options().create(true).append(true).open(path)?;
                 writeln!(file, "{line}").with_context(|| format!("writing {}", path.display()))?;
@@ -148,7 +148,7 @@ fn measured(path: &Path) -> anyhow::Result<Vec<Run>> {
 }
 
 /// Prints progress.
-fn say(line: &str) {
+fn print_progress(line: &str) {
     // A closed standard error is not a failure.
     _ = writeln!(std::io::stderr(), "{line}");
 }

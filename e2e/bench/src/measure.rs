@@ -20,7 +20,7 @@ use crate::{
     contestants::{Contestant, Role},
     figures::{Memory, Run},
     options::Lengths,
-    plane, say,
+    plane, print_progress,
     site::{Site, Team, settle},
     usage,
 };
@@ -44,7 +44,7 @@ pub(crate) fn run(
     let data = runtime.block_on(plane::filled(size, cache))?;
     let site = Site::build(runtime, size, &data)?;
     settle()?;
-    say(&format!("{} at {size}", contestant.name));
+    print_progress(&format!("{} at {size}", contestant.name));
     let others = Others::begin(&site)?;
     let mut run = Run {
         contestant: contestant.name.to_owned(),

@@ -19,7 +19,7 @@ use crate::{
     cluster::{NAMESPACE, NODE, SERVICE_CIDRS, Size},
     etcd::{self, Entry, like},
     machine::version,
-    say,
+    print_progress,
 };
 
 /// Disable the API server's own limits, which are not to be measured.
@@ -54,7 +54,7 @@ pub(crate) async fn filled(size: Size, cache: &Path) -> anyhow::Result<PathBuf> 
     if folder.is_dir() {
         return Ok(folder);
     }
-    say(&format!("filling a control plane with {size}"));
+    print_progress(&format!("filling a control plane with {size}"));
     let new = cache.join("new");
     fs::create_dir_all(cache).with_context(|| format!("creating {}", cache.display()))?;
     if new.exists() {

@@ -228,11 +228,11 @@ async fn keep_asking(flows: &[Flow], every: Duration, mut stopped: oneshot::Rece
             _ = due.tick() => {}
         }
         for Flow { socket, endpoint } in flows {
-            let asked = Instant::now();
+            let sent = Instant::now();
             let now = ask(socket).await.with_context(|| format!("after {} datagrams", answered.count))?;
             anyhow::ensure!(now == *endpoint, "a flow has moved from {endpoint} to {now}");
             answered.count += 1;
-            answered.slowest = answered.slowest.max(asked.elapsed());
+            answered.slowest = answered.slowest.max(sent.elapsed());
         }
     }
     answered.took = began.elapsed();

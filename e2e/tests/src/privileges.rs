@@ -136,7 +136,7 @@ impl Traced {
         let started = log.lines().filter(|line| line.contains(" execve") && !line.contains(" = -1 "));
         let name = |line: &str| Some(line.split('"').nth(1)?.rsplit('/').next()?.to_owned());
         let names: Vec<_> = started.filter_map(name).collect();
-        anyhow::ensure!(names.first().is_some_and(|first| first == "setpriv"), "strace says {log}");
+        anyhow::ensure!(names.first().is_some_and(|first| first == "setpriv"), "strace printed {log}");
         Ok(names[1..].to_vec())
     }
 }

@@ -124,7 +124,7 @@ fn check(expression: &str) -> anyhow::Result<()> {
     };
     let unknown: Vec<_> = names.iter().filter(|name| !is_known(name)).collect();
     anyhow::ensure!(unknown.is_empty(), "{expression}: no program exports {unknown:?}");
-    anyhow::ensure!(names.iter().any(|(name, _)| series.contains(name)), "{expression} asks for nothing");
+    anyhow::ensure!(names.iter().any(|(name, _)| series.contains(name)), "{expression} uses no metric");
     Ok(())
 }
 
@@ -208,7 +208,7 @@ fn the_dashboard_uses_only_exported_metrics() -> anyhow::Result<()> {
         let targets = panel["targets"].as_array().with_context(|| format!("{title} shows something"))?;
         assert!(!targets.is_empty(), "{title} shows something");
         for target in targets {
-            check(target["expr"].as_str().with_context(|| format!("{title} asks something"))?)
+            check(target["expr"].as_str().with_context(|| format!("{title} has no query"))?)
                 .context(title.to_owned())?;
         }
     }
@@ -225,7 +225,7 @@ fn an_unknown_metric_is_detected() {
         ("sum by (le (localnet_revision)", "not closed"),
         ("sum(localnet_revision])", "( meets ]"),
         ("localnet_revision{backend=\"a}", "does not end"),
-        ("1 > 0", "asks for nothing"),
+        ("1 > 0", "uses no metric"),
     ] {
         let error = format!("{:#}", check(expression).expect_err(expression));
         assert!(error.contains(wrong), "{expression}: {error}");

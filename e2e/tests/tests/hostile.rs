@@ -215,6 +215,6 @@ async fn a_thousand_hostile_connections_change_neither_memory_nor_latency() {
         figures(&after)
     );
     // Each read was answered. The benchmark measures the latency next to stalled readers.
-    assert!(most < memory + memory / 2 + 8 * 1024, "{memory} KiB, {most} KiB meanwhile");
+    assert!(most < memory + memory / 2 + 8 * 1024, "{memory} KiB before, {most} KiB during");
     assert!(left < memory + memory / 10 + 2 * 1024, "{memory} KiB, {left} KiB afterwards");
 }

@@ -232,9 +232,9 @@ mod tests {
     fn a_connection_picked_up_in_the_middle_is_never_stale() {
         let mut frontends = Frontends::default();
         frontends.set(frontend(Tcp, "10.96.0.10:80"), endpoints(&[]));
-        let asked = flow(Tcp, Unanswered, address("10.96.0.10:80"), address("10.244.0.2:80"));
-        assert!(is_stale(&asked, &frontends));
-        assert!(!is_stale(&Flow { tcp_state: Some(TcpState::ESTABLISHED), ..asked }, &frontends));
+        let unanswered = flow(Tcp, Unanswered, address("10.96.0.10:80"), address("10.244.0.2:80"));
+        assert!(is_stale(&unanswered, &frontends));
+        assert!(!is_stale(&Flow { tcp_state: Some(TcpState::ESTABLISHED), ..unanswered }, &frontends));
     }
 
     #[test]

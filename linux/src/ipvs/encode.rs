@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_deleted_is_only_named() {
+    fn deletions_contain_only_the_key() {
         let name = "2400 0180 0600 0100 0200 0000 0600 0200 0600 0000 0800 0300 0a600001 0600 0400 0050 0000";
         let frontend = frontend(Protocol::Tcp, "10.96.0.1:80");
         check_change(&Change::DeleteServer(frontend), &["38000000 2000 0100 07000000 00000000 03 01 0000", name]);

@@ -126,8 +126,8 @@ fn without_the_capability_the_error_names_it() {
 fn connect_unanswered(to: &str) -> impl Sized {
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
     rustix::io::ioctl_fionbio(&socket, true).unwrap();
-    let asked = rustix::net::connect(&socket, &address(to));
-    assert_eq!(asked, Err(rustix::io::Errno::INPROGRESS));
+    let requested = rustix::net::connect(&socket, &address(to));
+    assert_eq!(requested, Err(rustix::io::Errno::INPROGRESS));
     socket
 }
 

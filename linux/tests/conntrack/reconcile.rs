@@ -78,7 +78,7 @@ fn a_flow_that_began_before_the_service_existed_reaches_it() {
 /// deleted, a reply in flight enters the flow backwards, and the client's packets count as replies. kube-proxy does not
 /// recover that client while it keeps sending.
 #[test]
-fn a_client_whose_flow_was_entered_backwards_reaches_the_service() {
+fn a_client_with_a_reversed_flow_reaches_the_service() {
     isolated(|| {
         let vip = "10.244.7.7:53";
         let (astray, server, client) = (udp(vip), udp("10.244.0.2:5353"), udp("10.0.0.9:0"));

@@ -182,7 +182,7 @@ fn forty_thousand_elements_are_read_back() {
 }
 
 #[test]
-fn a_table_that_changes_meanwhile_is_read_consistently() {
+fn a_table_that_changes_during_a_read_is_read_consistently() {
     isolated(|| {
         let table = Table::new(Family::V4, "t");
         let set = Arc::new(Set::verdict_map("all", [FieldType::Ipv4Addr]));

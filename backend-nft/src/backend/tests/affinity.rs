@@ -451,7 +451,7 @@ fn clients_of_endpoints_removed_while_no_backend_ran_are_forgotten_at_the_start(
 }
 
 #[test]
-fn a_slot_whose_clients_cannot_be_forgotten_stays_empty_until_they_are() {
+fn a_slot_stays_empty_until_its_clients_are_forgotten() {
     let mut world = World::new();
     world.apply(&web(&FOUR));
     let first = crowd(&mut world, 100);

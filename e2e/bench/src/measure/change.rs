@@ -107,14 +107,14 @@ impl Prober<'_, '_> {
             return Ok(());
         };
         let deadline = Instant::now() + PATIENCE;
-        let told = loop {
+        let reported = loop {
             match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok((at, probe)) if probe == next => break at,
                 Ok(_) => {}
-                Err(error) => return Err(error).context("no event tells a change of the probe's slice"),
+                Err(error) => return Err(error).context("no event reports a change of the probe's slice"),
             }
         };
-        self.event.push(seen.saturating_duration_since(told.min(answered)));
+        self.event.push(seen.saturating_duration_since(reported.min(answered)));
         self.write.push(seen - written);
         Ok(())
     }

@@ -102,8 +102,8 @@ async fn stall(address: Address) {
     let mut held = Vec::new();
     loop {
         let mut client = EndpointsClient::new(channel.clone());
-        let asked = timeout(PATIENCE, client.next(encode::next_filter(Revision::default(), false))).await;
-        let Ok(Ok(answer)) = asked else { return };
+        let requested = timeout(PATIENCE, client.next(encode::next_filter(Revision::default(), false))).await;
+        let Ok(Ok(answer)) = requested else { return };
         let mut answer = answer.into_inner();
         if answer.message().await.is_err() {
             return;

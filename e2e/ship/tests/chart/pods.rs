@@ -219,7 +219,7 @@ async fn there_and_back(world: &World, kubelets: &mut [Kubelet<'_>]) -> anyhow::
     anyhow::ensure!(has(&nft()?, "localnet") == 2 && has(&iptables()?, "KUBE-SVC-") == 2, "both are in the kernel");
     world.upgrade(&["cleanup={nft}"])?;
     world.roll_out(kubelets).await?;
-    anyhow::ensure!(has(&nft()?, "localnet") == 0, "nft's rules are there still: {:?}", nft()?);
+    anyhow::ensure!(has(&nft()?, "localnet") == 0, "nft's rules still exist: {:?}", nft()?);
     // The second step can be rolled back alone.
     world.helm(&["rollback", "localnet"], &[])?;
     world.roll_out(kubelets).await?;
@@ -229,7 +229,7 @@ async fn there_and_back(world: &World, kubelets: &mut [Kubelet<'_>]) -> anyhow::
     world.roll_out(kubelets).await?;
     world.upgrade(&["cleanup={iptables}"])?;
     world.roll_out(kubelets).await?;
-    anyhow::ensure!(has(&iptables()?, "KUBE-SVC-") == 0, "iptables' rules are there still: {:?}", iptables()?);
+    anyhow::ensure!(has(&iptables()?, "KUBE-SVC-") == 0, "iptables' rules still exist: {:?}", iptables()?);
     world.upgrade(&["cleanup=null"])?;
     world.roll_out(kubelets).await?;
     anyhow::ensure!(has(&nft()?, "localnet") == 2, "{:?}", nft()?);

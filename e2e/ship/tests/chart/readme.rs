@@ -40,7 +40,7 @@ fn readme_has_the_table_of_values() -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_has_no_comment_is_found() {
+fn a_missing_comment_is_detected() {
     let missing = table("# Of a.\na:\n  # Of b,\n  # and more.\n  b: 1\n  c: {}\n").expect_err("c has no comment");
     assert_eq!(missing.to_string(), "no comment describes a.c");
     let table = table("# No key's.\n\na:\n  # Of b,\n  # and more.\n  b: 1\n# Of d.\nd: [e]\n").unwrap();

@@ -68,7 +68,7 @@ fn every_value_is_in_the_schema() -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_is_wrong_is_refused() {
+fn invalid_values_are_refused() {
     for (set, complaint) in [
         ("bakend=nft", "bakend"),
         ("backend=kernelspace", "backend"),

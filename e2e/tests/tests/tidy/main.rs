@@ -249,7 +249,7 @@ fn only_the_iptables_backend_starts_programs() {
 }
 
 #[test]
-fn every_module_says_what_it_is() {
+fn every_module_has_a_header() {
     let bare: Vec<_> =
         rust_sources().into_iter().filter(|(_, text)| !text.starts_with("//!")).map(|(path, _)| name(&path)).collect();
     assert!(bare.is_empty(), "without a header: {bare:#?}");

@@ -54,7 +54,7 @@ fn the_right_cause_ranks_first() {
 }
 
 #[test]
-fn every_fault_says_what_it_is() {
+fn every_fault_has_a_description() {
     for folder in scenario::all() {
         let text = std::fs::read_to_string(folder.join("fault.yaml")).unwrap();
         assert!(text.starts_with("# "), "{}", folder.display());

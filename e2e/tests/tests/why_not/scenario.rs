@@ -66,7 +66,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Fault> {
 
 /// The output of a command, and its exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Said {
+pub(crate) struct CommandRun {
     pub(crate) out: String,
     pub(crate) error: String,
     pub(crate) code: i32,
@@ -157,12 +157,12 @@ impl Scenario {
     }
 
     /// Runs `localnet` on the node.
-    pub(crate) fn localnet(&self, arguments: &[&str]) -> anyhow::Result<Said> {
+    pub(crate) fn localnet(&self, arguments: &[&str]) -> anyhow::Result<CommandRun> {
         let mut command = Command::new(program("localnet")?);
         command.args(arguments).env("LOCALNET_API", self.programs.api()).env_remove("NO_COLOR");
         self.network.node().run(|| {
             let ended = command.output().context("running localnet")?;
-            Ok(Said {
+            Ok(CommandRun {
                 out: String::from_utf8(ended.stdout)?,
                 error: String::from_utf8(ended.stderr)?,
                 code: ended.status.code().unwrap_or(-1),

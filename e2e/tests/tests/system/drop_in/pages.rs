@@ -202,10 +202,8 @@ async fn compare(mode: &str, profiling: bool) -> anyhow::Result<()> {
     kube_proxy.kill()?;
     kube_proxy.wait()?;
     world.network.node().output(std::process::Command::new("nft").args(["flush", "ruleset"]))?;
-    await_condition("its ports are taken over", || {
-        [HEALTH, METRICS].iter().all(|at| world.get(at, "/healthz").is_ok())
-    })
-    .with_context(|| world.logs())?;
+    await_condition("localnet uses its ports", || [HEALTH, METRICS].iter().all(|at| world.get(at, "/healthz").is_ok()))
+        .with_context(|| world.logs())?;
     let ours = Pages::of(&world).await?;
     if profiling {
         let profile = world.get(METRICS, "/debug/pprof/profile?seconds=1")?;
