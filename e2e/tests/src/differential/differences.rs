@@ -143,7 +143,7 @@ fn claimant_has_it(difference: &Difference<'_>, is_number: fn(usize) -> bool) ->
 
 /// Whether the NodePort answers at a link-local address, as on the node's other addresses.
 fn node_port_of_link_local_address(difference: &Difference<'_>) -> bool {
-    let Difference { side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference else { return false };
+    let Difference { pair, side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference else { return false };
     let to = asked.question.to.ip();
     let mut rules = scene.setup.rules(to);
     if to != pools::LINK_LOCAL || scene.setup.is_restricted(to) || !rules.node_port_addresses.insert(to) {
@@ -151,7 +151,7 @@ fn node_port_of_link_local_address(difference: &Difference<'_>) -> bool {
     }
     // The original expectation determined the number of packets, so not every endpoint must be seen.
     let expected = route::route(scene.state, &rules, &scene.setup.packet(&asked.question));
-    judge(&Asked { expected, cover: false, ..(*asked).clone() }, seen, topology).is_none()
+    is_right(*pair, &Asked { expected, cover: false, ..(*asked).clone() }, seen, topology)
 }
 
 /// Whether a packet to an unallocated address leaves the node, and the network outside rejects the port.

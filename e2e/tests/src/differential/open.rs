@@ -58,7 +58,7 @@ struct Open {
 struct Held {
     flow: OpenFlow,
     carried: Option<Carried>,
-    /// Whether the last request met silence.
+    /// Whether the last request got no answer: it met silence or a reject.
     unanswered: bool,
     /// Whether the backend was started after the flow was last routed. A started backend does not know the previous endpoints.
     restarted: bool,
@@ -91,8 +91,8 @@ pub(crate) enum Became {
     WentOn,
     /// The flow was not open or was routed anew, as expected.
     Anew,
-    /// The flow continued although its endpoint no longer serves, or ended although its endpoint is ready, or a connection that met
-    /// silence still does although the Service has endpoints now. kube-proxy does all three.
+    /// The flow continued although its endpoint no longer serves, or ended although its endpoint is ready, or a connection without
+    /// an answer still gets none although the Service has endpoints now. kube-proxy does all three.
     Kept,
     /// The flow ended and was routed anew, by this difference of the ipvs backend.
     Ended(usize),
@@ -240,7 +240,7 @@ impl Held {
                         Became::Kept
                     }
                 }
-                (false, false) if side == Side::KubeProxy && was_unanswered && is_silent(&seen) => Became::Kept,
+                (false, false) if side == Side::KubeProxy && was_unanswered && seen.answers.is_empty() => Became::Kept,
                 (false, _) if is_lost => continue,
                 (false, _) if (same || before.is_some() && is_silent(&seen)) && Instant::now() < deadline => {
                     thread::park_timeout(PAUSE);
@@ -254,7 +254,7 @@ impl Held {
         let before = before + &history;
         self.restarted &= became == Became::WentOn;
         self.cut &= became == Became::WentOn;
-        self.unanswered = is_silent(&seen);
+        self.unanswered = seen.answers.is_empty();
         Ok(Followed { side, asked, seen, became, before })
     }
 
