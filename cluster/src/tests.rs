@@ -386,6 +386,19 @@ fn a_port_for_health_checks_that_two_services_claim_belongs_to_the_older() {
 }
 
 #[test]
+fn a_node_port_is_claimed_in_the_families_of_its_service() {
+    let on = |name: &str, created: i64, cluster_ips: &[&str]| {
+        let mut service = ServiceObject { created, cluster_ips: addresses(cluster_ips), ..named(name, "10.96.0.1") };
+        service.ports[0].node_port = 30_080;
+        service
+    };
+    let cluster = synced(vec![on("a", 1, &["10.96.1.1"]), on("b", 2, &["10.96.1.2", "fd00::2"])], vec![]);
+    let lost = cluster.claims.lost(&cluster.services[&ServiceKey::new("default", "b")]);
+    let fronts: Vec<String> = lost.iter().map(|lost| format!("{} {}", lost.front.0, lost.front.2)).collect();
+    assert_eq!(fronts, ["0.0.0.0 30080"]);
+}
+
+#[test]
 fn an_address_is_claimed_only_by_a_service_that_would_be_served_on_it() {
     let externals = |created: i64, cluster_ips: &[&str], families: &[Family]| ServiceObject {
         created,

@@ -89,6 +89,39 @@ fn each_condition_hint_and_policy_is_a_rule() {
     check(a, ExternalLocal, &[(1, "L"), (2, "NR")], &["2: NotReady ies endpoints[1].conditions.ready"]);
 }
 
+#[test]
+fn an_exclusion_names_the_node_of_the_endpoint() {
+    let far = SliceEndpoint { node: None, ..row(3, "") };
+    let slices = [slice("web-1", &[("p80", 80)], vec![row(1, "L"), row(2, ""), far, row(4, "L NR")])];
+    let found = explained(&with_policy(Policy::InternalLocal), &slices, &here(1, "zone-a"));
+    let shown: Vec<_> = found.left_out.iter().map(|of| (&*of.node, of.local, &*of.problem)).collect();
+    let policy = "the Service keeps internal traffic on the node, but the endpoint is";
+    assert_eq!(
+        shown,
+        [
+            ("node-far", false, &*format!("{policy} on node node-far")),
+            ("", false, &*format!("{policy} on no node")),
+            ("node-1", true, "it is not ready, but other endpoints are"),
+        ]
+    );
+}
+
+#[test]
+fn the_topology_of_each_port_and_family_is_reported() {
+    let slices = [slice("web-1", &[("p80", 80)], vec![row(3, "a"), row(4, "b")])];
+    let found = explained(&with_policy(Policy::Cluster), &slices, &here(1, "zone-a"));
+    let ports: Vec<_> = found.topology.iter().map(|topology| (&*topology.port, topology.family)).collect();
+    assert_eq!(ports, [("p80", Family::V4)]);
+}
+
+/// A slice may have several ports of one name. One of them may be wrong.
+#[test]
+fn a_port_with_one_valid_number_excludes_no_endpoint() {
+    let mut two = slice("web-1", &[("p80", 8080), ("p80", 9090)], vec![endpoint("10.1.2.1")]);
+    two.ports[1].port = Some(70_000);
+    assert_eq!(explained(&object("10.96.0.1", &[(80, "TCP")]), &[two], &here(1, "")).left_out, []);
+}
+
 /// Checks the exclusion from `default/web`, which has a TCP port p80, after a change of its slice.
 #[track_caller]
 fn check_slice(change: impl FnOnce(&mut SliceObject), rule: Rule, field: &str, problem: &str) {
