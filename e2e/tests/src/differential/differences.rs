@@ -137,8 +137,11 @@ fn claimant_has_it(difference: &Difference<'_>, is_number: fn(usize) -> bool) ->
     let outcomes: Vec<Outcome> = alone.chain(unguarded).collect();
     // The original expectation determined the number of packets, so not every endpoint must be seen.
     let asked = |expected| Asked { expected, cover: false, ..(*asked).clone() };
-    let is_right = |expected: Outcome| is_right(*pair, &asked(expected), seen, topology);
-    claimants.len() >= 2 && is_number(states.len()) && outcomes.into_iter().any(is_right)
+    let is_right = |asked: &Asked| is_right(*pair, asked, seen, topology);
+    // The packet that a claimant translates may meet another Service in turn.
+    let meets = |asked: &Asked| translated_packet_meets_another_service(&Difference { asked, ..*difference });
+    let has_it = |asked: Asked| is_right(&asked) || meets(&asked);
+    claimants.len() >= 2 && is_number(states.len()) && outcomes.into_iter().map(asked).any(has_it)
 }
 
 /// Whether the NodePort answers at a link-local address, as on the node's other addresses.
