@@ -92,7 +92,7 @@ impl Cluster {
         let Some(to) = self.services.get_mut(random.pick(&others)) else { return };
         let usual = *random.pick(&pools::ENDPOINT_PORTS);
         for _ in 0..1 + random.below(2) {
-            let Some(mut slice) = from.slices.pop() else { return };
+            let Some(mut slice) = from.slices.pop() else { break };
             if random.percent(80) {
                 slice.ports = slice_ports(&to.ports, usual, random);
             }
@@ -413,6 +413,18 @@ fn both_families(first: IpAddr, slot: u8) -> Vec<IpAddr> {
     if pair[0] == first { pair.to_vec() } else { vec![pair[1], pair[0]] }
 }
 
+/// Whether kube-proxy's choice among equal addresses is not random: they are equal in all, or exactly one of two terminates.
+#[cfg(test)]
+fn duplicates_are_settled(slices: &[Slice]) -> bool {
+    let all: Vec<&SliceEndpoint> = slices.iter().flat_map(|slice| &slice.endpoints).collect();
+    all.iter().enumerate().all(|(position, endpoint)| {
+        let terminates = |of: &SliceEndpoint| of.terminating == Some(true);
+        let mut others = all[..position].iter().filter(|other| other.address == endpoint.address);
+        others.all(|other| other == endpoint || terminates(other) != terminates(endpoint))
+    })
+}
+
+/// Seed 2412830908: a slice that moved to another Service kept hints of its own for an address that the Service already had.
 #[test]
 fn the_same_seed_gives_the_same_cluster_and_some_services_claim_the_same() {
     let grow = |seed| {
@@ -432,6 +444,7 @@ fn the_same_seed_gives_the_same_cluster_and_some_services_claim_the_same() {
         assert_ne!(clusters, grow(seed + 1));
         for cluster in clusters {
             assert!(cluster.services.len() <= usize::from(pools::SLOTS));
+            assert!(cluster.services.values().all(|service| duplicates_are_settled(&service.slices)));
             let mut claimed = BTreeSet::new();
             let clashes = |service: &Service| {
                 let own: BTreeSet<_> = claims(service).collect();
