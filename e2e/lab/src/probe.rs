@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio, retry_on_intr};
-use rustix::net::sockopt::{Timeout, set_socket_reuseaddr, set_socket_timeout, socket_error};
+use rustix::net::sockopt::{Timeout, set_socket_linger, set_socket_reuseaddr, set_socket_timeout, socket_error};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, ipproto, recv, send};
 use serde::Deserialize;
 
@@ -260,12 +260,20 @@ impl Probe {
         // A raw socket has no port; with IPv6 a port would count as the protocol's number.
         let to = if kind == SocketType::RAW { SocketAddr::new(self.to.ip(), 0) } else { self.to };
         ioctl_fionbio(&socket, true)?;
+        if kind == SocketType::STREAM {
+            // A connection that is established just after the timeout must not keep its port.
+            set_socket_linger(&socket, Some(Duration::ZERO))?;
+        }
         let connected = match connect(&socket, &to) {
             Err(Errno::INPROGRESS) => self.wait_until_connected(&socket)?,
             connected => connected,
         };
         ioctl_fionbio(&socket, false)?;
         match connected {
+            Ok(()) if kind == SocketType::STREAM => {
+                set_socket_linger(&socket, None)?;
+                Ok(Ok(socket))
+            }
             Ok(()) => Ok(Ok(socket)),
             Err(error) => outcome_of(&error.into()).map(Err),
         }

@@ -32,6 +32,8 @@ pub(crate) struct Report {
     pub(crate) packets: usize,
     pub(crate) connections: usize,
     pub(crate) unexplained: usize,
+    /// How many of the unexplained differences are kube-proxy's.
+    pub(crate) unexplained_of_kube_proxy: usize,
     /// The number of packets whose outcome `localnet explain` predicted.
     pub(crate) told: usize,
     pub(crate) returned: Returned,

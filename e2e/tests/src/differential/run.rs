@@ -226,6 +226,7 @@ impl Runs {
             Some(by) => self.report.explained(by),
             None => {
                 self.report.unexplained += 1;
+                self.report.unexplained_of_kube_proxy += usize::from(side == Side::KubeProxy);
                 say(&format!("\ndifference: {side:?}: {wrong}\n{}", scene.describe(asked, all)));
                 self.pause(side);
             }
