@@ -13,7 +13,7 @@ pub struct Lack {
 }
 
 impl Lack {
-    /// Whether the loss is more likely a mistake than a change: at least 20, and more than half.
+    /// Whether the loss is more likely a mistake than a change: at least `MIN_LOSS`, and more than half.
     pub fn is_suspicious(self) -> bool {
         self.lost >= MIN_LOSS && self.lost > self.of / 2
     }
