@@ -1,11 +1,11 @@
 #Requires -RunAsAdministrator
 <#
 .SYNOPSIS
-Shows on a Windows node what no Linux machine can: that HNS takes what localnet-win writes, and that packets arrive.
+Tests localnet-win on a Windows node: that HNS accepts its objects, and that packets arrive.
 
 .DESCRIPTION
-Run it on a node from which Pods can be taken for a while, with the CNI plugin's network there and kube-proxy stopped. It needs a brain for this node.
-It stops at the first thing that is wrong. What it prints and leaves in the folder is what to send along with a report.
+Before you run the script: drain the node, stop kube-proxy, and start a brain for this node. The network of the CNI plugin must exist.
+The script stops at the first error. If you report a problem, attach its output and its folder.
 
 .EXAMPLE
 .\windows.ps1 -NetworkName cbr0 -Api tcp://10.0.0.5:12090 -TlsArguments '--tls-ca','ca.pem','--tls-cert','node.pem','--tls-key','node.key' -ClusterIP 10.96.0.10 -Port 53
@@ -13,20 +13,20 @@ It stops at the first thing that is wrong. What it prints and leaves in the fold
 param(
     # The HNS network of the pods.
     [Parameter(Mandatory)] [string] $NetworkName,
-    # The program.
+    # Path of localnet-win.exe.
     [string] $Program = (Join-Path $PSScriptRoot 'localnet-win.exe'),
-    # Where this node's brain is served.
+    # Address of this node's brain.
     [string] $Api = 'tcp://127.0.0.1:12090',
-    # --tls-ca and the like, where the brain asks for them.
+    # The flags --tls-ca, --tls-cert and --tls-key, if the brain requires TLS.
     [string[]] $TlsArguments = @(),
-    # The source VIP, on an overlay network.
+    # The source VIP. Required on an overlay network.
     [string] $SourceVip,
     # A ClusterIP that answers TCP, and its port.
     [string] $ClusterIP,
     [int] $Port = 80,
-    # Where evidence is left.
+    # Folder for the logs and listings.
     [string] $Folder = (Join-Path $env:TEMP "localnet-$(Get-Date -Format yyyyMMdd-HHmmss)"),
-    # Remove at the end what was programmed.
+    # Whether to remove localnet's objects from HNS at the end.
     [switch] $Cleanup
 )
 $ErrorActionPreference = 'Stop'
@@ -40,7 +40,7 @@ function Step([string] $Title, [scriptblock] $Work) {
     & $Work
 }
 
-# Runs the program; its log goes to a file, and is returned.
+# Runs localnet-win and writes its output and log to files. Returns both.
 function Invoke-Localnet([string] $Name, [string[]] $Arguments) {
     $log = Join-Path $Folder "$Name.log"
     $out = Join-Path $Folder "$Name.out"
@@ -53,41 +53,41 @@ function Invoke-Localnet([string] $Name, [string[]] $Arguments) {
     Get-Content $out, $log
 }
 
-Step 'This system' {
+Step 'System' {
     Get-ComputerInfo -Property OsName, OsVersion, OsBuildNumber | Format-List | Out-String | Write-Host
     hnsdiag list networks | Tee-Object (Join-Path $Folder 'networks.txt') | Write-Host
 }
-Step 'HNS does what is expected of it (the contract suite, on documentation addresses)' {
+Step 'Test HNS with addresses reserved for documentation' {
     Invoke-Localnet 'check' (@('check') + $network) | Write-Host
 }
-Step 'The plan' {
+Step 'Plan' {
     Invoke-Localnet 'plan' ($brain + '--dry-run') | Out-Null
     $plan = Get-Content (Join-Path $Folder 'plan.out') -Raw | ConvertFrom-Json
-    Write-Host "$($plan.LoadBalancers.Count) load balancers, $($plan.Endpoints.Count) endpoints, $($plan.Skipped.Count) notes"
+    Write-Host "$($plan.LoadBalancers.Count) load balancers, $($plan.Endpoints.Count) endpoints, $($plan.Skipped.Count) diagnostics"
     $plan.Skipped | Write-Host
 }
-Step 'HNS takes it' {
+Step 'HNS accepts the plan' {
     Invoke-Localnet 'first' $brain | Where-Object { $_ -match 'applied|HNS' } | Write-Host
     hnsdiag list loadbalancers -d | Set-Content (Join-Path $Folder 'loadbalancers.txt')
     hnsdiag list endpoints -d | Set-Content (Join-Path $Folder 'endpoints.txt')
 }
-Step 'A second process finds it as it should be, and writes nothing' {
+Step 'A second process finds the plan in HNS, and writes nothing' {
     $written = Invoke-Localnet 'second' $brain | Where-Object { $_ -match 'HNS written' }
     Write-Host $written
-    if ($written -notmatch 'calls=0\b') { throw 'HNS does not show what was written to it: send the folder along' }
+    if ($written -notmatch 'calls=0\b') { throw "HNS does not list the objects as written: attach $Folder to your report" }
 }
 if ($ClusterIP) {
     Step "Packets: $ClusterIP`:$Port answers this node 20 times" {
         1..20 | ForEach-Object {
             $client = [System.Net.Sockets.TcpClient]::new()
             try {
-                if (-not $client.ConnectAsync($ClusterIP, $Port).Wait(2000)) { throw "connection $_ of 20 is not answered" }
+                if (-not $client.ConnectAsync($ClusterIP, $Port).Wait(2000)) { throw "connection $_ of 20 got no answer" }
             } finally { $client.Dispose() }
         }
-        Write-Host 'From a pod of this node, and from outside to a NodePort, ask the same way: only you know where those are.'
+        Write-Host 'Now test in the same way from a pod of this node, and from outside to a NodePort.'
     }
 }
 if ($Cleanup) {
     Step 'Cleanup' { Invoke-Localnet 'cleanup' (@('cleanup') + $network) | Write-Host }
 }
-Write-Host "All of it is as it should be. What was seen is in $Folder"
+Write-Host "All steps succeeded. Logs and listings: $Folder"
