@@ -6,22 +6,23 @@ use localnet_core::Code;
 
 const HEAD: &str = "# Diagnostics
 
-<!-- Made from core/src/diagnostic/code.rs by `make bless`. -->
+<!-- `make bless` generates this page from core/src/diagnostic/code.rs. -->
 
-A diagnostic names a problem: `subject: field: problem; remedy`. Programs identify it by its **code**, which never changes its meaning. Texts may change in any
-release, so no program should compare them.
+This page explains each diagnostic that localnet reports. A diagnostic has the form `subject: field: problem; remedy`, and a **code** for programs. The
+meaning of a code never changes. Texts may change in any release, so programs should compare codes only.
 
-| where | the code is in |
+| source | field with the code |
 |---|---|
 | `localnet explain --why-not … -o json` | `causes[].id` |
 | `localnetv1.Reasons/Why` | `Findings[].Code` |
 | `localnetv1.Reasons/Status` | `Troubles[].Code`, and each backend's `Skipped[].Code` and `Warnings[].Code` |
 | the brain's log | `code` of `skipped` and `suspicious` |
 
-**Severity**: after an `error`, localnet does not use or program the subject. After a `warning` it does, but check whether that is intended. The column has the usual
-severity of a code. A single diagnostic may have another one: kube-proxy ignores unknown fields of v1alpha1, for example, so `field-unknown` is a warning there.
+**Severity**: if it is `error`, localnet does not use or program the subject. If it is `warning`, localnet does, but you should check whether this is
+intended. The table has the usual severity of each code. A single diagnostic may have another severity. For example, `field-unknown` is a warning for
+v1alpha1, because kube-proxy ignores unknown fields there.
 
-A program that reads codes must accept codes that it does not know: newer versions of localnet have more of them. Older versions send none.
+Newer versions of localnet may have further codes, and older versions send none. Programs must accept both.
 
 | code | severity | meaning | remedy |
 |---|---|---|---|
