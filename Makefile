@@ -31,7 +31,7 @@ examples: deps ## Build the examples in other languages, into .cache
 python: ## Create a Python environment with grpcio, in .cache
 	@e2e/python.sh
 
-build: ## Build the programs in release mode
+build: ## Build the programs in release mode, into target/release
 	$(CARGO) build --release --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet-ipvs -p localnet-node -p localnet
 
 demo: deps ## Run brain and nft backend in a temporary network namespace and print the Services (ONCE=1: one round; TESTED=1: use the programs of make test)
@@ -56,7 +56,7 @@ chart: controlplane helm ## Test the chart (lint, golden manifests, a real API s
 	$(CARGO) test --locked -p localnet-ship --test chart
 	.cache/helm/bin/helm package charts/localnet --destination target
 
-images: ## Build OCI images of all programs in target/images, from static binaries; only those that need iptables contain it (VERIFY=1: build twice and compare the digests)
+images: ## Build OCI images of all programs in target/images, from static binaries (VERIFY=1: build twice and compare the digests)
 	@e2e/deps.sh images
 	packaging/images.sh
 	$(if $(VERIFY),packaging/images.sh verify)
@@ -72,7 +72,7 @@ differential-ipvs: deps controlplane vm ## Compare the oracle and localnet-ipvs 
 	$(CARGO) build --locked -p localnet-brain -p localnet-ipvs -p localnet
 	N=$(or $(N),2000) SEED=$(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')) $(CARGO) test --locked -p localnet-e2e --test guest_system differential:: -- --nocapture
 
-fuzz: ## Fuzz each target for SECONDS (20); an input that breaks one is stored in e2e/fuzz/corpus
+fuzz: ## Fuzz each target for SECONDS (20); inputs that break a target are stored in e2e/fuzz/corpus
 	FUZZ_SECONDS=$(or $(SECONDS),20) $(CARGO) test --locked --workspace --lib --test fuzz fuzz_ -- --nocapture --test-threads 2
 
 lint: ## Check formatting, clippy and documentation, and run `make deny`
@@ -97,9 +97,9 @@ mutants: ## Invert each decision of the brain and check that a unit test notices
 	@cd target/mutants.out && cat missed.txt && wc -l caught.txt missed.txt timeout.txt | awk \
 		'/txt$$/ { n[$$2] = $$1 } \
 		END { good = n["caught.txt"] + n["timeout.txt"]; all = good + n["missed.txt"]; score = all ? 100 * good / all : 0; \
-		printf "%d caught, %d missed, score %.1f %% (at least 97 is asked for)\n", good, n["missed.txt"], score; exit score < 97 }'
+		printf "%d caught, %d missed, score %.1f %% (the goal is at least 97 %%)\n", good, n["missed.txt"], score; exit score < 97 }'
 
-bless: deps helm ## Rewrite the expectations (golden files); read the difference before you commit it
+bless: deps helm ## Rewrite the expectations (golden files) and generated docs; read the diff before you commit it
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-core --test page
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test descriptor
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-config --test defaults

@@ -1,32 +1,33 @@
 #!/bin/sh
-# Installs the Debian packages that `make test` and `make bench` need and that are not there yet. Changes nothing when all of them are.
+# Installs missing Debian packages for `make test` and `make bench`. If none is missing, it changes nothing.
 #
 #   e2e/deps.sh [guest|windows|images]
 #
-#   nftables    nft, to compare what it loads with what netlink loads; kube-proxy calls it
+#   nftables    nft, to compare its tables with those that netlink loads; kube-proxy calls it
 #   iptables    both flavours of its tools, for localnet-iptables and kube-proxy
-#   iproute2    ip, to make and to enter network namespaces
-#   conntrack   what the kernel remembers of the connections under test
+#   iproute2    ip, to make and enter network namespaces
+#   conntrack   lists the tracked connections
 #   procps      ps and sysctl
-#   systemd     its opinion of our services
-#   strace      which programs a program starts
+#   systemd     checks our units
+#   strace      lists the programs that a program starts
 #   util-linux  setpriv, which ends programs together with their test
-#   protobuf-compiler, jq   what the examples in Go and shell need
+#   protobuf-compiler, jq   for the examples in Go and shell
 #   buildah     writes OCI layouts
 #
-# and with `guest`, for the guest of e2e/vm, on the processors for which there is one:
-#   qemu-system-x86   runs it
-#   busybox-static    its first program
-#   kmod              its modules
-#   xz-utils, zstd    unpack its kernel
-#   ipvsadm           what the kernel holds, to compare
+# With `guest`, also the packages for the guest of e2e/vm (x86_64 only):
+#   qemu-system-x86   runs the guest
+#   busybox-static    the first program in the guest
+#   kmod              lists kernel modules
+#   xz-utils, zstd    unpack the kernel
+#   ipvsadm           lists virtual servers
 #   ipset             kube-proxy's ipvs mode calls it
 #
-# and with `images`, for `make images` alone, which reads what buildah wrote with jq:
-#   gcc, libc6-dev, make                           what is linked statically, and jemalloc
-#   gcc-aarch64-linux-gnu, libc6-dev-arm64-cross   link for the other processor
+# With `images`, only the packages for `make images`:
+#   buildah, jq                                    write and read OCI layouts
+#   gcc, libc6-dev, make                           link static programs, and build jemalloc
+#   gcc-aarch64-linux-gnu, libc6-dev-arm64-cross   link for arm64
 #
-# and with `windows`, for programs of Windows (e2e/wine), on the same processors as the guest:
+# With `windows`, also the packages for Windows programs (e2e/wine, x86_64 only):
 #   gcc-mingw-w64-x86-64-win32   links them
 #   wine64                       runs them
 set -eu
@@ -51,7 +52,7 @@ installed() {
     esac
 }
 
-command -v dpkg >/dev/null || fail "this is no Debian system: install $packages (or their like) yourself"
+command -v dpkg >/dev/null || fail "this is not a Debian system: install $packages, or similar packages, yourself"
 
 missing=
 for package in $packages; do
@@ -68,7 +69,7 @@ else
 fi
 
 echo "installing$missing"
-# Some systems answer package questions on the terminal: nobody is there to do so.
+# Packages must not ask questions on the terminal (DEBIAN_FRONTEND).
 $as_root apt-get update -qq || fail "apt-get update: is the package archive reachable?"
 # shellcheck disable=SC2086 # a list of words
 $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null ||

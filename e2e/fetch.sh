@@ -1,5 +1,5 @@
 #!/bin/sh
-# Fetches what `make test` installs and downloads, and builds nothing. `make test` does without it, later.
+# Installs and downloads everything that `make test` needs, and builds nothing. It is optional: `make test` does the same.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)

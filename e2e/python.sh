@@ -1,13 +1,13 @@
 #!/bin/sh
-# Makes an environment of Python for the tests: grpcio and what generates code from .proto files, from PyPI, in .cache/python.
-# Changes nothing when it is there already.
+# Creates a Python environment for the tests in .cache/python, with grpcio and its code generator from PyPI. If it exists already, the
+# script changes nothing.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${LOCALNET_CACHE:-$(dirname "$here")/.cache}/python
 
 fail() {
-    echo "failed to make the environment of Python: $1" >&2
+    echo "failed to create the Python environment: $1" >&2
     exit 1
 }
 

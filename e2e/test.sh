@@ -1,7 +1,9 @@
 #!/bin/sh
-# Runs all tests of the workspace, which `make test` has built: those that need a kernel with IPVS (targets named guest…) beside the
-# others, as the guest emulates one processor and waits most of the time for it: the whole system's, which take as long as all the others
-# together, and the library's from the beginning, the backend's when there are two processors for them. What they print comes last.
+# Runs all tests of the workspace. `make test` builds them first.
+#
+# Tests that need a kernel with IPVS (targets named guest…) run at the same time as the others, because the guest emulates one
+# processor and mostly waits. The tests of the whole system and of the library start first; those of the backend start when two
+# processors are free. The output of these tests comes last.
 set -u
 
 cargo=${CARGO:-cargo}
@@ -9,7 +11,7 @@ mkdir -p target
 beside=target/guest-beside.log
 last=target/guest.log
 
-# within SECONDS ARGUMENT…: cargo test, each test program of which is ended after so long: what hangs is to be seen, and by its name.
+# within SECONDS ARGUMENT…: runs cargo test. A test program that takes longer than SECONDS is ended and named.
 within() {
     seconds=$1
     shift
