@@ -25,7 +25,6 @@ mod read;
 mod resolve;
 pub mod sections;
 mod shape;
-mod tree;
 pub mod v1alpha1;
 pub mod v1alpha2;
 mod write;

@@ -6,9 +6,13 @@
 //!                         └► v1alpha2::Document ─► complete ──────────┘   rules
 //! ```
 
-use localnet_core::{Code, Diagnostic, Severity, Subject, yaml};
+use localnet_core::{
+    Code, Diagnostic, Severity, Subject,
+    yaml::{self, Node, Tree},
+};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use serde_saphyr::options::DuplicateKeyPolicy;
 
 use crate::{
     config::Config,
@@ -17,10 +21,13 @@ use crate::{
     problem::{Findings, Invalid},
     resolve::{Reader, resolve},
     sections::{GROUP, KIND},
-    shape,
-    tree::{Node, Tree},
-    v1alpha1, v1alpha2,
+    shape, v1alpha1, v1alpha2,
 };
+
+/// The maximum size of a text in bytes. Typical texts have a few thousand.
+const LARGEST: usize = 1 << 20;
+/// The maximum nesting depth. A configuration has five levels.
+const DEEPEST: usize = 32;
 
 /// A version of the documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +71,7 @@ impl Reader {
     /// Returns every problem of the text, each with field and line. Warnings alone are no error.
     pub fn read(self, text: &str) -> Result<Reading, Invalid> {
         let (text, next) = yaml::first_document(text);
-        let tree = Tree::read(text)?;
+        let tree = tree(text)?;
         let version = version(&tree)?;
         let more = next.map(another);
         match version {
@@ -118,6 +125,27 @@ impl Reader {
     }
 }
 
+/// Parses a text that contains one document.
+fn tree(text: &str) -> Result<Tree, Diagnostic> {
+    if text.len() > LARGEST {
+        let unsuitable = Diagnostic::new(Code::FileUnsuitable, Subject::text(0), "is larger than 1 MiB");
+        return Err(unsuitable.remedy("give a KubeProxyConfiguration"));
+    }
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_depth: DEEPEST,
+            flow_nesting_limit: 2 * DEEPEST,
+            max_nodes: 100_000,
+        },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 10_000 },
+        duplicate_keys: DuplicateKeyPolicy::PassThrough,
+        // kube-proxy reads YAML 1.1.
+        legacy_octal_numbers: true,
+        with_snippet: false,
+    };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| yaml::diagnose(&error, DEEPEST))
+}
+
 /// Whether a field is present and not null.
 fn is_set(section: Option<&Tree>, name: &str) -> bool {
     section.and_then(|section| section.field(name)).is_some_and(|(_, value)| !matches!(value.node, Node::Null))
@@ -162,8 +190,8 @@ fn version(tree: &Tree) -> Result<Version, Diagnostic> {
         Diagnostic::new(code, Subject::text(line), problem).field(field).remedy(&*remedy)
     };
     if !matches!(tree.node, Node::Map(_)) {
-        let problem = format!("is {}, not a {KIND}", tree.spoken());
-        return Err(wrong(Code::KindUnknown, tree.line, "", &problem));
+        let problem = format!("is {}, not a {KIND}", tree.describe());
+        return Err(wrong(Code::KindUnknown, tree.line(), "", &problem));
     }
     let text = |name: &str| match tree.field(name).map(|(key, value)| (key.line, &value.node)) {
         Some((line, Node::Text(text))) if !text.is_empty() => Ok((line, text.as_str())),
@@ -219,4 +247,26 @@ fn lenient(mut misfit: Diagnostic) -> Diagnostic {
         _ => "; skipped, because v1alpha1 is parsed leniently",
     };
     misfit.severity(Severity::Warning)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn refused(text: &str, line: u64, problem: &str) {
+        let error = tree(text).unwrap_err();
+        assert_eq!((error.subject.clone(), error.problem.contains(problem)), (Subject::text(line), true), "{error}");
+    }
+
+    #[test]
+    fn invalid_yaml_is_refused_with_its_line() {
+        refused("a: 1\nb: [\n", 2, "unclosed bracket");
+        refused("a: 1\n b: 2\n", 2, "");
+        refused("bindAddress: ::\n", 1, "");
+        refused("a: *nothing\n", 1, "");
+        refused(&"x".repeat(LARGEST + 1), 0, "larger than 1 MiB");
+        refused(&"[".repeat(100_000), 1, "");
+        refused(&format!("a: {}{}", "[".repeat(1_000), "]".repeat(1_000)), 1, "");
+    }
 }

@@ -2,13 +2,13 @@
 //!
 //! The pattern is the default document, which has every field. All problems are found in one run, each with its line.
 
-use localnet_core::{Code, Diagnostic, Subject};
+use localnet_core::{
+    Code, Diagnostic, Subject,
+    yaml::{Node, Tree},
+};
 use serde_json::Value;
 
-use crate::{
-    duration::GoDuration,
-    tree::{Node, Tree},
-};
+use crate::duration::GoDuration;
 
 /// The problems of a text.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub(crate) struct Misfits {
 /// Compares a text with the pattern of its version. `elsewhere` returns the remedy for a field of another version.
 pub(crate) fn compare(text: &Tree, pattern: &Value, elsewhere: &dyn Fn(&str) -> Option<String>) -> Misfits {
     let mut walk = Walk { misfits: Misfits::default(), elsewhere };
-    walk.at("", text.line, text, pattern);
+    walk.at("", text.line(), text, pattern);
     walk.misfits
 }
 
@@ -46,8 +46,8 @@ impl Walk<'_> {
                 for (position, item) in items.iter().enumerate() {
                     let path = format!("{path}[{position}]");
                     match item.node {
-                        Node::Null => self.mistyped(&path, item.line, item, "a text", "write it, or remove the item"),
-                        _ => self.at(&path, item.line, item, &pattern),
+                        Node::Null => self.mistyped(&path, item.line(), item, "a text", "write it, or remove the item"),
+                        _ => self.at(&path, item.line(), item, &pattern),
                     }
                 }
             }
@@ -106,7 +106,7 @@ impl Walk<'_> {
     }
 
     fn mistyped(&mut self, path: &str, line: u64, text: &Tree, expected: &str, remedy: &str) {
-        let problem = format!("is {}, not {expected}", text.spoken());
+        let problem = format!("is {}, not {expected}", text.describe());
         let mistyped = Diagnostic::new(Code::FieldMistyped, Subject::text(line), problem);
         self.misfits.mistyped.push(mistyped.field(path).remedy(remedy));
     }

@@ -206,13 +206,17 @@ fn the_error_for_another_document_names_the_expected_one() {
 
 #[test]
 fn invalid_yaml_is_refused_with_its_line() {
-    for lines in
-        ["bindAddress: ::", "mode: [", "mode: ipvs\n\tiptables: {}", "mode: ipvs\n  iptables: {}", "mode: *none"]
-    {
+    for (lines, remedy) in [
+        ("bindAddress: ::", "correct the YAML"),
+        ("mode: [", "correct the YAML"),
+        ("mode: ipvs\n\tiptables: {}", "correct the YAML"),
+        ("mode: ipvs\n  iptables: {}", "correct the YAML"),
+        ("mode: *none", "an alias (*name) has no anchor; define it before with &name"),
+    ] {
         for version in ["v1alpha1", "v1alpha2"] {
             let message = read(&text(version, lines)).unwrap_err();
             let placed = message[0].starts_with("line 3: ") || message[0].starts_with("line 4: ");
-            assert!(message.len() == 1 && placed && message[0].ends_with("; correct the YAML"), "{lines}: {message:?}");
+            assert!(message.len() == 1 && placed && message[0].ends_with(remedy), "{lines}: {message:?}");
         }
     }
 }

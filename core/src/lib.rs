@@ -3,7 +3,7 @@
 //! - [`diagnostic`]: a problem with its code, subject, field and remedy. One type serves all programs, from the parser of a file
 //!   to the command that explains a Service.
 //! - [`ServiceKey`]: the name of a Service.
-//! - [`yaml`]: the documents of a YAML text.
+//! - [`yaml`]: the documents of a YAML text, the lines of their fields, and the errors of the parser.
 
 pub mod diagnostic;
 mod service_key;

@@ -13,7 +13,6 @@ mod fuzz;
 mod hostile;
 mod limits;
 mod load;
-mod messages;
 mod open;
 mod problems;
 mod reading;
@@ -21,9 +20,8 @@ mod stamp;
 #[cfg(test)]
 mod tests;
 mod thread;
-mod tree;
 mod watcher;
 
 pub use load::{Loaded, load};
-pub(crate) use tree::Tree;
+pub(crate) use reading::parse_tree;
 pub use watcher::run;

@@ -9,7 +9,7 @@ use k8s_openapi::api::{
 };
 use localnet_core::{
     Code, Diagnostic, Object as Named, Subject,
-    yaml::{self, Document},
+    yaml::{self, Document, Tree},
 };
 use serde::{
     Deserialize, Deserializer,
@@ -19,9 +19,7 @@ use serde_saphyr::Spanned;
 
 use super::{
     checks,
-    limits::options,
-    messages::{Explanation, explain},
-    tree::Tree,
+    limits::{DEEPEST, options},
 };
 use localnet_cluster::objects::{Kind, Object};
 
@@ -228,7 +226,7 @@ impl Reader<'_> {
                     wrong.field = one_ip;
                 }
                 let field = format!("{prefix}{}", wrong.field);
-                let line = tree.as_ref().map_or(line, |tree| self.line(tree.line(&field)));
+                let line = tree.as_ref().map_or(line, |tree| self.line(tree.line_of(&field)));
                 wrong.subject = self.at(line, Some(checks::named(&object)));
                 reading.problems.push(wrong);
             }
@@ -241,22 +239,17 @@ impl Reader<'_> {
         let place = error.location().map_or((1, 1), |place| (place.line().max(1), place.column()));
         let line = self.line(place.0);
         // A large document is not parsed again.
-        let named = self.tree().and_then(|tree| Some(self.named(&tree.field(place), &self.header().ok()?)));
+        let named = self.tree().and_then(|tree| Some(self.named(&tree.field_at(place), &self.header().ok()?)));
         let (object, field) = named.unzip();
-        let options = serde_saphyr::render_options! { snippets: serde_saphyr::SnippetMode::Off };
-        let (code, problem, remedy) = match mistyped(error) {
+        let diagnostic = match mistyped(error) {
             Some(Mistyped::Number) => no_number(self.scalar(place)),
-            Some(Mistyped::Truth) => (
-                Code::FieldMistyped,
-                format!("{:?} is neither true nor false", self.scalar(place)),
-                "write true or false",
-            ),
-            None => explain(error).unwrap_or_else(|| {
-                let rendered = error.render_with_options(options);
-                (Code::YamlInvalid, yaml::without_place(&rendered).to_owned(), "")
-            }),
+            Some(Mistyped::Truth) => {
+                let problem = format!("{:?} is neither true nor false", self.scalar(place));
+                about(Code::FieldMistyped, problem).remedy("write true or false")
+            }
+            None => yaml::diagnose(error, DEEPEST),
         };
-        Diagnostic::new(code, self.at(line, object), problem).field(field.unwrap_or_default()).remedy(remedy).into()
+        Diagnostic { subject: self.at(line, object), ..diagnostic }.field(field.unwrap_or_default()).into()
     }
 
     /// The scalar at a position, as it is written in the document.
@@ -294,12 +287,17 @@ impl Reader<'_> {
 
     fn tree(&self) -> Option<Tree> {
         let text = Some(self.document.text).filter(|text| text.len() <= LARGEST_TREE)?;
-        serde_saphyr::from_str_with_options(text, options(text.len())).ok()
+        parse_tree(text)
     }
 
     fn line(&self, line_of_document: u64) -> u64 {
         self.document.lines_before + line_of_document
     }
+}
+
+/// Parses a YAML or JSON text as a tree. Returns `None` if it is invalid.
+pub(crate) fn parse_tree(text: &str) -> Option<Tree> {
+    serde_saphyr::from_str_with_options(text, options(text.len())).ok()
 }
 
 fn with_text<'de, T>(
@@ -338,17 +336,21 @@ fn mistyped(error: &serde_saphyr::Error) -> Option<Mistyped> {
     }
 }
 
-/// The problem with a text that should be an integer, and its remedy.
-fn no_number(text: &str) -> Explanation {
+/// The diagnostic for a text that should be an integer.
+fn no_number(text: &str) -> Diagnostic {
     match text.parse::<f64>() {
         Ok(number) if number.is_finite() && number.fract() == 0.0 => {
-            (Code::ValueInvalid, format!("{text} is out of range"), "use a smaller number")
+            about(Code::ValueInvalid, format!("{text} is out of range")).remedy("use a smaller number")
         }
         Ok(number) if number.is_finite() => {
-            (Code::FieldMistyped, format!("{text} is not a whole number"), "remove the fraction")
+            about(Code::FieldMistyped, format!("{text} is not a whole number")).remedy("remove the fraction")
         }
-        _ => (Code::FieldMistyped, format!("{text:?} is not a number"), "write it in digits"),
+        _ => about(Code::FieldMistyped, format!("{text:?} is not a number")).remedy("write it in digits"),
     }
+}
+
+fn about(code: Code, problem: String) -> Diagnostic {
+    Diagnostic::new(code, Subject::text(0), problem)
 }
 
 /// The first line with content.

@@ -10,7 +10,7 @@ use kube::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::watch::file::Tree;
+use crate::watch::file::parse_tree;
 
 /// An object that cannot be decoded, because one of its fields has another type than the API prescribes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,7 +143,7 @@ fn item<K: DeserializeOwned>(object: &Value) -> Option<Item<K>> {
         Err(error) => error,
     };
     let name = meta(object, "name").to_owned();
-    let field = Tree::of_json(&text).map(|tree| tree.field((1, error.column() as u64))).unwrap_or_default();
+    let field = parse_tree(&text).map(|tree| tree.field_at((1, error.column() as u64))).unwrap_or_default();
     let problem = error.to_string();
     let problem = problem.split(" at line ").next().unwrap_or_default().to_owned();
     (!name.is_empty())

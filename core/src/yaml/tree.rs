@@ -1,30 +1,31 @@
-//! Parses a YAML or JSON text into a tree that keeps the line of every field, and duplicate fields.
+//! A YAML or JSON text as a tree that keeps the place of every field, and duplicate fields.
 
 use std::fmt;
 
-use localnet_core::{Code, Diagnostic, Subject, yaml};
 use serde::{
     Deserialize, Deserializer,
     de::{MapAccess, SeqAccess, Visitor},
 };
 use serde_json::{Map, Number, Value};
-use serde_saphyr::{Spanned, options::DuplicateKeyPolicy};
+use serde_saphyr::Spanned;
 
-/// The maximum size of a text in bytes. Typical texts have a few thousand.
-const LARGEST: usize = 1 << 20;
-/// The maximum nesting depth. A configuration has five levels.
-const DEEPEST: usize = 32;
+use crate::Subject;
 
-/// A value and the line on which it begins.
+/// A position in a text: line and column, from 1.
+type Place = (u64, u64);
+
+/// A value and the place where it begins.
 #[derive(Debug)]
-pub(crate) struct Tree {
-    pub(crate) line: u64,
-    pub(crate) node: Node,
+pub struct Tree {
+    /// Line and column, from 1.
+    pub place: Place,
+    /// The value.
+    pub node: Node,
 }
 
 /// A value.
 #[derive(Debug)]
-pub(crate) enum Node {
+pub enum Node {
     /// No value, as if the field were missing.
     Null,
     /// `true` or `false`.
@@ -41,42 +42,22 @@ pub(crate) enum Node {
 
 /// The name of a field and its line.
 #[derive(Debug)]
-pub(crate) struct Key {
-    pub(crate) name: String,
-    pub(crate) line: u64,
+pub struct Key {
+    /// The name.
+    pub name: String,
+    /// The line, from 1.
+    pub line: u64,
 }
 
 impl Tree {
-    /// Parses a text that contains one document.
-    pub(crate) fn read(text: &str) -> Result<Self, Diagnostic> {
-        if text.len() > LARGEST {
-            let unsuitable = Diagnostic::new(Code::FileUnsuitable, Subject::text(0), "is larger than 1 MiB");
-            return Err(unsuitable.remedy("give a KubeProxyConfiguration"));
-        }
-        let options = serde_saphyr::options! {
-            budget: serde_saphyr::budget! {
-                max_depth: DEEPEST,
-                flow_nesting_limit: 2 * DEEPEST,
-                max_nodes: 100_000,
-            },
-            alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 10_000 },
-            duplicate_keys: DuplicateKeyPolicy::PassThrough,
-            // kube-proxy reads YAML 1.1.
-            legacy_octal_numbers: true,
-            with_snippet: false,
-        };
-        serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-            let line = error.location().map_or(0, |place| place.line());
-            let options = serde_saphyr::render_options! { snippets: serde_saphyr::SnippetMode::Off };
-            let message = error.render_with_options(options);
-            let invalid = Diagnostic::new(Code::YamlInvalid, Subject::text(line), yaml::without_place(&message));
-            invalid.remedy("correct the YAML")
-        })
+    /// The line on which the value begins, from 1.
+    pub fn line(&self) -> u64 {
+        self.place.0
     }
 
     /// Returns the value without lines. The last of several fields with the same name applies, and a field without value is
     /// omitted.
-    pub(crate) fn value(&self) -> Value {
+    pub fn value(&self) -> Value {
         match &self.node {
             Node::Null => Value::Null,
             Node::Bool(value) => Value::Bool(*value),
@@ -97,34 +78,73 @@ impl Tree {
     }
 
     /// Returns the last field with this name.
-    pub(crate) fn field(&self, name: &str) -> Option<(&Key, &Self)> {
+    pub fn field(&self, name: &str) -> Option<(&Key, &Self)> {
         let Node::Map(fields) = &self.node else { return None };
         fields.iter().rev().find(|(key, _)| key.name == name).map(|(key, tree)| (key, tree))
     }
 
-    /// Returns the line of a field such as `spec.ports[1].port`. If the field is missing, it is the line of its nearest parent.
-    pub(crate) fn line_of(&self, path: &str) -> u64 {
-        let (mut node, mut line) = (self, self.line);
+    /// Returns the line of a field such as `spec.ports[1].port`. If the field is missing, it is the line on which the value of its
+    /// nearest parent begins.
+    pub fn line_of(&self, path: &str) -> u64 {
+        self.find(path).0
+    }
+
+    /// Whether a field exists.
+    pub fn has(&self, path: &str) -> bool {
+        self.find(path).1
+    }
+
+    /// The line of a field and true; or false, and the line on which the value of its nearest parent begins.
+    fn find(&self, path: &str) -> (u64, bool) {
+        let (mut node, mut line) = (self, self.line());
         for step in path.split(['.', '[', ']']).filter(|step| !step.is_empty()) {
             let next = match &node.node {
                 Node::List(items) => {
-                    step.parse().ok().and_then(|position: usize| items.get(position)).map(|item| (item.line, item))
+                    step.parse().ok().and_then(|position: usize| items.get(position)).map(|item| (item.line(), item))
                 }
                 _ => node.field(step).map(|(key, tree)| (key.line, tree)),
             };
-            let Some((next_line, next)) = next else { break };
+            let Some((next_line, next)) = next else { return (node.line(), false) };
             (node, line) = (next, next_line);
         }
-        line
+        (line, true)
+    }
+
+    /// The field whose value is at a place, or the last one before it.
+    pub fn field_at(&self, place: Place) -> String {
+        let mut found = (self.place, String::new());
+        self.search(place, &mut String::new(), &mut found);
+        found.1
+    }
+
+    fn search(&self, place: Place, path: &mut String, found: &mut (Place, String)) {
+        if self.place <= place && self.place >= found.0 {
+            *found = (self.place, path.clone());
+        }
+        let length = path.len();
+        let mut inside = |step: String, tree: &Self| {
+            path.push_str(&step);
+            tree.search(place, path, found);
+            path.truncate(length);
+        };
+        match &self.node {
+            Node::Map(fields) => fields.iter().for_each(|(key, tree)| {
+                inside(if length == 0 { key.name.clone() } else { format!(".{}", key.name) }, tree);
+            }),
+            Node::List(items) => {
+                items.iter().enumerate().for_each(|(position, tree)| inside(format!("[{position}]"), tree));
+            }
+            _ => {}
+        }
     }
 
     /// Returns the position of a field, for a diagnostic.
-    pub(crate) fn place_of(&self, path: &str) -> Subject {
+    pub fn place_of(&self, path: &str) -> Subject {
         Subject::text(self.line_of(path))
     }
 
     /// Describes the value for a message.
-    pub(crate) fn spoken(&self) -> String {
+    pub fn describe(&self) -> String {
         match &self.node {
             Node::Null => "nothing".to_owned(),
             Node::Bool(value) => value.to_string(),
@@ -139,7 +159,8 @@ impl Tree {
 impl<'de> Deserialize<'de> for Tree {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned: Spanned<Node> = Spanned::deserialize(deserializer)?;
-        Ok(Self { line: spanned.referenced.line(), node: spanned.value })
+        let place = (spanned.referenced.line(), spanned.referenced.column());
+        Ok(Self { place, node: spanned.value })
     }
 }
 
@@ -195,6 +216,11 @@ impl<'de> Visitor<'de> for NodeVisitor {
         Ok(Node::Text(text.to_owned()))
     }
 
+    // A text with the tag !!binary.
+    fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Node, E> {
+        Ok(Node::Text(String::from_utf8_lossy(bytes).into_owned()))
+    }
+
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
         let mut items = Vec::new();
         while let Some(item) = seq.next_element()? {
@@ -214,47 +240,52 @@ impl<'de> Visitor<'de> for NodeVisitor {
 
 #[cfg(test)]
 mod tests {
+    use serde_saphyr::options::DuplicateKeyPolicy;
+
     use super::*;
+
+    fn read(text: &str) -> Tree {
+        let options = serde_saphyr::options! {
+            duplicate_keys: DuplicateKeyPolicy::PassThrough,
+            legacy_octal_numbers: true,
+        };
+        serde_saphyr::from_str_with_options(text, options).unwrap()
+    }
 
     const TEXT: &str = "a:\n  b: 1\n  c:\n  - x\n  - d: null\n    e: 2\na:\n  b: [yes, 010, ~]\n";
 
     #[test]
     fn fields_have_lines_and_the_last_duplicate_applies() {
-        let tree = Tree::read(TEXT).unwrap();
+        let tree = read(TEXT);
         assert_eq!(tree.value(), serde_json::json!({"a": {"b": [true, 8, null]}}));
         assert_eq!(tree.line_of("a.b[0]"), 8);
         assert_eq!(tree.line_of("a"), 7);
-        assert_eq!(tree.line_of("a.c[1]"), 7);
+        assert_eq!(tree.line_of("a.c[1]"), 8);
         let Node::Map(fields) = &tree.node else { panic!("{tree:?}") };
         assert_eq!((fields.len(), fields[0].0.line, fields[0].1.line_of("c[1].e")), (2, 1, 6));
     }
 
     #[test]
     fn a_field_without_value_is_missing() {
-        assert_eq!(Tree::read("a: 1\na:\nb: null\nc: {}").unwrap().value(), serde_json::json!({"c": {}}));
+        assert_eq!(read("a: 1\na:\nb: null\nc: {}").value(), serde_json::json!({"c": {}}));
     }
 
     #[test]
     fn json_is_parsed_with_lines() {
-        let tree = Tree::read("{\n\t\"a\": {\n\t\t\"b\": 1.5\n\t}\n}\n").unwrap();
+        let tree = read("{\n\t\"a\": {\n\t\t\"b\": 1.5\n\t}\n}\n");
         assert_eq!(tree.value(), serde_json::json!({"a": {"b": 1.5}}));
         assert_eq!(tree.line_of("a.b"), 3);
     }
 
-    #[track_caller]
-    fn refused(text: &str, line: u64, problem: &str) {
-        let error = Tree::read(text).unwrap_err();
-        assert_eq!((error.subject.clone(), error.problem.contains(problem)), (Subject::text(line), true), "{error}");
-    }
-
     #[test]
-    fn invalid_yaml_is_refused_with_its_line() {
-        refused("a: 1\nb: [\n", 2, "unclosed bracket");
-        refused("a: 1\n b: 2\n", 2, "");
-        refused("bindAddress: ::\n", 1, "");
-        refused("a: *nothing\n", 1, "");
-        refused(&"x".repeat(LARGEST + 1), 0, "larger than 1 MiB");
-        refused(&"[".repeat(100_000), 1, "");
-        refused(&format!("a: {}{}", "[".repeat(1_000), "]".repeat(1_000)), 1, "");
+    fn fields_have_lines_and_places_have_fields() {
+        let text = "kind: Service\nspec:\n  ports:\n  - name: a\n    port: 1\n  - name: b\n    port: x\n";
+        let tree = read(text);
+        assert_eq!(tree.line_of("spec.ports[1].port"), 7);
+        assert_eq!(tree.line_of("spec.ports[0].name"), 4);
+        assert_eq!(tree.line_of("spec.ports[1].nodePort"), 6);
+        assert_eq!((tree.has("spec.ports[1].port"), tree.has("spec.ports[1].nodePort")), (true, false));
+        assert_eq!(tree.field_at((7, 11)), "spec.ports[1].port");
+        assert_eq!(tree.field_at((1, 7)), "kind");
     }
 }
