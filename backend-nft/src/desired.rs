@@ -235,16 +235,16 @@ impl Tables {
 
 /// The number of VIPs of a family that use each chain that picks an endpoint.
 #[derive(Debug, Default)]
-pub(crate) struct Pools(BTreeMap<(Pool, u32), usize>);
+struct Pools(BTreeMap<(Pool, u32), usize>);
 
 impl Pools {
-    pub(crate) fn add(&mut self, vip: &Vip) {
+    fn add(&mut self, vip: &Vip) {
         for pool in elements::pools_of(vip) {
             *self.0.entry(pool).or_default() += 1;
         }
     }
 
-    pub(crate) fn remove(&mut self, vip: &Vip) {
+    fn remove(&mut self, vip: &Vip) {
         for pool in elements::pools_of(vip) {
             match self.0.get_mut(&pool) {
                 Some(users) if *users > 1 => *users -= 1,
@@ -254,7 +254,7 @@ impl Pools {
     }
 
     /// The chains that at least one VIP uses.
-    pub(crate) fn used(&self) -> &BTreeMap<(Pool, u32), usize> {
+    fn used(&self) -> &BTreeMap<(Pool, u32), usize> {
         &self.0
     }
 }

@@ -7,7 +7,6 @@
 //!
 //! - [`plan`]: the elements of one VIP, and the chains for the node's facts.
 //! - [`desired`]: the plan of all services together, kept up to date.
-//! - [`whole`]: the same plan for one state, without keeping it.
 //! - [`affinity`]: the slot of each endpoint.
 //! - [`table`]: the diff between the desired and the applied state of a table.
 //! - [`portions`]: that diff, split if it is too large for one transaction.
@@ -32,7 +31,6 @@ pub mod plan;
 pub mod portions;
 pub mod served;
 pub mod table;
-pub mod whole;
 
 pub use backend::NftBackend;
 pub use kernel::{Kernel, Netlink};

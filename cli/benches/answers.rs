@@ -12,18 +12,19 @@ use std::{
     net::Ipv4Addr,
     sync::Arc,
     thread,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
+use jiff::Timestamp;
 use localnet::{
     causes::Answer,
     configuration::Configuration,
-    diff::{self, Reading},
+    diff,
     doctor::{self, Evidence, Findings},
     explain::{self, World},
-    get::{Endpoints, Filter, Services, State},
-    kernel::{self, Kernel},
-    output::{Format, Out, Print},
+    get::{Endpoints, Filter, Services},
+    kernel::{self, Kernel, Live},
+    output::{self, Format, Out, Show},
     path::{self, Path},
     question::{self, From, Here},
     style::Style,
@@ -101,7 +102,7 @@ fn printed(print: impl FnOnce(&mut Out<PipeWriter>) -> anyhow::Result<()>) -> an
     let (mut reader, writer) = pipe()?;
     thread::scope(|scope| {
         let read = scope.spawn(move || io::copy(&mut reader, &mut io::sink()));
-        let mut out = Out::new(writer);
+        let mut out = output::buffered(writer);
         print(&mut out)?;
         out.flush()?;
         drop(out);
@@ -111,8 +112,8 @@ fn printed(print: impl FnOnce(&mut Out<PipeWriter>) -> anyhow::Result<()>) -> an
     })
 }
 
-fn show(answer: &impl Print, format: Format) -> anyhow::Result<()> {
-    printed(|out| answer.print(format, Style::default(), out))
+fn show(answer: &impl Show, format: Format) -> anyhow::Result<()> {
+    printed(|out| output::write(answer, format, Style::default(), out))
 }
 
 /// The rows of the table, printed as they come.
@@ -212,13 +213,13 @@ fn measure(services: usize) -> anyhow::Result<()> {
             show(&Endpoints::of(filter.services(&state), &BTreeMap::new()), format)
         })?;
         if matches!(format, Format::Json | Format::Yaml) {
-            rows.add_all(format!("get state{option}"), || show(&State::of(&state), format))?;
+            rows.add_all(format!("get state{option}"), || show(&state, format))?;
         }
         let options = watch::Options { filter: filter.clone(), format, style: Style::default(), count: Some(1) };
         rows.add_all(format!("watch{option}, first state"), || {
             let nothing = BTreeMap::new();
             let changes = watch::differences(&nothing, &state.services);
-            let at = watch::At { revision: 1, time: SystemTime::now() };
+            let at = watch::At { revision: 1, time: Timestamp::now() };
             printed(|out| watch::lines(&changes, at, &options, true, out))
         })?;
     }
@@ -248,16 +249,14 @@ fn measure(services: usize) -> anyhow::Result<()> {
     })?;
     // The kernel is read while the state arrives, as the command does.
     rows.add("diff", || {
-        let reading = Reading::start();
+        let reading = thread::spawn(Live::read);
         let state = arrives()?;
         let arrived = Instant::now();
-        let (differences, rest) = diff::differences(&state, &config(), &state.node.addresses, reading, diff::MOST)?;
+        let live = reading.join().map_err(|_| anyhow::anyhow!("the reader panicked"))??;
+        let differences = diff::differences(&state, &config(), &state.node.addresses, &live, diff::MOST);
         anyhow::ensure!(differences.count == 0 && differences.compared > 0, "{differences:?}");
         show(&differences, Format::Table)?;
-        let took = arrived.elapsed();
-        // The command need not free it.
-        drop(rest);
-        Ok(took)
+        Ok(arrived.elapsed())
     })?;
     rows.add_all("doctor", || {
         let mut kernel = Ok(Kernel::open()?);

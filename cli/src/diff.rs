@@ -1,27 +1,20 @@
 //! `localnet diff`: compares the plan of the nft backend with the live state of the kernel. It changes nothing.
 
-mod held;
-
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     net::IpAddr,
-    panic::resume_unwind,
-    sync::mpsc::{self, Receiver, Sender},
-    thread,
+    sync::Arc,
 };
 
-use localnet_client::{Snapshot, vips::Config};
-use localnet_linux::nft::{self, Element, ElementKey, TableContent, element_line, rule_line};
-use localnet_nft::{
-    plan::sets::SetId,
-    whole::{self, ElementSink},
+use localnet_client::{Changes, Snapshot, vips::Config};
+use localnet_linux::nft::{
+    Chain, ChainDump, Element, Family, LiveTable, Set, TableContent, TableDump, element_line, rule_line,
 };
+use localnet_nft::{desired::Desired, plan::sets::SetId};
 use serde::Serialize;
 
-pub use self::held::Reading;
-use self::held::{Held, HeldTable};
 use crate::{
-    kernel,
+    kernel::{self, Live},
     origin::Origin,
     output::Show,
     style::{Style, Tone},
@@ -60,212 +53,102 @@ pub struct Difference {
 /// How many differences are listed without `--all`.
 pub const MOST: usize = 200;
 
-/// A change of the plan to an element of a set.
-#[derive(Debug)]
-enum PlanChange {
-    Set(Element),
-    Removed(ElementKey),
-}
-
-/// How many planned elements are sent at a time.
-const AT_A_TIME: usize = 4096;
-
-type Part = Vec<(nft::Family, SetId, PlanChange)>;
-
-/// Sends the planned elements to the comparing thread.
-struct ElementSender {
-    part: Part,
-    to: Sender<Part>,
-}
-
-impl ElementSender {
-    fn push(&mut self, family: nft::Family, set: SetId, change: PlanChange) {
-        self.part.push((family, set, change));
-        if self.part.len() == AT_A_TIME {
-            self.send();
-        }
+/// Plans both tables for a state and compares them with what the kernel holds. At most `most` differences are listed.
+pub fn differences(state: &Snapshot, config: &Config, local: &[IpAddr], live: &Live, most: usize) -> Differences {
+    let mut desired = Desired::new(config.clone());
+    desired.set_local_addresses(local.to_vec());
+    for (family, dump) in Family::ALL.into_iter().zip(&live.tables) {
+        desired.adopt(family, dump.as_ref().map(slots));
     }
-
-    fn send(&mut self) {
-        let part = std::mem::replace(&mut self.part, Vec::with_capacity(AT_A_TIME));
-        // If the kernel could not be read, there is no receiver.
-        _ = self.to.send(part);
-    }
-}
-
-impl ElementSink for ElementSender {
-    fn set(&mut self, family: nft::Family, set: SetId, element: Element) {
-        self.push(family, set, PlanChange::Set(element));
-    }
-
-    fn remove(&mut self, family: nft::Family, set: SetId, key: &ElementKey) {
-        self.push(family, set, PlanChange::Removed(key.clone()));
-    }
-}
-
-/// The data of a comparison. Freeing it takes as long as much of the comparison, so a program that exits keeps it.
-#[derive(Debug)]
-pub struct Rest {
-    held: Held,
-    _whole: whole::Whole,
-    _changes: Vec<Part>,
-}
-
-impl Rest {
-    /// The ruleset's generation before the kernel was read. If it is still the same, nothing has changed since.
-    pub fn generation(&self) -> u32 {
-        self.held.generation
-    }
-}
-
-/// How often a state is planned again because the slots of session affinity changed while the kernel was read.
-const ATTEMPTS: usize = 10;
-
-/// Plans both tables for a state and compares them with what the kernel holds. Elements are compared while the next ones are
-/// planned. At most `most` differences are listed.
-///
-/// # Errors
-/// Returns an error if the kernel cannot be read.
-pub fn differences(
-    state: &Snapshot,
-    config: &Config,
-    local: &[IpAddr],
-    mut reading: Reading,
-    most: usize,
-) -> Result<(Differences, Rest), nft::Error> {
-    for _ in 0..ATTEMPTS {
-        let found = compare_once(state, config, local, reading, most)?;
-        if found.1.held.is_current {
-            return Ok(found);
-        }
-        reading = Reading::start();
-    }
-    Err(nft::Error::Changing)
-}
-
-fn compare_once(
-    state: &Snapshot,
-    config: &Config,
-    local: &[IpAddr],
-    reading: Reading,
-    most: usize,
-) -> Result<(Differences, Rest), nft::Error> {
-    let history = reading.history();
-    let (to, parts) = mpsc::channel::<Part>();
-    let compare = move |parts: Receiver<Part>| -> Result<_, nft::Error> {
-        let mut held = reading.finish()?;
-        let mut changes = Vec::new();
-        for part in parts {
-            for (family, set, change) in &part {
-                if let Some(set) = held.set(*family, *set) {
-                    set.compare(change);
-                }
-            }
-            changes.push(part);
-        }
-        Ok((held, changes))
-    };
-    let (whole, compared) = thread::scope(|scope| {
-        let comparing = scope.spawn(move || compare(parts));
-        let mut sender = ElementSender { part: Vec::with_capacity(AT_A_TIME), to };
-        // The backend itself reports what it does not program.
-        let whole = whole::deliver(state, config.clone(), local.to_vec(), &history, &mut sender);
-        sender.send();
-        drop(sender);
-        (whole, comparing.join().unwrap_or_else(|panic| resume_unwind(panic)))
-    });
-    let (held, changes) = compared?;
-    let sets = || held.tables.iter().flatten().flat_map(|table| &table.sets);
-    let mut differences = Differences { compared: sets().map(|set| set.compared).sum(), ..Differences::default() };
-    for planned in &whole.tables {
-        let family = planned.table.family;
-        let found = &held.tables[family as usize];
+    // The backend itself reports what it does not program.
+    desired.update(state, &Changes::everything());
+    let mut found = Differences::default();
+    for (planned, live) in desired.content().iter().zip(&live.tables) {
         // A host without IPv6 has no table for it.
-        if found.is_some() || kernel::forwards(family).is_some() {
-            differences.compare(planned, found.as_ref(), most);
+        if live.is_some() || kernel::forwards(planned.table.family).is_some() {
+            found.compare(planned, live.as_ref());
         }
     }
-    Ok((differences, Rest { held, _whole: whole, _changes: changes }))
+    found.count = found.differences.len();
+    found.differences.truncate(most);
+    found
+}
+
+/// Returns the slots of session affinity in a table. They depend on history, so only the kernel knows which endpoint has which
+/// slot.
+fn slots(dump: &TableDump) -> LiveTable {
+    let is_slots = |set: &Arc<Set>| SetId::of_name(&set.name).is_some_and(SetId::is_of_affinity);
+    let sets = dump.sets.iter().filter_map(|of| Some((of.set.clone().filter(is_slots)?, of.elements.clone())));
+    LiveTable { sets: sets.map(Some).collect(), chains: Vec::new() }
 }
 
 impl Differences {
-    fn push(&mut self, most: usize, difference: impl FnOnce() -> Difference) {
-        self.count += 1;
-        if self.differences.len() < most {
-            self.differences.push(difference());
-        }
-    }
-
     /// Compares a planned table with the one in the kernel.
-    fn compare(&mut self, planned: &TableContent, found: Option<&HeldTable>, most: usize) {
+    fn compare(&mut self, planned: &TableContent, live: Option<&TableDump>) {
         let family = planned.table.family;
         let table = format!("{} {}", family.as_str(), planned.table.name);
-        let difference = |place: &str, what, text: String| Difference {
-            table: table.clone(),
-            place: place.to_owned(),
-            what,
-            text,
-            live: None,
+        let (all, compared) = (&mut self.differences, &mut self.compared);
+        let mut add = |place: &str, what, text: String, live| {
+            all.push(Difference { table: table.clone(), place: place.to_owned(), what, text, live });
         };
-        let Some(found) = found else {
-            self.push(most, || difference("", "missing", "the whole table".to_owned()));
-            return;
+        let Some(live) = live else {
+            return add("", "missing", "the whole table".to_owned(), None);
         };
-        for (set, _) in &planned.sets {
-            let Some(held) = found.sets.iter().find(|held| held.name == set.name) else {
-                self.push(most, || difference(&set.name, "missing", "the whole set".to_owned()));
+        for (set, elements) in &planned.sets {
+            let name = &set.name;
+            let Some(live) = live.set(name) else {
+                add(name, "missing", "the whole set".to_owned(), None);
                 continue;
             };
-            for (what, element) in held.off.values() {
-                let live = held.elements.get(&element.key).map(|(data, _, comment)| {
-                    let (key, data, comment) = (element.key.clone(), data.clone(), comment.clone());
-                    element_line(set, &Element { key, data, comment })
-                });
-                self.push(most, || Difference { live, ..difference(&set.name, what, element_line(set, element)) });
+            // Packets, not the plan, write the sets with the clients of session affinity.
+            if SetId::of_name(name).is_none() {
+                continue;
             }
-            if held.planned < held.elements.len() {
-                let unplanned = held.elements.iter().filter(|(_, (_, planned, _))| !planned);
-                let mut unplanned: Vec<_> = unplanned.map(|(key, (data, _, comment))| (key, data, comment)).collect();
-                unplanned.sort_unstable();
-                for (key, data, comment) in unplanned {
-                    let element = || Element { key: key.clone(), data: data.clone(), comment: comment.clone() };
-                    self.push(most, || difference(&set.name, "unplanned", element_line(set, &element())));
+            *compared += elements.len();
+            let mut rest: HashMap<_, _> = live.elements.iter().map(|element| (&element.key, element)).collect();
+            for element in elements {
+                match rest.remove(&element.key) {
+                    None => add(name, "missing", element_line(set, element), None),
+                    Some(live) if live.data == element.data => {}
+                    Some(live) => add(name, "differs", element_line(set, element), Some(element_line(set, live))),
                 }
             }
+            let mut unplanned: Vec<&Element> = rest.into_values().collect();
+            unplanned.sort_unstable_by_key(|element| &element.key);
+            unplanned.iter().for_each(|element| add(name, "unplanned", element_line(set, element), None));
         }
-        let is_planned = |name: &str| planned.sets.iter().any(|(set, _)| *set.name == *name);
-        for held in found.sets.iter().filter(|held| !is_planned(&held.name)) {
-            self.push(most, || difference(&held.name, "unplanned", "the whole set".to_owned()));
+        for live in live.sets.iter().filter(|live| !planned.sets.iter().any(|(set, _)| set.name == live.name)) {
+            add(&live.name, "unplanned", "the whole set".to_owned(), None);
         }
         for chain in &planned.chains {
-            let Some(dump) = found.chains.iter().find(|found| found.name == chain.name) else {
-                self.push(most, || difference(&chain.name, "missing", "the whole chain".to_owned()));
-                continue;
-            };
-            if dump.is(family, chain) {
-                continue;
-            }
-            let mut found_rule = false;
-            for rule in chain.rules.iter().filter(|rule| !dump.rules.iter().any(|found| found.is(family, rule))) {
-                found_rule = true;
-                self.push(most, || difference(&chain.name, "missing", rule_line(rule, family)));
-            }
-            for rule in dump.rules.iter().filter(|found| !chain.rules.iter().any(|rule| found.is(family, rule))) {
-                found_rule = true;
-                let comment = rule.comment.as_ref().map(|comment| format!(" {comment:?}")).unwrap_or_default();
-                self.push(most, || {
-                    difference(&chain.name, "unplanned", format!("rule # handle {}{comment}", rule.handle))
-                });
-            }
-            if !found_rule {
-                self.push(most, || difference(&chain.name, "differs", "order of rules, or declaration".to_owned()));
+            let name = &chain.name;
+            match live.chain(name) {
+                None => add(name, "missing", "the whole chain".to_owned(), None),
+                Some(live) if live.is(family, chain) => {}
+                Some(live) => rules(family, chain, live, |what, text| add(name, what, text, None)),
             }
         }
-        let is_planned = |name: &str| planned.chains.iter().any(|chain| *chain.name == *name);
-        for dump in found.chains.iter().filter(|dump| !is_planned(&dump.name)) {
-            self.push(most, || difference(&dump.name, "unplanned", "the whole chain".to_owned()));
+        for live in live.chains.iter().filter(|live| !planned.chains.iter().any(|chain| chain.name == live.name)) {
+            add(&live.name, "unplanned", "the whole chain".to_owned(), None);
         }
     }
+}
+
+/// Compares the rules of a planned chain with those of a different one in the kernel.
+fn rules(family: Family, planned: &Chain, live: &ChainDump, mut add: impl FnMut(&'static str, String)) {
+    let missing = planned.rules.iter().filter(|rule| !live.rules.iter().any(|live| live.is(family, rule)));
+    let missing: Vec<String> = missing.map(|rule| rule_line(rule, family)).collect();
+    let unplanned = live.rules.iter().filter(|live| !planned.rules.iter().any(|rule| live.is(family, rule)));
+    let unplanned = unplanned.map(|rule| {
+        let comment = rule.comment.as_ref().map(|comment| format!(" {comment:?}")).unwrap_or_default();
+        format!("rule # handle {}{comment}", rule.handle)
+    });
+    let unplanned: Vec<String> = unplanned.collect();
+    if missing.is_empty() && unplanned.is_empty() {
+        add("differs", "order of rules, or declaration".to_owned());
+    }
+    missing.into_iter().for_each(|text| add("missing", text));
+    unplanned.into_iter().for_each(|text| add("unplanned", text));
 }
 
 impl Show for Differences {
@@ -314,14 +197,10 @@ impl Show for Differences {
     }
 }
 
-/// The kernel's families in the order in which plans list them.
-pub const FAMILIES: [nft::Family; 2] = nft::Family::ALL;
-
 #[cfg(test)]
 mod tests {
-    use localnet_client::Changes;
-    use localnet_linux::nft::{ElementData, Family, SetDump, TableDump, Tuple, Verdict};
-    use localnet_nft::{desired::Desired, portions::Limits};
+    use localnet_linux::nft::{ElementData, SetDump, Tuple, Verdict};
+    use localnet_nft::portions::Limits;
 
     use super::*;
 
@@ -353,10 +232,13 @@ services:
         TableDump { chains: vec![], sets: sets.collect(), generation: 1 }
     }
 
+    fn compared(tables: [Option<TableDump>; 2], state: &Snapshot, most: usize) -> Differences {
+        differences(state, &Config::default(), &[], &Live { tables, generation: 1 }, most)
+    }
+
     /// Returns the differences in the sets. Comparing the rules needs a kernel.
     fn found(state: &Snapshot, dump: &TableDump) -> Vec<String> {
-        let reading = Reading::of(1, [Some(dump.clone()), None]);
-        let (differences, _) = differences(state, &Config::default(), &[], reading, MOST).unwrap();
+        let differences = compared([Some(dump.clone()), None], state, MOST);
         let of_sets =
             differences.differences.iter().filter(|of| of.table == "ip localnet" && of.text != "the whole chain");
         of_sets.map(|of| format!("{} {} {}", of.place, of.what, of.text)).collect()
@@ -388,9 +270,7 @@ services:
         );
         dump.sets.retain(|set| *set.name != *"hairpin");
         assert_eq!(found(&dump).len(), 3);
-        let none = Reading::of(1, [None, None]);
-        let (none, _) = differences(&state, &Config::default(), &[], none, MOST).unwrap();
-        assert_eq!(none.differences[0].text.as_str(), "the whole table");
+        assert_eq!(compared([None, None], &state, MOST).differences[0].text.as_str(), "the whole table");
     }
 
     /// Returns the state of a Service with session affinity and these endpoints.
@@ -432,24 +312,16 @@ services:
         assert_eq!(wrong, ["affinity-endpoints differs 10.96.0.1 . tcp . 80 . 4 : 10.0.0.5 . 8080"]);
     }
 
-    /// If a Service loses a VIP to another one, the VIP is compared with the plan of its new owner.
+    /// An address that two Services claim is compared with the plan of its owner.
     #[test]
-    fn an_element_that_is_added_and_removed_again_is_no_difference() {
-        let element = planned().sets.iter().find(|set| *set.name == *"services").unwrap().elements[0].clone();
-        let other = PlanChange::Set(Element { data: ElementData::Verdict(Verdict::Drop), ..element.clone() });
-        let absent = Element::new(Tuple::new().port(1));
-        let (gone, absent_gone) = (PlanChange::Removed(element.key.clone()), PlanChange::Removed(absent.key.clone()));
-        let (element, absent) = (PlanChange::Set(element), PlanChange::Set(absent));
-        let compared = |changes: &[&PlanChange]| {
-            let mut held = Reading::of(1, [Some(planned()), None]).finish().unwrap();
-            let set = held.set(Family::V4, SetId::Services).unwrap();
-            changes.iter().for_each(|change| set.compare(change));
-            (set.off.len(), set.compared, set.planned)
-        };
-        assert_eq!(compared(&[&other, &absent]), (2, 2, 1));
-        assert_eq!(compared(&[&other, &absent, &gone, &absent_gone]), (0, 0, 0));
-        assert_eq!(compared(&[&other, &gone, &element, &element]), (0, 1, 1));
-        assert_eq!(compared(&[&other, &element]), (0, 1, 1));
+    fn an_address_of_two_services_is_no_difference() {
+        let mut state = state();
+        let web = state.services.values().next().unwrap().clone();
+        let key = localnet_proto::ServiceKey::new("shop", "copy");
+        state.services.insert(key.clone(), Arc::new(localnet_proto::Service { key, ..Arc::unwrap_or_clone(web) }));
+        let mut desired = Desired::new(Config::default());
+        desired.update(&state, &Changes::everything());
+        assert_eq!(found(&state, &dump(&desired)), [""; 0]);
     }
 
     /// As in `kubectl diff`, `-` marks the live state and `+` the desired state.
@@ -476,17 +348,10 @@ services:
 
     #[test]
     fn differences_beyond_the_limit_are_counted() {
-        let mut differences = Differences::default();
-        for number in 0..5 {
-            differences.push(3, || Difference {
-                table: "t".to_owned(),
-                place: "p".to_owned(),
-                what: "missing",
-                text: number.to_string(),
-                live: None,
-            });
-        }
-        assert_eq!((differences.count, differences.differences.len()), (5, 3));
+        let [all, some] = [MOST, 3].map(|most| compared([Some(planned()), None], &state(), most));
+        assert_eq!((some.count, some.differences), (all.count, all.differences[..3].to_vec()));
+        let differences =
+            Differences { count: 5, differences: all.differences[..3].to_vec(), ..Differences::default() };
         assert!(differences.human(Style::default()).contains("and 2 more"));
     }
 }

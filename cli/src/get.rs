@@ -3,19 +3,17 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    io::{self, Write as _},
     net::{IpAddr, SocketAddr},
 };
 
 use clap::ValueEnum;
 use localnet_client::Snapshot;
-use localnet_proto::{Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey};
-use serde::{Serialize, Serializer};
+use localnet_proto::{Endpoint, Node, Port, Protocol, Scopes, Service, ServiceKey};
+use serde::Serialize;
 
 use crate::{
-    list,
     origin::Values,
-    output::{Format, Print, Show},
+    output::Show,
     reasons::{Status, Versions, Why},
     style::{NONE, Style, Tone},
     table::{Row, Table},
@@ -127,26 +125,23 @@ pub fn service_row(row: &mut Row<'_>, service: &Service) {
     };
 }
 
-impl Print for Services<'_> {
-    fn print(&self, format: Format, style: Style, out: &mut impl io::Write) -> anyhow::Result<()> {
-        let wide = format == Format::Wide;
-        match format {
-            Format::Table | Format::Wide => {
-                let more: &[&str] = if wide { &["POLICY", "AFFINITY", "PORT-NAMES"] } else { &[] };
-                let mut table = Table::new(SERVICE_HEADINGS.into_iter().chain(more.iter().copied()));
-                table.add_all(&self.services, |row, service| {
-                    service_row(row, service);
-                    if wide {
-                        more_of_service(row, service);
-                    }
-                });
-                Ok(table.write(Style { wide, ..style }, out)?)
-            }
-            Format::Json | Format::Yaml => {
-                list::document(format, &Services { services: Vec::new() }, &self.services, out)
-            }
-            Format::Name => list::lines(&self.services, |text, service| Ok(writeln!(text, "{}", service.key)?), out),
+impl Show for Services<'_> {
+    fn human(&self, style: Style) -> String {
+        let more: &[&str] = if style.wide { &["POLICY", "AFFINITY", "PORT-NAMES"] } else { &[] };
+        let mut table = Table::new(SERVICE_HEADINGS.into_iter().chain(more.iter().copied()));
+        for service in &self.services {
+            table.add(|row| {
+                service_row(row, service);
+                if style.wide {
+                    more_of_service(row, service);
+                }
+            });
         }
+        table.text(style, 0)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.services.iter().map(|service| service.key.to_string()).collect()
     }
 }
 
@@ -171,21 +166,9 @@ pub struct Endpoints<'a> {
 }
 
 /// An endpoint of a port.
-#[derive(Clone, Copy, Debug)]
-pub struct EndpointRow<'a> {
-    service: &'a Service,
-    port_name: &'a str,
-    at: SocketAddr,
-    local: bool,
-    scopes: Scopes,
-    /// Its conditions in words; `None` if the brain was not queried.
-    state: Option<&'static str>,
-}
-
-/// An endpoint as JSON and YAML contain it.
-#[derive(Serialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct EndpointFields<'a> {
+pub struct EndpointRow<'a> {
     service: &'a ServiceKey,
     port_name: &'a str,
     protocol: Protocol,
@@ -193,6 +176,7 @@ struct EndpointFields<'a> {
     port: u16,
     local: bool,
     scopes: Scopes,
+    /// Its conditions in words; `None` if the brain was not queried.
     state: Option<&'static str>,
 }
 
@@ -206,27 +190,34 @@ impl<'a> Endpoints<'a> {
             let conditions: BTreeMap<&str, &'static str> =
                 why.iter().flat_map(|why| &why.unready).map(|of| (of.address.as_str(), of.words())).collect();
             let state = |address: &str| why.map(|_| conditions.get(address).copied().unwrap_or("Ready"));
+            let row = |port_name: &'a str, address, port, local, scopes, state| {
+                let of = service.ports.iter().find(|of| *of.name == *port_name);
+                let protocol = of.map_or(Protocol::Tcp, |of| of.protocol);
+                EndpointRow { service: &service.key, port_name, protocol, address, port, local, scopes, state }
+            };
             let first = endpoints.len();
             for endpoint in &service.endpoints {
-                let state = why.and_then(|_| state(&endpoint.address.to_string()));
-                let row = |port: &'a EndpointPort| EndpointRow {
-                    service,
-                    port_name: &port.name,
-                    at: SocketAddr::new(endpoint.address, port.port),
-                    local: endpoint.local,
-                    scopes: endpoint.scopes,
-                    state,
-                };
-                endpoints.extend(endpoint.ports.iter().map(row));
+                let Endpoint { address, local, scopes, .. } = *endpoint;
+                let state = why.and_then(|_| state(&address.to_string()));
+                endpoints.extend(
+                    endpoint.ports.iter().map(|port| row(&port.name, address, port.port, local, scopes, state)),
+                );
             }
             for of in why.iter().flat_map(|why| &why.left_out).filter(|of| of.number > 0) {
                 let Ok(address) = of.address.parse() else { continue };
-                let at = SocketAddr::new(address, of.number);
                 // The row exists already if the endpoint is eligible for other traffic or several rules exclude it.
-                if !endpoints[first..].iter().any(|row| (row.at, row.port_name) == (at, &*of.port_name)) {
-                    let (local, state) = (of.local, state(&of.address));
-                    let scopes = Scopes::default();
-                    endpoints.push(EndpointRow { service, port_name: &of.port_name, at, local, scopes, state });
+                let is_same = |row: &EndpointRow<'_>| {
+                    (row.address, row.port, row.port_name) == (address, of.number, &*of.port_name)
+                };
+                if !endpoints[first..].iter().any(is_same) {
+                    endpoints.push(row(
+                        &of.port_name,
+                        address,
+                        of.number,
+                        of.local,
+                        Scopes::default(),
+                        state(&of.address),
+                    ));
                 }
             }
         }
@@ -235,9 +226,8 @@ impl<'a> Endpoints<'a> {
 }
 
 impl EndpointRow<'_> {
-    fn protocol(&self) -> Protocol {
-        let port = self.service.ports.iter().find(|of| *of.name == *self.port_name);
-        port.map_or(Protocol::Tcp, |port| port.protocol)
+    fn at(&self) -> SocketAddr {
+        SocketAddr::new(self.address, self.port)
     }
 
     fn fill(&self, row: &mut Row<'_>, wide: bool) {
@@ -246,7 +236,7 @@ impl EndpointRow<'_> {
         let serves = scopes.iter().filter(|(on, _)| *on).map(|(_, name)| *name);
         let tone = (!internal && !external && !short_circuit).then_some(Tone::Odd);
         let yes = |on| if on { "yes" } else { "no" };
-        row.cell(&*self.service.key.namespace).cell(&*self.service.key.name).cell(self.at).cell(self.protocol());
+        row.cell(&*self.service.namespace).cell(&*self.service.name).cell(self.at()).cell(self.protocol);
         let (state, ready) = (self.state.unwrap_or(NONE), matches!(self.state, None | Some("Ready")));
         row.cell(yes(self.local)).toned(state, (!ready).then_some(Tone::Odd)).toned_list(serves, tone);
         if wide {
@@ -256,39 +246,17 @@ impl EndpointRow<'_> {
     }
 }
 
-impl Serialize for EndpointRow<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { service, port_name, at, local, scopes, state } = *self;
-        let fields = EndpointFields {
-            service: &service.key,
-            port_name,
-            protocol: self.protocol(),
-            address: at.ip(),
-            port: at.port(),
-            local,
-            scopes,
-            state,
-        };
-        fields.serialize(serializer)
+impl Show for Endpoints<'_> {
+    fn human(&self, style: Style) -> String {
+        let more: &[&str] = if style.wide { &["PORT-NAME", "ESTABLISHED"] } else { &[] };
+        let headings = ["NAMESPACE", "SERVICE", "ENDPOINT", "PROTOCOL", "LOCAL", "STATE", "SERVES"];
+        let mut table = Table::new(headings.into_iter().chain(more.iter().copied()));
+        self.endpoints.iter().for_each(|endpoint| table.add(|row| endpoint.fill(row, style.wide)));
+        table.text(style, 0)
     }
-}
 
-impl Print for Endpoints<'_> {
-    fn print(&self, format: Format, style: Style, out: &mut impl io::Write) -> anyhow::Result<()> {
-        let wide = format == Format::Wide;
-        match format {
-            Format::Table | Format::Wide => {
-                let more: &[&str] = if wide { &["PORT-NAME", "ESTABLISHED"] } else { &[] };
-                let headings = ["NAMESPACE", "SERVICE", "ENDPOINT", "PROTOCOL", "LOCAL", "STATE", "SERVES"];
-                let mut table = Table::new(headings.into_iter().chain(more.iter().copied()));
-                table.add_all(&self.endpoints, |row, endpoint| endpoint.fill(row, wide));
-                Ok(table.write(Style { wide, ..style }, out)?)
-            }
-            Format::Json | Format::Yaml => {
-                list::document(format, &Endpoints { endpoints: Vec::new() }, &self.endpoints, out)
-            }
-            Format::Name => list::lines(&self.endpoints, |text, row| Ok(writeln!(text, "{}", row.at)?), out),
-        }
+    fn names(&self) -> Vec<String> {
+        self.endpoints.iter().map(|row| row.at().to_string()).collect()
     }
 }
 
@@ -373,28 +341,14 @@ impl Show for Versions {
 }
 
 /// The whole state.
-#[derive(Debug)]
-pub struct State<'a> {
-    node: &'a Node,
-    services: Vec<&'a Service>,
-}
-
-impl<'a> State<'a> {
-    /// Returns the printable form of a state.
-    pub fn of(state: &'a Snapshot) -> Self {
-        Self { node: &state.node, services: Filter::default().services(state).collect() }
+impl Show for Snapshot {
+    /// Returns YAML, which is meant to be saved and read again with `--state`.
+    fn human(&self, _: Style) -> String {
+        serde_saphyr::to_string(self).unwrap_or_else(|error| format!("{error}\n"))
     }
-}
 
-impl Print for State<'_> {
-    fn print(&self, format: Format, _: Style, out: &mut impl io::Write) -> anyhow::Result<()> {
-        let around = || Snapshot { node: self.node.clone(), ..Snapshot::default() };
-        match format {
-            // The output is meant to be saved and read again with `--state`.
-            Format::Table | Format::Wide => list::document(Format::Yaml, &around(), &self.services, out),
-            Format::Json | Format::Yaml => list::document(format, &around(), &self.services, out),
-            Format::Name => list::lines(&self.services, |text, service| Ok(writeln!(text, "{}", service.key)?), out),
-        }
+    fn names(&self) -> Vec<String> {
+        self.services.keys().map(ToString::to_string).collect()
     }
 }
 
@@ -403,7 +357,7 @@ mod tests {
     use localnet_proto::wire;
 
     use super::*;
-    use crate::output::render;
+    use crate::output::{Format, render};
 
     const STATE: &str = "
 node: {name: node-a, addresses: [192.168.0.2], zone: z, podCIDRs: [10.0.0.0/24], serviceCIDRs: [10.96.0.0/12]}
@@ -429,8 +383,8 @@ services:
     }
 
     #[track_caller]
-    fn check(answer: &impl Print, format: Format, expected: &str) {
-        assert_eq!(render(answer, format, false).unwrap(), expected);
+    fn check(answer: &impl Show, format: Format, expected: &str) {
+        assert_eq!(render(answer, format), expected);
     }
 
     #[test]
@@ -444,14 +398,14 @@ services:
              dns        dns   ClusterIP  10.96.0.10         -            53/UDP        0\n\
              shop       web   NodePort   10.96.0.1,fd00::1  192.0.2.1    80:30080/TCP  1/2\n",
         );
-        let wide = render(&services, Format::Wide, false).unwrap();
+        let wide = render(&services, Format::Wide);
         let expected = "shop       web   NodePort   10.96.0.1,fd00::1  192.0.2.1    80:30080/TCP  1/2        ExternalLocal  60s       -";
         assert_eq!(wide.lines().nth(2), Some(expected));
         check(&services, Format::Name, "dns/dns\nshop/web\n");
-        let json: serde_json::Value = serde_json::from_str(&render(&services, Format::Json, false).unwrap()).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&render(&services, Format::Json)).unwrap();
         assert_eq!(json["services"][1]["service"], "shop/web");
         assert_eq!(json["services"][1]["endpoints"][0]["scopes"]["internal"], true);
-        assert!(render(&services, Format::Yaml, false).unwrap().starts_with("services:\n"));
+        assert!(render(&services, Format::Yaml).starts_with("services:\n"));
     }
 
     #[test]
@@ -467,7 +421,7 @@ services:
              shop       web      10.0.1.1:8080  TCP       no     -      -\n",
         );
         check(&endpoints, Format::Name, "10.0.0.1:8080\n10.0.1.1:8080\n");
-        let json: serde_json::Value = serde_json::from_str(&render(&endpoints, Format::Json, false).unwrap()).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&render(&endpoints, Format::Json)).unwrap();
         let fields: Vec<&String> = json["endpoints"][0].as_object().unwrap().keys().collect();
         assert_eq!(fields, ["address", "local", "port", "portName", "protocol", "scopes", "service", "state"]);
     }
@@ -515,7 +469,7 @@ services:
              node-a  z     192.168.0.2  10.0.0.0/24  10.96.0.0/12\n",
         );
         for format in [Format::Table, Format::Yaml, Format::Json] {
-            assert_eq!(crate::source::read(&render(&State::of(&state), format, false).unwrap()).unwrap(), state);
+            assert_eq!(crate::source::read(&render(&state, format)).unwrap(), state);
         }
     }
 

@@ -6,17 +6,14 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
-    num::NonZero,
-    panic::resume_unwind,
-    sync::{Arc, Mutex, PoisonError},
-    thread,
+    sync::Arc,
 };
 
 use localnet_core::{Code, Diagnostic, Subject};
 use localnet_linux::{
     addresses::Addresses,
     conntrack::{self, Counters, Flow},
-    nft::{self, Chain, ChainDump, Element, ElementData, Family, Set, Socket, Table, foreign},
+    nft::{self, Chain, ChainDump, Element, ElementData, Family, Socket, Table, TableDump, foreign},
     routes::{Route, Routes},
     sysctl::Settings,
 };
@@ -81,14 +78,6 @@ impl Kernel {
             self.chains.insert(family, found);
         }
         Ok(self.chains.get(&family).and_then(Option::as_deref))
-    }
-
-    /// Returns our table without the elements of its sets; `None` if there is no table.
-    ///
-    /// # Errors
-    /// Returns an error if the kernel refuses the request.
-    pub fn outline(&mut self, family: Family) -> Result<Option<nft::TableDump>, nft::Error> {
-        self.socket.outline(&plan::table(family))
     }
 
     /// Returns the ruleset's generation, which every commit of any program increments.
@@ -199,36 +188,26 @@ impl Kernel {
     }
 }
 
-/// Passes the elements of each given set of our tables to `take`. A set that was deleted has none.
-///
-/// For each part of a dump the kernel skips the elements of the earlier parts from the start of the set, so a large set takes
-/// long. Several sets are therefore read at a time, in the given order, over one socket each.
-///
-/// # Errors
-/// Returns an error if the kernel refuses a request.
-pub fn elements(
-    sets: impl Iterator<Item = (Family, Arc<Set>)> + Send,
-    take: impl Fn(Family, &Set, Vec<Element>) + Sync,
-) -> Result<(), nft::Error> {
-    let sets = Mutex::new(sets);
-    let next = || sets.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let read = || {
-        let mut socket = Socket::open()?;
-        while let Some((family, set)) = next() {
-            take(family, &set, socket.elements(&plan::table(family), &set)?.unwrap_or_default());
-        }
-        Ok(())
-    };
-    on_processors(read).into_iter().collect()
+/// Our tables, with the elements of their sets.
+#[derive(Debug)]
+pub struct Live {
+    /// The tables, IPv4 first; `None` for one that does not exist.
+    pub tables: [Option<TableDump>; 2],
+    /// The ruleset's generation before the tables were read.
+    pub generation: u32,
 }
 
-/// Runs `work` in one thread per processor.
-fn on_processors<T: Send>(work: impl Fn() -> T + Sync) -> Vec<T> {
-    thread::scope(|scope| {
-        let threads = thread::available_parallelism().map_or(1, NonZero::get);
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(&work)).collect();
-        workers.into_iter().map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
-    })
+impl Live {
+    /// Reads the tables. This takes long if they are large.
+    ///
+    /// # Errors
+    /// Returns an error if the kernel refuses a request, or other programs change the tables all the time.
+    pub fn read() -> Result<Self, nft::Error> {
+        let mut socket = Socket::open()?;
+        let generation = socket.generation()?;
+        let [v4, v6] = Family::ALL.map(|family| socket.table(&plan::table(family)));
+        Ok(Self { tables: [v4?, v6?], generation })
+    }
 }
 
 /// Returns how many rules of a chain equal the planned rules at the same index.

@@ -14,10 +14,8 @@
 //! | [`source`] | reads the state from a brain or a file |
 //! | [`configuration`] | selects the configuration that answers are computed with |
 //! | [`origin`] | where that configuration comes from and its values, as answers show them; pure |
-//! | [`output`], [`json`], [`yaml`] | print tables, JSON, YAML and names |
+//! | [`output`] | prints tables, JSON, YAML and names |
 //! | [`table`], [`style`] | lay out tables; pure |
-//! | [`time`] | formats points in time |
-//! | [`list`], [`pieces`] | print long lists with several threads |
 //! | [`get`], [`watch`] | print the state and its changes |
 //! | [`question`] | parses a sender and a destination into a packet; pure |
 //! | [`reasons`] | the brain's reasons and status as plain values; pure |
@@ -38,20 +36,15 @@ pub mod doctor;
 pub mod explain;
 pub mod failure;
 pub mod get;
-pub mod json;
 pub mod kernel;
-pub mod list;
 pub mod origin;
 pub mod output;
 pub mod path;
-pub mod pieces;
 pub mod question;
 pub mod reasons;
 pub mod source;
 pub mod style;
 pub mod table;
-pub mod time;
 pub mod top;
 pub mod watch;
 pub mod why_not;
-pub mod yaml;

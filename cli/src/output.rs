@@ -4,13 +4,10 @@ use std::io::{self, IsTerminal as _, Write as _};
 
 use anyhow::Context as _;
 use clap::ValueEnum;
+use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::{
-    json,
-    style::{COLOURS, Style},
-    yaml,
-};
+use crate::style::{COLOURS, Style};
 
 /// The output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -48,36 +45,39 @@ pub trait Show: Serialize {
     fn names(&self) -> Vec<String>;
 }
 
-/// A value that can be printed in a given format: any `Show`, and long lists.
-pub trait Print {
-    /// Writes the value.
-    ///
-    /// # Errors
-    /// Returns an error if `out` cannot be written or the value cannot be serialized.
-    fn print(&self, format: Format, style: Style, out: &mut impl io::Write) -> anyhow::Result<()>;
-}
-
-impl<A: Show> Print for A {
-    fn print(&self, format: Format, style: Style, out: &mut impl io::Write) -> anyhow::Result<()> {
-        match format {
-            Format::Table => out.write_all(self.human(Style { wide: false, ..style }).as_bytes())?,
-            Format::Wide => out.write_all(self.human(Style { wide: true, ..style }).as_bytes())?,
-            Format::Json => json::write(out, self).context("writing JSON")?,
-            Format::Yaml => yaml::write(out, self).context("writing YAML")?,
-            Format::Name => self.names().iter().try_for_each(|name| writeln!(out, "{name}"))?,
+/// Writes an answer in a format.
+///
+/// # Errors
+/// Returns an error if `out` cannot be written or the answer cannot be serialized.
+pub fn write(answer: &impl Show, format: Format, style: Style, out: &mut impl io::Write) -> anyhow::Result<()> {
+    match format {
+        Format::Table | Format::Wide => {
+            out.write_all(answer.human(Style { wide: format == Format::Wide, ..style }).as_bytes())?;
         }
-        Ok(())
+        Format::Json => {
+            serde_json::to_writer_pretty(&mut *out, answer).context("writing JSON")?;
+            writeln!(out)?;
+        }
+        Format::Yaml => serde_saphyr::to_io_writer(out, answer).context("writing YAML")?,
+        Format::Name => answer.names().iter().try_for_each(|name| writeln!(out, "{name}"))?,
     }
+    Ok(())
 }
 
 /// Returns the answer in a format.
 ///
 /// # Errors
 /// Returns an error if the answer cannot be serialized as JSON or YAML.
-pub fn render(answer: &impl Print, format: Format, colour: bool) -> anyhow::Result<String> {
+#[cfg(test)]
+pub(crate) fn render(answer: &impl Show, format: Format) -> String {
     let mut text = Vec::new();
-    answer.print(format, Style { colour, ..Style::default() }, &mut text)?;
-    Ok(String::from_utf8(text)?)
+    write(answer, format, Style::default(), &mut text).unwrap();
+    String::from_utf8(text).unwrap()
+}
+
+/// Formats a time in UTC to the second, as in RFC 3339.
+pub fn utc(time: Timestamp) -> String {
+    time.strftime("%FT%TZ").to_string()
 }
 
 /// Whether standard output is coloured.
@@ -100,67 +100,55 @@ pub fn terminal_width() -> Option<usize> {
 /// # Errors
 /// Returns an error if standard output cannot be written, or the error of `write`.
 pub fn print(write: impl FnOnce(&mut Out<io::StdoutLock<'static>>) -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let mut out = Out::new(io::stdout().lock());
+    let mut out = buffered(io::stdout().lock());
     write(&mut out)?;
     out.flush().context("writing to standard output")
 }
 
-/// The output of an answer. It writes large blocks and stops once the reader has closed the pipe.
+/// Returns the output of an answer: it writes large blocks to `to`, and stops once the reader has closed the pipe.
 ///
 /// Reports of backends and values of a state must not control the terminal. Of the control characters, only line ends, tabs and
 /// our own colours pass; all others are escaped.
-#[derive(Debug)]
-pub struct Out<W: io::Write> {
-    to: UntilClosed<W>,
-    /// The buffered text. A call of `write_all` never ends within a character or a colour.
-    text: Vec<u8>,
+pub fn buffered<W: io::Write>(to: W) -> Out<W> {
+    io::BufWriter::with_capacity(BLOCK, Harmless { to, closed: false })
 }
+
+/// The output of an answer, as [`buffered`] returns it.
+pub type Out<W> = io::BufWriter<Harmless<W>>;
 
 /// How many bytes are buffered before they are written.
-const ENOUGH: usize = 64 << 10;
+const BLOCK: usize = 64 << 10;
 
-impl<W: io::Write> Out<W> {
-    /// Creates an output that writes to `to`.
-    pub fn new(to: W) -> Self {
-        Self { to: UntilClosed { to, closed: false }, text: Vec::with_capacity(2 * ENOUGH) }
-    }
+/// Writes text with its control characters escaped, until the reader closes the pipe. The buffer before it splits no text that is written at once, and so neither a character nor a
+/// colour.
+#[derive(Debug)]
+pub struct Harmless<W> {
+    to: W,
+    closed: bool,
+}
 
-    /// Writes the buffer.
-    fn pass(&mut self) -> io::Result<()> {
-        let text = std::mem::take(&mut self.text);
-        let passed = self.pass_all(&text);
-        self.text = text;
-        self.text.clear();
-        passed
-    }
-
-    fn pass_all(&mut self, text: &[u8]) -> io::Result<()> {
-        match may_command(text) {
-            true => self.to.write_all(harmless(&String::from_utf8_lossy(text)).as_bytes()),
-            false => self.to.write_all(text),
-        }
+impl<W: io::Write> Harmless<W> {
+    fn unless_closed(&mut self, done: io::Result<()>) -> io::Result<()> {
+        self.closed |= matches!(&done, Err(error) if error.kind() == io::ErrorKind::BrokenPipe);
+        if self.closed { Ok(()) } else { done }
     }
 }
 
-impl<W: io::Write> io::Write for Out<W> {
+impl<W: io::Write> io::Write for Harmless<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.write_all(bytes)?;
+        if !self.closed {
+            let done = match may_command(bytes) {
+                true => self.to.write_all(harmless(&String::from_utf8_lossy(bytes)).as_bytes()),
+                false => self.to.write_all(bytes),
+            };
+            self.unless_closed(done)?;
+        }
         Ok(bytes.len())
     }
 
-    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
-        // A long text is written directly, which saves a copy.
-        if bytes.len() >= ENOUGH / 4 {
-            self.pass()?;
-            return self.pass_all(bytes);
-        }
-        self.text.extend_from_slice(bytes);
-        if self.text.len() >= ENOUGH { self.pass() } else { Ok(()) }
-    }
-
     fn flush(&mut self) -> io::Result<()> {
-        self.pass()?;
-        self.to.flush()
+        let flushed = self.to.flush();
+        self.unless_closed(flushed)
     }
 }
 
@@ -191,42 +179,6 @@ pub fn harmless(text: &str) -> String {
     out
 }
 
-#[derive(Debug)]
-struct UntilClosed<W> {
-    to: W,
-    closed: bool,
-}
-
-impl<W: io::Write> UntilClosed<W> {
-    fn unless_closed<T>(&mut self, given: io::Result<T>, else_: T) -> io::Result<T> {
-        match given {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-                self.closed = true;
-                Ok(else_)
-            }
-            given => given,
-        }
-    }
-}
-
-impl<W: io::Write> io::Write for UntilClosed<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.closed {
-            return Ok(bytes.len());
-        }
-        let written = self.to.write(bytes);
-        self.unless_closed(written, bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        if self.closed {
-            return Ok(());
-        }
-        let flushed = self.to.flush();
-        self.unless_closed(flushed, ())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -246,8 +198,8 @@ mod tests {
             ("\u{9b}2J \x7f", r"\u{9b}2J \u{7f}"),
         ] {
             let mut written = Vec::new();
-            let mut out = Out::new(&mut written);
-            write!(out, "{text}").unwrap();
+            let mut out = buffered(&mut written);
+            out.write_all(text.as_bytes()).unwrap();
             out.flush().unwrap();
             drop(out);
             assert_eq!(String::from_utf8(written).unwrap(), expected);
@@ -258,7 +210,7 @@ mod tests {
     fn a_closed_pipe_is_no_error() {
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
-        let mut out = Out::new(writer);
+        let mut out = buffered(writer);
         out.write_all(&[b'x'; 1 << 20]).unwrap();
         out.flush().unwrap();
     }

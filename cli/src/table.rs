@@ -2,23 +2,18 @@
 
 use std::{
     borrow::Cow,
-    convert::Infallible,
     fmt::{self, Write as _},
-    io,
 };
 
-use crate::{
-    pieces,
-    style::{NONE, Style, Tone},
-};
+use crate::style::{NONE, Style, Tone};
 
-/// How many rows one thread builds at a time.
-const BLOCK: usize = 512;
-
-/// A table with aligned columns. It is made for a hundred thousand rows.
+/// A table with aligned columns. It is made for a hundred thousand rows: one string contains the text of all cells.
 #[derive(Debug, Default)]
 pub struct Table {
-    blocks: Vec<Block>,
+    text: String,
+    cells: Vec<Cell>,
+    /// The number of cells up to the end of each row.
+    rows: Vec<usize>,
     widths: Vec<usize>,
     /// Whether the first row contains the headings.
     headed: bool,
@@ -26,31 +21,10 @@ pub struct Table {
     prose: bool,
 }
 
-/// The layout of a table, computed from [`Style`] and all rows.
-#[derive(Debug)]
-struct Layout {
-    /// The width of each column. Columns beyond these do not fit and are omitted.
-    widths: Vec<usize>,
-    style: Style,
-    indent: usize,
-    prose: bool,
-    limited: bool,
-}
-
-/// Some rows of a table. One string contains the text of all their cells.
-#[derive(Debug, Default)]
-struct Block {
-    text: String,
-    cells: Vec<Cell>,
-    /// The number of cells up to the end of each row.
-    rows: Vec<usize>,
-    widths: Vec<usize>,
-}
-
 /// One cell of a table.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
-    /// The end of its text in the block's text, in bytes.
+    /// The end of its text in the table's text, in bytes.
     end: usize,
     /// The width in characters.
     width: usize,
@@ -60,7 +34,7 @@ struct Cell {
 /// A row to which cells are added.
 #[derive(Debug)]
 pub struct Row<'a> {
-    block: &'a mut Block,
+    table: &'a mut Table,
     column: usize,
 }
 
@@ -97,62 +71,18 @@ impl Row<'_> {
     }
 
     fn written(&mut self, tone: Option<Tone>, write: impl FnOnce(&mut String)) -> &mut Self {
-        let Block { text, cells, widths, .. } = &mut *self.block;
+        let Table { text, cells, widths, .. } = &mut *self.table;
         let start = text.len();
         write(text);
         let of = &text[start..];
         let width = if of.is_ascii() { of.len() } else { of.chars().count() };
         cells.push(Cell { end: text.len(), width, tone });
-        widen(widths, self.column, width);
+        match widths.get_mut(self.column) {
+            Some(widest) => *widest = width.max(*widest),
+            None => widths.push(width),
+        }
         self.column += 1;
         self
-    }
-}
-
-impl Block {
-    fn add(&mut self, fill: impl FnOnce(&mut Row<'_>)) {
-        fill(&mut Row { block: self, column: 0 });
-        self.rows.push(self.cells.len());
-    }
-
-    fn text(&self, layout: &Layout, skip: usize) -> String {
-        let Layout { widths, style, indent, prose, limited } = layout;
-        let wide = indent + widths.iter().sum::<usize>() + 2 * widths.len();
-        let mut out = String::with_capacity(self.rows.len() * wide);
-        let (mut row_start, mut start) = (0, 0);
-        for (number, row_end) in self.rows.iter().enumerate() {
-            let row = &self.cells[row_start..*row_end];
-            row_start = *row_end;
-            if number < skip {
-                start = row.last().map_or(start, |cell| cell.end);
-                continue;
-            }
-            let line = out.len();
-            pad(&mut out, *indent);
-            let mut place = *indent;
-            for (column, cell) in row.iter().enumerate() {
-                let text = &self.text[start..cell.end];
-                start = cell.end;
-                let Some(width) = widths.get(column).copied() else { continue };
-                let is_last = column + 1 == row.len();
-                let shown = match cell.width > width && *limited {
-                    true if *prose && is_last => wrapped(text, width, place),
-                    true => cut(text, width),
-                    false => Cow::Borrowed(text),
-                };
-                match cell.tone {
-                    Some(tone) if style.colour => out.push_str(&style.paint(tone, &shown)),
-                    _ => out.push_str(&shown),
-                }
-                if !is_last {
-                    pad(&mut out, (width + 2).saturating_sub(cell.width.min(width)));
-                    place += width + 2;
-                }
-            }
-            out.truncate(line + out[line..].trim_end().len());
-            out.push('\n');
-        }
-        out
     }
 }
 
@@ -229,27 +159,8 @@ impl Table {
 
     /// Adds a row with the cells that `fill` adds.
     pub fn add(&mut self, fill: impl FnOnce(&mut Row<'_>)) {
-        let mut block = self.blocks.pop().unwrap_or_default();
-        block.add(fill);
-        self.push(block);
-    }
-
-    /// Adds a row for each item, built by several threads.
-    pub fn add_all<T: Sync>(&mut self, items: &[T], fill: impl Fn(&mut Row<'_>, &T) + Sync) {
-        let rows = |items: &[T]| {
-            let mut block = Block::default();
-            items.iter().for_each(|item| block.add(|row| fill(row, item)));
-            block
-        };
-        let Ok(()) = pieces::in_order(items, BLOCK, rows, |block| {
-            self.push(block);
-            Ok::<_, Infallible>(())
-        });
-    }
-
-    fn push(&mut self, block: Block) {
-        block.widths.iter().enumerate().for_each(|(column, width)| widen(&mut self.widths, column, *width));
-        self.blocks.push(block);
+        fill(&mut Row { table: self, column: 0 });
+        self.rows.push(self.cells.len());
     }
 
     /// Adds a row.
@@ -262,45 +173,49 @@ impl Table {
         self.add(|row| cells.into_iter().for_each(|(text, tone)| _ = row.toned(text, tone)));
     }
 
-    fn layout(&self, style: Style, indent: usize) -> Layout {
+    /// Returns the table with each row on a line after `indent` spaces. The last column is not padded. Columns that do not fit
+    /// are omitted.
+    pub fn text(&self, style: Style, indent: usize) -> String {
         let mut widths = self.widths.clone();
         if let Some(width) = style.width {
             fit(&mut widths, width.saturating_sub(indent), self.prose);
         }
-        Layout { widths, style, indent, prose: self.prose, limited: style.width.is_some() }
-    }
-
-    /// Returns how many rows at the start of a block are not written: the headings, if the style has none.
-    fn skip(&self, style: Style, block: usize) -> usize {
-        usize::from(block == 0 && self.headed && style.no_headings)
-    }
-
-    /// Returns the table with each row on a line after `indent` spaces. The last column is not padded.
-    pub fn text(&self, style: Style, indent: usize) -> String {
-        let layout = self.layout(style, indent);
-        let blocks = self.blocks.iter().enumerate();
-        blocks.map(|(number, block)| block.text(&layout, self.skip(style, number))).collect()
-    }
-
-    /// Writes the table, with several threads.
-    ///
-    /// # Errors
-    /// Returns an error if `out` cannot be written.
-    pub fn write(&self, style: Style, out: &mut impl io::Write) -> io::Result<()> {
-        let layout = self.layout(style, 0);
-        let blocks: Vec<(usize, &Block)> = self.blocks.iter().enumerate().collect();
-        let text = |blocks: &[(usize, &Block)]| {
-            let each = blocks.iter().map(|(number, block)| block.text(&layout, self.skip(style, *number)));
-            each.collect::<String>()
-        };
-        pieces::in_order(&blocks, 1, text, |text| out.write_all(text.as_bytes()))
-    }
-}
-
-fn widen(widths: &mut Vec<usize>, column: usize, width: usize) {
-    match widths.get_mut(column) {
-        Some(widest) => *widest = width.max(*widest),
-        None => widths.push(width),
+        let line = indent + widths.iter().sum::<usize>() + 2 * widths.len();
+        let mut out = String::with_capacity(self.rows.len() * line);
+        let (mut first, mut start) = (0, 0);
+        for (number, end) in self.rows.iter().enumerate() {
+            let row = &self.cells[first..*end];
+            first = *end;
+            if number == 0 && self.headed && style.no_headings {
+                start = row.last().map_or(start, |cell| cell.end);
+                continue;
+            }
+            let line = out.len();
+            pad(&mut out, indent);
+            let mut place = indent;
+            for (column, cell) in row.iter().enumerate() {
+                let text = &self.text[start..cell.end];
+                start = cell.end;
+                let Some(width) = widths.get(column).copied() else { continue };
+                let is_last = column + 1 == row.len();
+                let shown = match cell.width > width {
+                    true if self.prose && is_last => wrapped(text, width, place),
+                    true => cut(text, width),
+                    false => Cow::Borrowed(text),
+                };
+                match cell.tone {
+                    Some(tone) if style.colour => out.push_str(&style.paint(tone, &shown)),
+                    _ => out.push_str(&shown),
+                }
+                if !is_last {
+                    pad(&mut out, (width + 2).saturating_sub(cell.width.min(width)));
+                    place += width + 2;
+                }
+            }
+            out.truncate(line + out[line..].trim_end().len());
+            out.push('\n');
+        }
+        out
     }
 }
 
@@ -386,23 +301,9 @@ mod tests {
         let mut table = Table::new(["NAME"]);
         table.row(["web"]);
         let style = Style { no_headings: true, ..Style::default() };
-        let mut written = Vec::new();
-        table.write(style, &mut written).unwrap();
-        assert_eq!((table.text(style, 0).as_str(), written.as_slice()), ("web\n", &b"web\n"[..]));
+        assert_eq!(table.text(style, 0), "web\n");
         let mut bare = Table::bare();
         bare.row(["web"]);
         assert_eq!(bare.text(style, 0), "web\n");
-    }
-
-    #[test]
-    fn several_threads_give_the_same_rows_as_one() {
-        let numbers: Vec<usize> = (0..5 * BLOCK + 3).map(|number| number * number).collect();
-        let fill = |row: &mut Row<'_>, number: &usize| _ = row.cell(number).list([number % 7, 1]).cell("end");
-        let (mut one, mut several) = (Table::new(["SQUARE"]), Table::new(["SQUARE"]));
-        numbers.iter().for_each(|number| one.add(|row| fill(row, number)));
-        several.add_all(&numbers, fill);
-        let mut written = Vec::new();
-        several.write(Style::default(), &mut written).unwrap();
-        assert_eq!(String::from_utf8(written).unwrap(), one.text(Style::default(), 0));
     }
 }

@@ -1,12 +1,8 @@
 //! `localnet watch`: prints the changes of the state as they arrive.
 
-use std::{
-    collections::BTreeMap,
-    io::{self, Write as _},
-    sync::Arc,
-    time::SystemTime,
-};
+use std::{collections::BTreeMap, io, sync::Arc};
 
+use jiff::Timestamp;
 use localnet_client::{Snapshot, Source as _, SourceError, grpc::Brain};
 use localnet_proto::{Revision, Service, ServiceKey};
 use serde::Serialize;
@@ -14,13 +10,10 @@ use serde::Serialize;
 use crate::{
     failure::Failure,
     get::{Filter, SERVICE_HEADINGS, service_row},
-    list,
-    output::{self, Format},
+    output::{self, Format, utc},
     source::Global,
     style::{Style, Tone},
     table::Table,
-    time::utc,
-    yaml,
 };
 
 /// Options of the command.
@@ -101,7 +94,7 @@ pub async fn run(global: &Global, brain: &Brain, options: &Options) -> Result<()
             .into_iter()
             .filter(|(_, of)| options.filter.admits(&of.key))
             .collect();
-        let at = At { revision: state.revision.rev, time: SystemTime::now() };
+        let at = At { revision: state.revision.rev, time: Timestamp::now() };
         output::print(|out| lines(&shown, at, options, seen == 0, out))?;
         seen += 1;
     }
@@ -114,7 +107,7 @@ pub struct At {
     /// The number of the revision.
     pub revision: u64,
     /// When the state arrived.
-    pub time: SystemTime,
+    pub time: Timestamp,
 }
 
 /// Writes the changes. The first call also writes the headings.
@@ -128,34 +121,31 @@ pub fn lines(
     first: bool,
     out: &mut impl io::Write,
 ) -> anyhow::Result<()> {
-    type Text = Vec<u8>;
     let At { revision, time } = at;
     let time = &*utc(time);
-    let json = |text: &mut Text, (what, service): &(What, &Service)| {
-        serde_json::to_writer(&mut *text, &Line { time, revision, what: *what, service })?;
-        text.push(b'\n');
-        Ok(())
-    };
-    let yaml = |text: &mut Text, (what, service): &(What, &Service)| {
-        text.extend_from_slice(b"---\n");
-        Ok(yaml::write(text, &Line { time, revision, what: *what, service })?)
-    };
+    let mut lines = changes.iter().map(|(what, service)| Line { time, revision, what: *what, service });
     match options.format {
-        Format::Json => list::lines(changes, json, out)?,
-        Format::Yaml => list::lines(changes, yaml, out)?,
-        Format::Name => list::lines(changes, |text, (_, service)| Ok(writeln!(text, "{}", service.key)?), out)?,
+        Format::Json => lines.try_for_each(|line| {
+            serde_json::to_writer(&mut *out, &line)?;
+            anyhow::Ok(writeln!(out)?)
+        })?,
+        Format::Yaml => lines.try_for_each(|line| {
+            writeln!(out, "---")?;
+            anyhow::Ok(serde_saphyr::to_io_writer(&mut *out, &line)?)
+        })?,
+        Format::Name => lines.try_for_each(|line| writeln!(out, "{}", line.service.key))?,
         Format::Table | Format::Wide => {
             let headings = ["TIME", "REVISION", "WHAT"].into_iter().chain(SERVICE_HEADINGS);
             let mut table = if first { Table::new(headings) } else { Table::bare() };
-            table.add_all(changes, |row, (what, service)| {
+            for Line { what, service, .. } in lines {
                 let (word, tone) = match what {
                     What::Added => ("added", Tone::Good),
                     What::Changed => ("changed", Tone::Odd),
                     What::Removed => ("removed", Tone::Bad),
                 };
-                service_row(row.cell(time).cell(revision).toned(word, Some(tone)), service);
-            });
-            table.write(options.style, out)?;
+                table.add(|row| service_row(row.cell(time).cell(revision).toned(word, Some(tone)), service));
+            }
+            out.write_all(table.text(options.style, 0).as_bytes())?;
         }
     }
     Ok(())
@@ -181,8 +171,7 @@ mod tests {
 
     fn lines(changes: &[(What, &Service)], revision: u64, options: &Options, first: bool) -> String {
         let mut out = Vec::new();
-        // Half past one on a day in 2026, in seconds since 1970.
-        let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_795_440_600);
+        let time = "2026-11-23T13:30:00.5Z".parse().unwrap();
         super::lines(changes, At { revision, time }, options, first, &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }

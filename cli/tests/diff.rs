@@ -4,7 +4,10 @@
 use std::process::Command;
 
 use anyhow::Context as _;
-use localnet::diff::{self, Difference, Reading};
+use localnet::{
+    diff::{self, Difference},
+    kernel::Live,
+};
 use localnet_client::{Snapshot, vips::Config};
 use localnet_lab::{Network, Topology};
 use localnet_nft::{Netlink, NftBackend};
@@ -47,7 +50,7 @@ fn state(services: &Services) -> anyhow::Result<Snapshot> {
 
 /// What `localnet diff` names.
 fn differences(state: &Snapshot) -> anyhow::Result<Vec<Difference>> {
-    let (found, _) = diff::differences(state, &Config::default(), &[], Reading::start(), diff::MOST)?;
+    let found = diff::differences(state, &Config::default(), &[], &Live::read()?, diff::MOST);
     anyhow::ensure!(found.compared > 0, "nothing is compared");
     Ok(found.differences)
 }

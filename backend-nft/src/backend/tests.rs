@@ -12,7 +12,7 @@ use localnet_proto::{Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Servi
 use proptest::prelude::*;
 
 use super::*;
-use crate::{fake::FakeKernel, whole};
+use crate::fake::FakeKernel;
 
 fn config() -> Config {
     Config {
@@ -131,43 +131,26 @@ fn planned(backend: &NftBackend<FakeKernel>) -> BTreeMap<Table, crate::fake::Fak
     normal(&kernel)
 }
 
-/// The elements that `whole` delivers for a state.
-#[derive(Default)]
-struct Collected(BTreeMap<(Family, SetId, nft::ElementKey), Element>);
-
-impl whole::ElementSink for Collected {
-    fn set(&mut self, family: Family, set: SetId, element: Element) {
-        self.0.insert((family, set, element.key.clone()), element);
-    }
-
-    fn remove(&mut self, family: Family, set: SetId, key: &nft::ElementKey) {
-        self.0.remove(&(family, set, key.clone()));
-    }
-}
-
-/// Checks that the kernel holds exactly what `whole` delivers for the state and the kernel's history, so that
-/// `localnet diff` reports nothing.
+/// Checks that a new plan that adopts the kernel's slots equals what the kernel holds, so that `localnet diff` reports nothing.
 #[track_caller]
-fn assert_delivered_equals_kernel(state: &Snapshot, kernel: &FakeKernel) {
-    let is_history = |name: &str| SetId::of_name(name).is_some_and(whole::is_history);
-    let history = Family::ALL.map(|family| {
+fn assert_new_plan_equals_kernel(state: &Snapshot, kernel: &FakeKernel) {
+    let mut desired = Desired::new(config());
+    for family in Family::ALL {
         let sets = kernel.tables[&plan::table(family)].sets.values();
-        let sets = sets.filter(|(set, _)| is_history(&set.name));
-        sets.map(|(set, elements)| (set.clone(), elements.values().cloned().collect())).collect()
-    });
-    let mut collected = Collected::default();
-    for planned in whole::deliver(state, config(), vec![], &history, &mut collected).tables {
+        let sets = sets.filter(|(set, _)| SetId::of_name(&set.name).is_some_and(SetId::is_of_affinity));
+        let sets = sets.map(|(set, elements)| Some((set.clone(), elements.values().cloned().collect())));
+        desired.adopt(family, Some(LiveTable { sets: sets.collect(), chains: vec![] }));
+    }
+    desired.update(state, &Changes::everything());
+    for planned in desired.content() {
         let held = &kernel.tables[&planned.table];
         let chains: BTreeMap<_, _> = planned.chains.into_iter().map(|chain| (chain.name.clone(), chain)).collect();
         assert_eq!(chains, held.chains);
         let names: BTreeSet<_> = planned.sets.iter().map(|(set, _)| &set.name).collect();
         assert_eq!(names, held.sets.keys().collect());
-        for (name, (_, elements)) in &held.sets {
-            let Some(id) = SetId::of_name(name) else { continue };
-            let of_set =
-                collected.0.iter().filter(|((family, set, _), _)| (*family, *set) == (planned.table.family, id));
-            let planned: BTreeMap<_, _> = of_set.map(|((.., key), element)| (key.clone(), element.clone())).collect();
-            assert_eq!(planned, *elements, "{name}");
+        for (set, elements) in planned.sets.iter().filter(|(set, _)| SetId::of_name(&set.name).is_some()) {
+            let planned: BTreeMap<_, _> = elements.iter().map(|of| (of.key.clone(), of.clone())).collect();
+            assert_eq!(planned, held.sets[&set.name].1, "{}", set.name);
         }
     }
 }

@@ -4,35 +4,36 @@ use std::{
     collections::BTreeMap,
     io::{self, Read as _, Write as _},
     path::Path,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
+use jiff::Timestamp;
 use localnet_client::{Snapshot, grpc::Brain};
 use localnet_proto::{Family, Service, ServiceKey};
+use tokio::task::spawn_blocking;
 
 use super::{Answered, Diff, Doctor, Explain, Get, OfNode, Output, Top, Watch, When};
 use crate::{
     causes::{Answer, Evidence},
     configuration::{Configuration, ConfigurationArgs},
-    diff::{self, Reading},
+    diff,
     doctor::{self, Evidence as NodeEvidence, Findings},
     explain::{self, Many, World},
     failure::Failure,
-    get::{Endpoints, Filter, Kind, NodeFacts, Services, State},
-    kernel::{self, Kernel},
-    output::{self, Format, Print},
+    get::{Endpoints, Filter, Kind, NodeFacts, Services},
+    kernel::{self, Kernel, Live},
+    output::{self, Format, Show},
     path::{self, Path as Way},
     question::{self, From as Sender, To},
     reasons::{Status, Versions, Why},
     source::Global,
     style::Style,
-    time::utc,
     top::{self, Sample},
     watch, why_not,
 };
 
-fn print(global: &Global, output: &Output, answer: &impl Print) -> Result<(), Failure> {
-    Ok(output::print(|out| answer.print(output.output, style(global, output), out))?)
+fn print(global: &Global, format: &Output, answer: &impl Show) -> Result<(), Failure> {
+    Ok(output::print(|out| output::write(answer, format.output, style(global, format), out))?)
 }
 
 /// Returns the style of tables for this standard output.
@@ -67,7 +68,7 @@ pub(super) async fn get(global: &Global, arguments: Get) -> Answered {
             print(global, &arguments.output, &Endpoints::of(filter.services(&state), &reasons))?;
         }
         Kind::Node => print(global, &arguments.output, &NodeFacts(&state.node))?,
-        Kind::State | Kind::Revision => print(global, &arguments.output, &State::of(&state))?,
+        Kind::State | Kind::Revision => print(global, &arguments.output, &state)?,
     }
     let is_of_services = matches!(arguments.kind, Kind::Services | Kind::Endpoints);
     match filter.missing(&state) {
@@ -259,27 +260,28 @@ fn read(path: &Path) -> anyhow::Result<String> {
 
 pub(super) async fn differ(global: &Global, arguments: Diff) -> Answered {
     let brain = global.brain()?;
-    // The kernel is read while the state arrives and is planned. Both take long with many Services.
-    let reading = reads_kernel(global, &arguments.node).then(Reading::start);
+    // The kernel is read while the state arrives. Both take long with many Services.
+    let live = reads_kernel(global, &arguments.node).then(|| spawn_blocking(Live::read));
     let state = global.snapshot(brain.as_ref()).await?;
     let status = ask_status(global, brain.as_ref()).await;
     let World { state, local, kernel, configuration, .. } = world(global, &arguments.node, &status, state).await?;
-    let Configuration { config, origin, .. } = configuration;
     let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error}"));
     let mut kernel = kernel.map_err(|error| wrong(&error))?;
     let most = if arguments.all { usize::MAX } else { diff::MOST };
-    let reading = reading.unwrap_or_else(Reading::start);
-    let compared = diff::differences(&state, &config, &local, reading, most);
-    let (mut differences, mut rest) = compared.map_err(|error| wrong(&error))?;
-    // The backend may have programmed the state after the kernel was read.
-    if differences.count > 0 && kernel.generation().map_err(|error| wrong(&error))? != rest.generation() {
-        let compared = diff::differences(&state, &config, &local, Reading::start(), most);
-        (differences, rest) = compared.map_err(|error| wrong(&error))?;
+    let compare = |live: &Live| diff::differences(&state, &configuration.config, &local, live, most);
+    let mut live = match live {
+        Some(reading) => reading.await.map_err(anyhow::Error::from)?,
+        None => Live::read(),
     }
-    differences.configuration = origin;
+    .map_err(|error| wrong(&error))?;
+    let mut differences = compare(&live);
+    // The backend may have programmed the state after the kernel was read.
+    if differences.count > 0 && kernel.generation().map_err(|error| wrong(&error))? != live.generation {
+        live = Live::read().map_err(|error| wrong(&error))?;
+        differences = compare(&live);
+    }
+    differences.configuration = configuration.origin;
     print(global, &arguments.output, &differences)?;
-    // The program exits, which frees the memory at once.
-    std::mem::forget((state, rest));
     Ok(differences.count > 0)
 }
 
@@ -301,7 +303,7 @@ pub(super) async fn top(global: &Global, arguments: Top) -> Answered {
         let sample = Sample { at: Instant::now(), flows };
         let mut top = top::count(&state, &facts, &sample, before.as_ref(), arguments.by);
         top.rows.truncate(arguments.most);
-        (top.time, top.counts_bytes) = (utc(SystemTime::now()), kernel::counts_bytes());
+        (top.time, top.counts_bytes) = (output::utc(Timestamp::now()), kernel::counts_bytes());
         top.configuration = configuration.origin.clone();
         print_sample(global, &arguments.output, &top, samples)?;
         before = Some(sample);
@@ -310,15 +312,15 @@ pub(super) async fn top(global: &Global, arguments: Top) -> Answered {
 }
 
 /// Prints one of several samples, after its time or as a document of its own.
-fn print_sample(global: &Global, output: &Output, top: &top::Top, samples: u64) -> Result<(), Failure> {
+fn print_sample(global: &Global, format: &Output, top: &top::Top, samples: u64) -> Result<(), Failure> {
     Ok(output::print(|out| {
-        match output.output {
+        match format.output {
             _ if samples == 1 => {}
             Format::Table | Format::Wide => writeln!(out, "{}", top.time)?,
             Format::Yaml => writeln!(out, "---")?,
             Format::Json | Format::Name => {}
         }
-        top.print(output.output, style(global, output), out)
+        output::write(top, format.output, style(global, format), out)
     })?)
 }
 
