@@ -178,7 +178,7 @@ mod tests {
     use super::*;
     use localnet_cluster::{
         Options, SHRINK_HOLD,
-        localize::fixtures::{endpoint, service, slice},
+        testing::{endpoint, service, slice},
     };
 
     fn services(count: usize) -> Vec<Object> {

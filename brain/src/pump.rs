@@ -164,8 +164,8 @@ mod tests {
     use super::*;
     use localnet_cluster::{
         Options,
-        localize::fixtures::service,
         objects::{Event, Kind, Object},
+        testing::service,
     };
 
     fn lists(ip: &str) -> Vec<Event> {

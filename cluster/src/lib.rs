@@ -13,6 +13,8 @@ mod claims;
 mod lack;
 pub mod localize;
 pub mod objects;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 

@@ -7,8 +7,8 @@ use localnet_proto::{Family, Protocol, Service, ServiceKey};
 
 use super::*;
 use crate::{
-    localize::fixtures::{addresses, endpoint, service as web, slice},
     objects::{ServiceType, reduce},
+    testing::{addresses, endpoint, service as web, slice},
 };
 
 fn cluster() -> Cluster {

@@ -69,7 +69,10 @@ mod tests {
 
     use super::*;
     use crate::feed::Feed;
-    use localnet_cluster::localize::{Here, fixtures, service};
+    use localnet_cluster::{
+        localize::{Here, service},
+        testing,
+    };
 
     fn check(ready: usize) -> HealthCheck {
         HealthCheck { port: 30123, v4: Some(ready), v6: None }
@@ -77,7 +80,7 @@ mod tests {
 
     fn localized(name: &str, check: Option<HealthCheck>) -> Localized {
         let key = ServiceKey::new("default", name);
-        let (service, _) = service(&fixtures::service("10.96.0.1", &[(80, "TCP")]), [], &Here::new("n"), &[]);
+        let (service, _) = service(&testing::service("10.96.0.1", &[(80, "TCP")]), [], &Here::new("n"), &[]);
         Localized {
             services: vec![(key.clone(), service.map(Arc::new))],
             health_checks: check.map(|check| (key, check)).into_iter().collect(),

@@ -144,7 +144,7 @@ mod tests {
     use localnet_core::Severity;
 
     use super::*;
-    use crate::localize::fixtures::{addresses, ips, service};
+    use crate::testing::{addresses, ips, service};
 
     /// Checks the addresses of a Service: each field after a change, and the diagnostics.
     #[track_caller]

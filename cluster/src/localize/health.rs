@@ -85,11 +85,9 @@ pub fn is_eligible(node: &NodeObject) -> bool {
 mod tests {
     use super::*;
     use crate::{
-        localize::{
-            fixtures::{addresses, endpoint, service, slice},
-            service as localize,
-        },
+        localize::service as localize,
         objects::{Conditions, Parsed, SliceEndpoint},
+        testing::{addresses, endpoint, service, slice},
     };
     use k8s_openapi::api::core::v1::Node;
 

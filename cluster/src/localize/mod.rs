@@ -12,8 +12,6 @@
 mod candidates;
 mod categorize;
 mod endpoints;
-#[cfg(any(test, feature = "fixtures"))]
-pub mod fixtures;
 mod front;
 mod health;
 mod node;

@@ -145,8 +145,8 @@ fn addresses(node: Option<&NodeObject>, chosen: &NodeIps) -> Vec<IpAddr> {
 mod tests {
     use super::*;
     use crate::{
-        localize::fixtures::{addresses, ips},
         objects::reduce::parsed_cidr,
+        testing::{addresses, ips},
     };
 
     #[test]

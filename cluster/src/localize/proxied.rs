@@ -15,7 +15,7 @@ pub fn is_proxied(service: &ServiceObject, proxy_name: Option<&str>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::localize::fixtures::{cluster_ip, service};
+    use crate::testing::{cluster_ip, service};
 
     #[track_caller]
     fn check(change: impl FnOnce(&mut ServiceObject), proxy_name: Option<&str>, expected: bool) {

@@ -56,8 +56,8 @@ fn filter(family: Family, ranges: &[IpNet], load_balancer_ips: &[IpAddr], here: 
 mod tests {
     use super::*;
     use crate::{
-        localize::fixtures::{ips, service},
         objects::reduce::parsed_cidr,
+        testing::{ips, service},
     };
 
     /// Checks which ranges may connect to which addresses. Arguments: load balancer addresses, source ranges, and the node's

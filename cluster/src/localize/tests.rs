@@ -5,12 +5,11 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use localnet_core::Code;
 use localnet_proto::{Family, Protocol, Scopes, Service, ServiceKey, Verdict};
 
-use super::{
-    Here, Lost, Mode, Reason, Topology,
-    fixtures::{addresses, endpoint, service as object, slice},
-    service, topology,
+use super::{Here, Lost, Mode, Reason, Topology, service, topology};
+use crate::{
+    objects::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject},
+    testing::{addresses, endpoint, service as object, slice},
 };
-use crate::objects::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
 
 /// An endpoint in the notation of the tables: the last octet, zone hints and flags. `L`: on this node, `NR`: not ready, `ST`:
 /// serving while terminating, `S`: only serving, `T`: only terminating, `nN`: hinted for a node.

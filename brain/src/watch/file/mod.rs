@@ -7,10 +7,6 @@ mod checks;
 mod contents;
 mod fingerprint;
 mod folder;
-#[cfg(test)]
-mod fuzz;
-#[cfg(test)]
-mod hostile;
 mod limits;
 mod load;
 mod open;

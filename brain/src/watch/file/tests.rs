@@ -1,5 +1,8 @@
 //! Tests the content of files, the problems with their positions, and how changes arrive.
 
+mod fuzz;
+mod hostile;
+
 use std::{
     collections::BTreeMap,
     fs,

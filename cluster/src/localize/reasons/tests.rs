@@ -8,12 +8,11 @@ use proptest::prelude::*;
 use super::{LeftOut, Reasons, Rule, Standing, reasons};
 use crate::{
     localize::{
-        Here, Lost,
-        fixtures::{addresses, endpoint, service as object, slice},
-        service,
+        Here, Lost, service,
         tests::{Policy, here, row, with_policy},
     },
     objects::{Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject},
+    testing::{addresses, endpoint, service as object, slice},
 };
 
 fn explained(object: &ServiceObject, slices: &[SliceObject], here: &Here) -> Reasons {

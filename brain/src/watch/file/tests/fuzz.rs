@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use localnet_core::yaml;
 
-use super::{reading, tests::WEB};
+use super::{super::reading, WEB};
 use localnet_cluster::objects::{Event, Kind};
 use localnet_cluster::{Cluster, Options};
 

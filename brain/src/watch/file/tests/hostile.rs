@@ -6,10 +6,7 @@ use std::{
     path::Path,
 };
 
-use super::{
-    load,
-    tests::{WEB, check_problems, loaded, names},
-};
+use super::{super::load, WEB, check_problems, loaded, names};
 
 /// Nested Lists, which kubectl never writes.
 fn nested_lists(levels: usize) -> String {
