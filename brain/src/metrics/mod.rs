@@ -12,6 +12,7 @@
 
 pub(crate) mod families;
 mod lag;
+mod register;
 mod requests;
 mod troubles;
 mod waiting;
@@ -27,12 +28,12 @@ use localnet_proto::{
     wire::{Attempts, BackendReport, FamilyReport, IpFamily},
 };
 use prometheus::{
-    GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    core::Collector, exponential_buckets, proto::MetricFamily,
+    GaugeVec, HistogramVec, IntCounter, IntCounterVec, IntGauge, Registry, exponential_buckets, proto::MetricFamily,
 };
 
 use self::{
     lag::Lag,
+    register::Register,
     waiting::{Published, Waiting},
 };
 use localnet_cluster::localize::ObjectChanges;
@@ -62,7 +63,7 @@ struct Inner {
     served: IntCounter,
     readers: IntGauge,
     /// Has no labels, and no value until there is a certificate.
-    certificate_expires: IntGaugeVec,
+    certificate_expires: GaugeVec,
     requests: Requests,
     troubles: Troubles,
     /// The number of attempts that each backend has reported for each family.
@@ -71,105 +72,70 @@ struct Inner {
 
 impl Default for Metrics {
     fn default() -> Self {
-        let registry = Registry::new();
-        let inner = Inner {
+        let register = Register::default();
+        let apply = exponential_buckets(0.000_5, 2.0, 18).expect("a start above zero and a factor above one");
+        Self(Arc::new(Inner {
             started: SystemTime::now(),
             waiting: Mutex::default(),
             lag: Mutex::default(),
-            service_changes: with(
-                &registry,
-                IntCounter::with_opts(Opts::new(
-                    "kubeproxy_sync_proxy_rules_service_changes_total",
-                    "Changes of Services that the brain has received.",
-                )),
+            service_changes: register.counter(
+                "kubeproxy_sync_proxy_rules_service_changes_total",
+                "Changes of Services that the brain has received.",
             ),
-            endpoint_changes: with(
-                &registry,
-                IntCounter::with_opts(Opts::new(
-                    "kubeproxy_sync_proxy_rules_endpoint_changes_total",
-                    "Changes of EndpointSlices that the brain has received.",
-                )),
+            endpoint_changes: register.counter(
+                "kubeproxy_sync_proxy_rules_endpoint_changes_total",
+                "Changes of EndpointSlices that the brain has received.",
             ),
-            healthz: with(
-                &registry,
-                IntCounterVec::new(
-                    Opts::new("kubeproxy_proxy_healthz_total", "Requests to /healthz, by the HTTP status of the answer."),
-                    &["code"],
-                ),
+            healthz: register.counters(
+                "kubeproxy_proxy_healthz_total",
+                "Requests to /healthz, by the HTTP status of the answer.",
+                &["code"],
             ),
-            livez: with(
-                &registry,
-                IntCounterVec::new(Opts::new("kubeproxy_proxy_livez_total", "Requests to /livez, by the HTTP status of the answer."), &["code"]),
+            livez: register.counters(
+                "kubeproxy_proxy_livez_total",
+                "Requests to /livez, by the HTTP status of the answer.",
+                &["code"],
             ),
-            last_queued: with(
-                &registry,
-                GaugeVec::new(
-                    Opts::new(
-                        "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
-                        "Unix time at which the brain last published a revision for backends to apply.",
-                    ),
-                    FAMILY,
-                ),
+            last_queued: register.gauges(
+                "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+                "Unix time at which the brain last published a revision for backends to apply.",
+                FAMILY,
             ),
-            last_applied: with(
-                &registry,
-                GaugeVec::new(
-                    Opts::new("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "Unix time at which a backend last applied a revision."),
-                    FAMILY,
-                ),
+            last_applied: register.gauges(
+                "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+                "Unix time at which a backend last applied a revision.",
+                FAMILY,
             ),
-            network_programming: with(
-                &registry,
-                HistogramVec::new(
-                    HistogramOpts::new(
-                        "kubeproxy_network_programming_duration_seconds",
-                        "Seconds from the change of a pod or Service, as its EndpointSlice records it, until the first backend reports it as applied.",
-                    )
-                    .buckets(network_programming_buckets()),
-                    FAMILY,
-                ),
+            network_programming: register.histograms(
+                "kubeproxy_network_programming_duration_seconds",
+                "Seconds from the change of a pod or Service, as its EndpointSlice records it, until the first backend reports it as applied.",
+                FAMILY,
+                network_programming_buckets(),
             ),
-            apply: with(
-                &registry,
-                HistogramVec::new(
-                    HistogramOpts::new(
-                        "localnet_apply_duration_seconds",
-                        "Seconds from the arrival of a change in the brain until the first backend reports it as applied.",
-                    )
-                    .buckets(exponential_buckets(0.000_5, 2.0, 18).expect("a start above zero and a factor above one")),
-                    FAMILY,
-                ),
+            apply: register.histograms(
+                "localnet_apply_duration_seconds",
+                "Seconds from the arrival of a change in the brain until the first backend reports it as applied.",
+                FAMILY,
+                apply,
             ),
-            served: with(
-                &registry,
-                IntCounter::with_opts(Opts::new(
-                    "localnet_served_bytes_total",
-                    "Bytes of state that the brain has sent to its readers.",
-                )),
+            served: register.counter(
+                "localnet_served_bytes_total",
+                "Bytes of state that the brain has sent to its readers.",
             ),
-            readers: with(
-                &registry,
-                IntGauge::with_opts(Opts::new(
-                    "localnet_readers",
-                    "Readers that the brain serves now: they wait for a revision or receive one.",
-                )),
+            readers: register.gauge(
+                "localnet_readers",
+                "Readers that the brain serves now: they wait for a revision or receive one.",
             ),
-            certificate_expires: with(
-                &registry,
-                IntGaugeVec::new(
-                    Opts::new(
-                        "localnet_server_certificate_expiration_timestamp_seconds",
-                        "Unix time at which the certificate of the brain's TLS listeners expires.",
-                    ),
-                    &[],
-                ),
+            certificate_expires: register.gauges(
+                "localnet_server_certificate_expiration_timestamp_seconds",
+                "Unix time at which the certificate of the brain's TLS listeners expires.",
+                &[],
             ),
-            requests: Requests::register(&registry),
-            troubles: Troubles::register(&registry),
+            requests: Requests::register(&register),
+            troubles: Troubles::register(&register),
             attempts: Mutex::default(),
-            registry,
-        };
-        Self(Arc::new(inner))
+            registry: register.0,
+        }))
     }
 }
 
@@ -177,12 +143,6 @@ impl Default for Metrics {
 fn network_programming_buckets() -> Vec<f64> {
     let seconds = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
     [0.0, 0.25, 0.5].into_iter().chain(seconds.map(f64::from)).collect()
-}
-
-fn with<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
-    let made = made.expect("names and buckets are valid constants");
-    registry.register(Box::new(made.clone())).expect("each name is registered once");
-    made
 }
 
 impl Metrics {
@@ -250,7 +210,7 @@ impl Metrics {
 
     /// Sets the Unix time at which the certificate of the listeners expires.
     pub(crate) fn certificate_expires(&self, at: u64) {
-        self.0.certificate_expires.with_label_values::<&str>(&[]).set(at.try_into().unwrap_or(i64::MAX));
+        self.0.certificate_expires.with_label_values::<&str>(&[]).set(at as f64);
     }
 
     /// Counts an answer to `/healthz`.

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use http::{Method, StatusCode};
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
+use prometheus::{HistogramVec, IntCounterVec};
 
-use super::with;
+use super::register::Register;
 
 /// The upper limits of buckets in seconds, as in client-go.
 const SECONDS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
@@ -27,33 +27,31 @@ pub struct Requests {
 /// Metrics that are not exported.
 impl Default for Requests {
     fn default() -> Self {
-        Self::register(&Registry::new())
+        Self::register(&Register::default())
     }
 }
 
 impl Requests {
-    pub(super) fn register(registry: &Registry) -> Self {
-        let histogram = |name: &str, help: &str, limits: &[f64]| {
-            let options = HistogramOpts::new(name, help).buckets(limits.to_vec());
-            with(registry, HistogramVec::new(options, &["verb", "host"]))
-        };
-        let total = Opts::new(
-            "rest_client_requests_total",
-            "Requests to the API server, by HTTP status, method and host; the status is <error> if there was no answer.",
-        );
+    pub(super) fn register(register: &Register) -> Self {
+        let histograms =
+            |name, help, limits: &[f64]| register.histograms(name, help, &["verb", "host"], limits.to_vec());
         Self {
-            total: with(registry, IntCounterVec::new(total, &["code", "method", "host"])),
-            took: histogram(
+            total: register.counters(
+                "rest_client_requests_total",
+                "Requests to the API server, by HTTP status, method and host; the status is <error> if there was no answer.",
+                &["code", "method", "host"],
+            ),
+            took: histograms(
                 "rest_client_request_duration_seconds",
                 "Seconds from a request to the API server until its answer was read, without watches.",
                 &SECONDS,
             ),
-            sent: histogram(
+            sent: histograms(
                 "rest_client_request_size_bytes",
                 "Size of the bodies of requests to the API server, in bytes, without watches.",
                 &BYTES,
             ),
-            received: histogram(
+            received: histograms(
                 "rest_client_response_size_bytes",
                 "Size of the bodies of answers of the API server, in bytes, without watches.",
                 &BYTES,
@@ -130,8 +128,8 @@ mod tests {
 
     #[test]
     fn requests_are_exported_as_in_client_go() {
-        let registry = Registry::new();
-        let requests = Requests::register(&registry);
+        let register = Register::default();
+        let requests = Requests::register(&register);
         let ask = |watch| requests.ask("10.96.0.1:443".to_owned(), &Method::GET, Some(0), watch);
         let mut list = ask(false);
         list.answered(StatusCode::OK);
@@ -141,7 +139,7 @@ mod tests {
         ask(true).answered(StatusCode::OK);
         drop(ask(false));
         let mut text = Vec::new();
-        TextEncoder::new().encode(&registry.gather(), &mut text).unwrap();
+        TextEncoder::new().encode(&register.0.gather(), &mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
         for line in [
             "rest_client_requests_total{code=\"200\",host=\"10.96.0.1:443\",method=\"GET\"} 2",

@@ -6,18 +6,18 @@ use std::{
 };
 
 use localnet_core::Diagnostic;
-use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{GaugeVec, IntCounterVec};
 use tokio::sync::watch;
 
-use super::with;
+use super::register::Register;
 
 /// The troubles, by what cannot be read. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Troubles {
-    failing: IntGaugeVec,
+    failing: GaugeVec,
     heard: GaugeVec,
     restored: IntCounterVec,
-    held: IntGaugeVec,
+    held: GaugeVec,
     now: watch::Sender<BTreeMap<&'static str, Trouble>>,
 }
 
@@ -33,33 +33,33 @@ pub struct Trouble {
 /// Metrics that are not exported.
 impl Default for Troubles {
     fn default() -> Self {
-        Self::register(&Registry::new())
+        Self::register(&Register::default())
     }
 }
 
 impl Troubles {
-    pub(super) fn register(registry: &Registry) -> Self {
-        let failing = Opts::new(
-            "localnet_source_failing",
-            "1 while the brain cannot read changes of this kind and serves the last state that it could read, else 0.",
-        );
-        let heard = Opts::new(
-            "localnet_source_heard_timestamp_seconds",
-            "Unix time of the last message of the source about this kind: an object, a complete list, or a bookmark, which an API server sends about once a minute.",
-        );
-        let restored = Opts::new(
-            "localnet_source_restored_total",
-            "Times that the API server returned an older state than before, as after a restore of etcd.",
-        );
-        let held = Opts::new(
-            "localnet_source_held_objects",
-            "Objects that are missing from the newest list and that the brain keeps until the loss is confirmed.",
-        );
+    pub(super) fn register(register: &Register) -> Self {
         Self {
-            failing: with(registry, IntGaugeVec::new(failing, &["of"])),
-            heard: with(registry, GaugeVec::new(heard, &["of"])),
-            restored: with(registry, IntCounterVec::new(restored, &["of"])),
-            held: with(registry, IntGaugeVec::new(held, &["of"])),
+            failing: register.gauges(
+                "localnet_source_failing",
+                "1 while the brain cannot read changes of this kind and serves the last state that it could read, else 0.",
+                &["of"],
+            ),
+            heard: register.gauges(
+                "localnet_source_heard_timestamp_seconds",
+                "Unix time of the last message of the source about this kind: an object, a complete list, or a bookmark, which an API server sends about once a minute.",
+                &["of"],
+            ),
+            restored: register.counters(
+                "localnet_source_restored_total",
+                "Times that the API server returned an older state than before, as after a restore of etcd.",
+                &["of"],
+            ),
+            held: register.gauges(
+                "localnet_source_held_objects",
+                "Objects that are missing from the newest list and that the brain keeps until the loss is confirmed.",
+                &["of"],
+            ),
             now: watch::Sender::default(),
         }
     }
@@ -70,13 +70,13 @@ impl Troubles {
             let since = now.get(of).map_or_else(Instant::now, |trouble| trouble.since);
             now.insert(of, Trouble { diagnostic, since });
         });
-        self.failing.with_label_values(&[of]).set(1);
+        self.failing.with_label_values(&[of]).set(1.0);
     }
 
     /// Records that `of` can be read again.
     pub(crate) fn is_over(&self, of: &'static str) {
         self.now.send_if_modified(|now| now.remove(of).is_some());
-        self.failing.with_label_values(&[of]).set(0);
+        self.failing.with_label_values(&[of]).set(0.0);
     }
 
     /// Records that the source has reported about `of`, even if nothing has changed.
@@ -92,7 +92,7 @@ impl Troubles {
 
     /// Sets the number of objects of `of` that are held although the newest list lacks them.
     pub(crate) fn held(&self, of: &'static str, objects: usize) {
-        self.held.with_label_values(&[of]).set(i64::try_from(objects).unwrap_or(i64::MAX));
+        self.held.with_label_values(&[of]).set(objects as f64);
     }
 
     /// The current troubles.
@@ -115,17 +115,17 @@ mod tests {
     #[test]
     fn a_trouble_is_known_since_it_began_until_it_is_over() {
         let about = |problem: &str| Diagnostic::new(Code::YamlInvalid, Subject::text(1), problem);
-        let registry = Registry::new();
-        let troubles = Troubles::register(&registry);
+        let register = Register::default();
+        let troubles = Troubles::register(&register);
         let gauge = || troubles.failing.with_label_values(&["files"]).get();
         troubles.is_over("files");
-        assert_eq!((troubles.all().len(), gauge()), (0, 0));
+        assert_eq!((troubles.all().len(), gauge()), (0, 0.0));
         troubles.is("files", about("one"));
         let since = troubles.all()["files"].since;
         troubles.is("files", about("two"));
         assert_eq!(troubles.all()["files"], Trouble { diagnostic: about("two"), since });
-        assert_eq!((gauge(), registry.gather().len()), (1, 1));
+        assert_eq!((gauge(), register.0.gather().len()), (1.0, 1));
         troubles.clone().is_over("files");
-        assert_eq!((troubles.all().len(), gauge()), (0, 0));
+        assert_eq!((troubles.all().len(), gauge()), (0, 0.0));
     }
 }
