@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! State before ─┐
-//! State now    ─┴► ChangeSet ─► serialized OpItems, one by one, in KPNG's order, and Sync
+//! State now    ─┴► changes ─► serialized OpItems, one by one, in KPNG's order, and Sync
 //! ```
 //!
 //! Everything is derived from the items that the feed has encoded for `Next`, so that both contain the same state. Only Services
@@ -14,4 +14,4 @@ mod changes;
 mod tests;
 mod view;
 
-pub use changes::{ChangeSet, reset};
+pub use changes::{changes, reset};

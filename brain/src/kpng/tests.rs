@@ -124,17 +124,17 @@ fn the_bytes_equal_those_of_kpng() {
         "2a0708011001f80101",
     );
     // The two addresses of a pod have separate paths. 9… sorts before f….
-    assert_eq!(hex(ChangeSet::new(None, &states[0])), [node, service, v6, v4, "0a00"]);
+    assert_eq!(hex(changes(None, &states[0])), [node, service, v6, v4, "0a00"]);
     let v6_is_gone = concat!(
         "1a20", // OpItem.Delete, 32 bytes
         "0802",
         "121c64656661756c742f7765622f39333039306538613739646364306164",
     );
-    assert_eq!(hex(ChangeSet::new(Some(&states[0]), &states[1])), [v6_is_gone, "0a00"]);
+    assert_eq!(hex(changes(Some(&states[0]), &states[1])), [v6_is_gone, "0a00"]);
     let v4_is_gone = concat!("1a20", "0802", "121c64656661756c742f7765622f66306138653562346637333563656639");
     let service_is_gone = concat!("1a0f", "0801", "120b64656661756c742f776562");
-    assert_eq!(hex(ChangeSet::new(Some(&states[1]), &states[2])), [v4_is_gone, service_is_gone, "0a00"]);
-    assert_eq!(hex(ChangeSet::new(Some(&states[2]), &states[2])), ["0a00"]);
+    assert_eq!(hex(changes(Some(&states[1]), &states[2])), [v4_is_gone, service_is_gone, "0a00"]);
+    assert_eq!(hex(changes(Some(&states[2]), &states[2])), ["0a00"]);
 }
 
 /// The steps as text: `+` for set or `-` for deleted, the kind, and the path without its hash.
@@ -175,7 +175,7 @@ fn the_order_equals_that_of_kpng() {
         "+2 b/web",
         "sync",
     ];
-    assert_eq!(steps(ChangeSet::new(None, &states[0])), set_all);
+    assert_eq!(steps(changes(None, &states[0])), set_all);
     let other_numbers = [
         "+31 node",
         "+1 a-b/web",
@@ -192,16 +192,16 @@ fn the_order_equals_that_of_kpng() {
         "+2 b/web",
         "sync",
     ];
-    assert_eq!(steps(ChangeSet::new(Some(&states[0]), &states[1])), other_numbers);
+    assert_eq!(steps(changes(Some(&states[0]), &states[1])), other_numbers);
     let gone = ["-2 a/web", "-2 a/web-1", "-2 a-b/web", "-1 a/web-1", "-1 a/web", "-1 a-b/web", "sync"];
-    assert_eq!(steps(ChangeSet::new(Some(&states[1]), &states[2])), gone);
+    assert_eq!(steps(changes(Some(&states[1]), &states[2])), gone);
 }
 
 #[test]
 fn kpngs_clients_get_only_endpoints_for_new_connections() {
     let endpoints = [("10.1.0.1", true, ALL, 8080), ("10.1.0.9", false, OLD, 8080)];
     let states = states([changed([service("a", "web", "http", &endpoints)], &[])]);
-    assert_eq!(steps(ChangeSet::new(None, &states[0])), ["+31 node", "+1 a/web", "+30 a/web", "+2 a/web", "sync"]);
+    assert_eq!(steps(changes(None, &states[0])), ["+31 node", "+1 a/web", "+30 a/web", "+2 a/web", "sync"]);
 }
 
 /// KPNG's clients read the number of an unnamed port from the Service.
@@ -209,7 +209,7 @@ fn kpngs_clients_get_only_endpoints_for_new_connections() {
 fn a_port_without_a_name_has_its_number_in_the_service() {
     let target = |port: &str, endpoints: &[_]| {
         let states = states([changed([service("a", "web", port, endpoints)], &[])]);
-        let ops = ChangeSet::new(None, &states[0]).map(|item| OpItem::decode(item).unwrap().op.unwrap());
+        let ops = changes(None, &states[0]).map(|item| OpItem::decode(item).unwrap().op.unwrap());
         let mut services = ops.filter_map(|op| match op {
             Op::Set(value) if value.r#ref.as_ref()?.set() == Set::ServicesSet => {
                 Some(wire::Service::decode(&*value.bytes).unwrap())
@@ -310,19 +310,19 @@ proptest! {
 
     /// In whatever steps a client gets from one state to the next, it ends with the state of `Next`.
     #[test]
-    fn the_changes_replay_to_the_state_of_next(changes in prop::collection::vec((change(), any::<bool>()), 1..40)) {
+    fn the_changes_replay_to_the_state_of_next(history in prop::collection::vec((change(), any::<bool>()), 1..40)) {
         let feed = Feed::new(7);
         let mut client = Replay::default();
         let mut held: Option<State> = None;
-        for (localized, read) in changes {
+        for (localized, read) in history {
             feed.publish(localized);
             if !read {
                 continue;
             }
             let state = feed.state();
-            client.take(ChangeSet::new(held.as_ref(), &state));
+            client.take(changes(held.as_ref(), &state));
             let mut fresh = Replay::default();
-            fresh.take(ChangeSet::new(None, &state));
+            fresh.take(changes(None, &state));
             prop_assert_eq!(&client.0, &fresh.0);
             let mut snapshot = state.snapshot().unwrap();
             sort(&mut snapshot);
@@ -336,10 +336,10 @@ proptest! {
     fn from_one_view_to_another(here in prop::collection::vec(change(), 1..10), there in prop::collection::vec(change(), 1..10)) {
         let (here, there) = (states(here).pop().unwrap(), states(there).pop().unwrap());
         let mut client = Replay::default();
-        client.take(ChangeSet::new(None, &here));
-        client.take(ChangeSet::new(Some(&here), &there));
+        client.take(changes(None, &here));
+        client.take(changes(Some(&here), &there));
         let mut fresh = Replay::default();
-        fresh.take(ChangeSet::new(None, &there));
+        fresh.take(changes(None, &there));
         prop_assert_eq!(client.0, fresh.0);
     }
 }

@@ -1,7 +1,7 @@
 //! KPNG's `Watch`: answers each request with the changes since the previous one.
 //!
 //! ```text
-//! WatchReq ─► Reset ─► (wait for a state other than the one sent last) ─► ChangeSet … Sync ─► the next WatchReq
+//! WatchReq ─► Reset ─► (wait for a state other than the one sent last) ─► changes … Sync ─► the next WatchReq
 //! ```
 //!
 //! Between two requests the stream keeps the last state alive. If a client sends no request for [`PATIENCE`], the state is
@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     feed::State,
-    kpng::{self, ChangeSet},
+    kpng,
     metrics::Reader,
     views::{Refused, View, Views},
 };
@@ -104,7 +104,7 @@ struct Session {
     requests: Streaming<WatchReq>,
     /// Counts this reader in the metrics.
     reader: Arc<Reader>,
-    /// The first request, between its `Reset` and its `ChangeSet`.
+    /// The first request, between its `Reset` and its changes.
     first: Option<WatchReq>,
     /// The node whose state the client receives.
     view: Option<View>,
@@ -136,7 +136,7 @@ impl Session {
             differing = self.differing(&request.node_name, before.as_ref()) => differing?,
         };
         let reader = Arc::clone(&self.reader);
-        let items = ChangeSet::new(before.as_ref(), &state).inspect(move |item| reader.sent(item.len()));
+        let items = kpng::changes(before.as_ref(), &state).inspect(move |item| reader.sent(item.len()));
         let items = self.watch.stalls.pace(Box::new(items));
         self.view = Some(view);
         self.held = Some(Held::new(state));
