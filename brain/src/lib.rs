@@ -29,6 +29,7 @@ pub mod pump;
 pub mod reports;
 pub mod run;
 pub mod serve;
+mod stamp;
 pub mod status;
 pub mod telemetry;
 mod throttle;

@@ -13,13 +13,14 @@ use hyper_util::{
 };
 use tokio::time::{self, Instant};
 use tokio_util::{io::InspectReader, sync::CancellationToken};
+use tower::service_fn;
 use tracing::{debug, warn};
 
 use super::{
     listen::{Accepted, Established, Io},
     quota::Admitted,
     routes::Routes,
-    usage::{Metered, Misuse, Usage},
+    usage::{Misuse, Usage},
 };
 use crate::throttle::Throttle;
 
@@ -54,7 +55,7 @@ pub(super) async fn serve(
     refusals: Refusals,
     stop: CancellationToken,
 ) {
-    let peer = accepted.peer().to_owned();
+    let peer = accepted.peer.clone();
     let deadline = Instant::now() + HANDSHAKE;
     let established = tokio::select! {
         () = stop.cancelled() => return,
@@ -66,9 +67,17 @@ pub(super) async fn serve(
     };
     let (io, greeted) = observe_preface(io);
     let usage = Usage::new(admitted.calls().clone());
-    let service = TowerToHyperService::new(Metered::new(routes, usage.clone()));
+    let answering = usage.clone();
+    // hyper keeps the memory of this future until the whole answer is sent, so it must be small.
+    let service = service_fn(move |request| Box::pin(answering.clone().answer(routes.clone(), request)));
     let server = http2_server();
-    let mut connection = std::pin::pin!(server.serve_connection(TokioIo::new(io), service));
+    let mut connection = std::pin::pin!(server.serve_connection(TokioIo::new(io), TowerToHyperService::new(service)));
+    let closing = async {
+        tokio::select! {
+            why = retired => Ok(why),
+            misuse = usage.misuse() => if misuse == Misuse::Idle { Ok("it had no call for too long") } else { Err(misuse) },
+        }
+    };
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = missed(deadline, &greeted) => return refusals.log(&peer, &"the peer sent no HTTP/2 preface in time"),
@@ -81,19 +90,13 @@ pub(super) async fn serve(
             connection.as_mut().graceful_shutdown();
             connection.await
         }
-        why = retired => {
-            debug!(peer, why, "closing a connection; the client has to reconnect");
-            connection.as_mut().graceful_shutdown();
-            time::timeout(GRACE, connection).await.unwrap_or(Ok(()))
-        }
-        misuse = usage.misuse() => match misuse {
-            Misuse::Idle => {
-                debug!(peer, "closing an idle connection");
+        why = closing => match why {
+            Err(misuse) => return refusals.log(&peer, &misuse),
+            Ok(why) => {
+                debug!(peer, why, "closing a connection; the client has to reconnect");
                 connection.as_mut().graceful_shutdown();
                 time::timeout(GRACE, connection).await.unwrap_or(Ok(()))
             }
-            Misuse::Refused => return refusals.log(&peer, &"the peer keeps calling although it has too many calls in progress"),
-            Misuse::Abandons => return refusals.log(&peer, &"the peer keeps starting calls and abandoning them"),
         }
     };
     if let Err(error) = ended {

@@ -132,15 +132,9 @@ impl Listener {
         &self.address
     }
 
-    /// Exports the expiry of the server's certificate to `metrics`, if the listener uses TLS.
-    pub(super) fn export_expiry(&self, metrics: &Metrics) {
-        if let Socket::Tcp(_, Some(tls)) = &self.socket {
-            tls.export_expiry(metrics.clone());
-        }
-    }
-
     /// Waits for the next peer, which [`Accepted::establish`] then authenticates.
-    pub(super) async fn accept(&mut self) -> io::Result<Accepted> {
+    /// Exports the expiry of the server's certificate to `metrics`.
+    pub(super) async fn accept(&mut self, metrics: &Metrics) -> io::Result<Accepted> {
         let (peer, peer_id, stream) = match &mut self.socket {
             Socket::Unix(socket) => {
                 let stream = socket.accept().await?;
@@ -149,7 +143,7 @@ impl Listener {
                 (self.address.to_string(), peer_id, Stream::Unix(stream))
             }
             Socket::Tcp(listener, tls) => {
-                let (stream, peer) = accept_tcp(listener, tls.as_deref()).await?;
+                let (stream, peer) = accept_tcp(listener, tls.as_deref(), metrics).await?;
                 (peer.to_string(), PeerId::host(peer.ip()), Stream::Tcp(stream, tls.clone()))
             }
         };
@@ -157,13 +151,21 @@ impl Listener {
     }
 }
 
-/// Waits for the next peer, and reloads the TLS files if they change in the meantime.
-async fn accept_tcp(listener: &TcpListener, tls: Option<&Tls>) -> io::Result<(TcpStream, SocketAddr)> {
-    let Some(tls) = tls else { return listener.accept().await };
+/// Waits for the next peer, and follows the TLS files in the meantime.
+async fn accept_tcp(
+    listener: &TcpListener,
+    tls: Option<&Tls>,
+    metrics: &Metrics,
+) -> io::Result<(TcpStream, SocketAddr)> {
+    let mut ticks = time::interval(TLS_POLL);
     loop {
-        match time::timeout(TLS_POLL, listener.accept()).await {
-            Ok(accepted) => return accepted,
-            Err(_) => tls.refresh(),
+        tokio::select! {
+            accepted = listener.accept() => return accepted,
+            _ = ticks.tick(), if tls.is_some() => {
+                if let Some(expires) = tls.and_then(Tls::expires) {
+                    metrics.certificate_expires(expires);
+                }
+            }
         }
     }
 }
@@ -189,8 +191,10 @@ async fn bind_tcp(host: &str, port: u16, beyond_loopback: bool) -> anyhow::Resul
 
 /// A peer that has connected and is not authenticated yet.
 pub(super) struct Accepted {
-    peer: String,
-    peer_id: PeerId,
+    /// The address of the peer, for the log.
+    pub(super) peer: String,
+    /// The peer whose quota this connection uses.
+    pub(super) peer_id: PeerId,
     stream: Stream,
     options: Arc<Options>,
 }
@@ -210,16 +214,6 @@ enum Stream {
 }
 
 impl Accepted {
-    /// The address of the peer, for the log.
-    pub(super) fn peer(&self) -> &str {
-        &self.peer
-    }
-
-    /// The peer whose quota this connection uses.
-    pub(super) fn peer_id(&self) -> PeerId {
-        self.peer_id
-    }
-
     /// Authenticates the peer, by its credentials or by TLS.
     ///
     /// # Errors

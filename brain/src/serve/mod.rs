@@ -45,7 +45,7 @@ pub use self::{
     names::{BadName, Name},
     tls::TlsFiles,
 };
-use crate::{feed::Feed, pump::Questions, reports::Reports, throttle::Throttle, views::Views};
+use crate::{feed::Feed, metrics::Metrics, pump::Questions, reports::Reports, throttle::Throttle, views::Views};
 
 /// Pause after a failed accept, for instance when the process has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -83,8 +83,8 @@ pub async fn run(
     tasks.spawn(report_health(health, state.views.own().feed().clone(), stop.clone()));
     tasks.spawn(stall::sweep(stalls, stop.clone()));
     for listener in listeners {
-        listener.export_expiry(state.views.own().feed().metrics());
-        tasks.spawn(accept(listener, routes.clone(), stop.clone()));
+        let metrics = state.views.own().feed().metrics().clone();
+        tasks.spawn(accept(listener, routes.clone(), metrics, stop.clone()));
     }
     supervise(tasks, stop, shutdown).await
 }
@@ -131,7 +131,7 @@ async fn set_health(health: &HealthReporter, status: ServingStatus) {
 }
 
 /// Accepts connections on one listener, and owns their tasks.
-async fn accept(mut listener: Listener, routes: Routes, stop: CancellationToken) {
+async fn accept(mut listener: Listener, routes: Routes, metrics: Metrics, stop: CancellationToken) {
     info!(address = %listener.address(), "serving");
     let mut connections = JoinSet::new();
     let (peers, refusals, failures) = (Peers::default(), Refusals::default(), Throttle::default());
@@ -139,7 +139,7 @@ async fn accept(mut listener: Listener, routes: Routes, stop: CancellationToken)
         let accepted = tokio::select! {
             () = stop.cancelled() => break,
             Some(_) = connections.join_next() => continue,
-            accepted = listener.accept() => accepted,
+            accepted = listener.accept(&metrics) => accepted,
         };
         let accepted = match accepted {
             Ok(accepted) => accepted,
@@ -152,12 +152,12 @@ async fn accept(mut listener: Listener, routes: Routes, stop: CancellationToken)
                 continue;
             }
         };
-        match peers.admit(accepted.peer_id()) {
+        match peers.admit(accepted.peer_id) {
             Ok(admitted) => {
                 let (routes, refusals, stop) = (routes.clone(), refusals.clone(), stop.clone());
                 connections.spawn(connection::serve(accepted, admitted, routes, refusals, stop));
             }
-            Err(too_many) => refusals.log(accepted.peer(), &too_many),
+            Err(too_many) => refusals.log(&accepted.peer, &too_many),
         }
     }
     drop(listener);

@@ -1,12 +1,12 @@
 //! Ends answers whose readers have stopped reading.
 //!
 //! An answer keeps its state alive, and with it everything that has changed since. HTTP/2 polls an answer only when the peer
-//! reads, so a stalled answer is never polled and cannot end by itself. A periodic sweep drops its state.
+//! reads, so a stalled answer is never polled and cannot end by itself. A periodic sweep drops its state. No timeout of hyper or
+//! tower does this: they would have to be polled, too.
 
 use std::{
-    collections::HashMap,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     task::{Context, Poll},
     time::Duration,
 };
@@ -22,35 +22,30 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 type Items = Box<dyn Iterator<Item = Bytes> + Send>;
 
-/// The answers in progress. An answer leaves it when it is complete or dropped. Clones share it.
+/// The answers in progress. Clones share them.
 #[derive(Clone, Default)]
-pub(super) struct Stalls(Arc<Mutex<InProgress>>);
-
-#[derive(Default)]
-struct InProgress {
-    /// The number of the next answer. Numbers are never reused.
-    next: u64,
-    paces: HashMap<u64, Arc<Mutex<Pace>>>,
-}
+pub(super) struct Stalls(Arc<Mutex<Vec<Weak<Mutex<Pace>>>>>);
 
 impl Stalls {
     /// Wraps `items` in a stream that the sweep can end.
     pub(super) fn pace(&self, items: Items) -> Paced {
         let pace = Arc::new(Mutex::new(Pace { items: Some(items), read: Instant::now() }));
         let mut answers = lock(&self.0);
-        let number = answers.next;
-        answers.next += 1;
-        answers.paces.insert(number, Arc::clone(&pace));
-        Paced { pace, number, of: self.clone() }
+        if answers.len() == answers.capacity() {
+            answers.retain(|answer| answer.strong_count() > 0);
+        }
+        answers.push(Arc::downgrade(&pace));
+        Paced(pace)
     }
 
     /// Ends the answers that have stalled for longer than [`PATIENCE`], and logs their number in one line.
     fn sweep(&self, now: Instant) {
         let mut ended = 0_u32;
-        lock(&self.0).paces.retain(|_, pace| {
-            let mut pace = lock(pace);
-            let stalled = now.duration_since(pace.read) > PATIENCE;
-            ended += u32::from(stalled && pace.items.take().is_some());
+        lock(&self.0).retain(|answer| {
+            let Some(answer) = answer.upgrade() else { return false };
+            let mut answer = lock(&answer);
+            let stalled = now.duration_since(answer.read) > PATIENCE;
+            ended += u32::from(stalled && answer.items.take().is_some());
             !stalled
         });
         if ended > 0 {
@@ -78,23 +73,13 @@ struct Pace {
 }
 
 /// A stream of an answer's items that ends with `ABORTED` after a sweep has found it stalled.
-pub(super) struct Paced {
-    pace: Arc<Mutex<Pace>>,
-    number: u64,
-    of: Stalls,
-}
-
-impl Drop for Paced {
-    fn drop(&mut self) {
-        lock(&self.of.0).paces.remove(&self.number);
-    }
-}
+pub(super) struct Paced(Arc<Mutex<Pace>>);
 
 impl futures::Stream for Paced {
     type Item = Result<Bytes, Status>;
 
     fn poll_next(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let mut pace = lock(&self.pace);
+        let mut pace = lock(&self.0);
         pace.read = Instant::now();
         Poll::Ready(match &mut pace.items {
             Some(items) => items.next().map(Ok),
@@ -134,9 +119,13 @@ mod tests {
             let answer = stalls.pace(items());
             assert_eq!(answer.take(read).count().await, read.min(3));
         }
-        assert_eq!(lock(&stalls.0).paces.len(), 1);
+        let remembered = || {
+            stalls.sweep(Instant::now());
+            lock(&stalls.0).len()
+        };
+        assert_eq!(remembered(), 1);
         drop(in_progress);
-        assert_eq!(lock(&stalls.0).paces.len(), 0);
+        assert_eq!(remembered(), 0);
     }
 
     #[tokio::test(start_paused = true)]

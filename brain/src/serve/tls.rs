@@ -1,10 +1,8 @@
 //! Mutual TLS for TCP. Changed files are reloaded, so that short-lived certificates need no restart.
 
 use std::{
-    fs,
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -23,7 +21,7 @@ use tracing::{info, warn};
 use webpki::{EndEntityCert, KeyUsage};
 
 use super::names::{self, Name};
-use crate::{metrics::Metrics, throttle::Throttle};
+use crate::{stamp::Stamp, throttle::Throttle};
 
 /// The PEM files of mutual TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +36,7 @@ pub struct TlsFiles {
 
 impl TlsFiles {
     fn stamp(&self) -> [Option<Stamp>; 3] {
-        [&self.certificate, &self.key, &self.client_ca].map(|path| Stamp::of(path))
+        [&self.certificate, &self.key, &self.client_ca].map(|path| Stamp::of(path).ok())
     }
 
     /// Loads the files. Clients with a name in `allowed` may connect, or all clients if it is empty.
@@ -79,6 +77,7 @@ impl TlsFiles {
 }
 
 /// The parsed content of valid files.
+#[derive(Debug)]
 struct Usable {
     config: Arc<ServerConfig>,
     /// The certificate authorities of clients.
@@ -100,28 +99,14 @@ fn expires(certificate: &CertificateDer<'_>) -> Option<UnixTime> {
     }
 }
 
-/// How much of a certificate's validity is left, in the steps that the log reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Validity {
-    /// At least a week.
-    Enough,
-    /// Less than a week.
-    Week,
-    /// Less than a day.
-    Day,
-    /// None.
-    Expired,
-}
-
-impl Validity {
-    fn left(expires: UnixTime, now: UnixTime) -> Self {
-        const DAY: u64 = 24 * 60 * 60;
-        match expires.as_secs().checked_sub(now.as_secs()) {
-            None => Self::Expired,
-            Some(left) if left < DAY => Self::Day,
-            Some(left) if left < 7 * DAY => Self::Week,
-            Some(_) => Self::Enough,
-        }
+/// A warning if a certificate expires soon.
+fn warning(expires: UnixTime, now: UnixTime) -> Option<&'static str> {
+    const DAY: u64 = 24 * 60 * 60;
+    match expires.as_secs().checked_sub(now.as_secs()) {
+        None => Some("has expired, so clients refuse it"),
+        Some(left) if left < DAY => Some("expires in less than a day"),
+        Some(left) if left < 7 * DAY => Some("expires in less than a week"),
+        Some(_) => None,
     }
 }
 
@@ -132,36 +117,21 @@ fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     Ok(certificates)
 }
 
-/// Identifies the content of a file without reading it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    inode: u64,
-    modified: (i64, i64),
-    size: u64,
-}
-
-impl Stamp {
-    fn of(path: &Path) -> Option<Self> {
-        let file = fs::metadata(path).ok()?;
-        Some(Self { inode: file.ino(), modified: (file.mtime(), file.mtime_nsec()), size: file.size() })
-    }
-}
-
 /// A TLS configuration that follows its files. If they become invalid, it keeps the last valid content.
+#[derive(Debug)]
 pub(super) struct Tls {
     files: TlsFiles,
     allowed: Vec<Name>,
-    /// Receives the expiry, once the listener is being served.
-    metrics: OnceLock<Metrics>,
     loaded: Mutex<Loaded>,
 }
 
+#[derive(Debug)]
 struct Loaded {
     /// The stamps of the files when they were last read, whether or not they were valid.
     stamp: [Option<Stamp>; 3],
     usable: Usable,
-    /// The validity that was last logged.
-    validity: Validity,
+    /// The warning about the expiry that was last logged.
+    warned: Option<&'static str>,
     /// Cancelled when the certificate authorities of clients are replaced.
     retired: CancellationToken,
 }
@@ -172,31 +142,29 @@ impl Tls {
     /// # Errors
     /// Returns an error if a file cannot be read or parsed, or if the key and the certificate do not match.
     pub(super) fn load(files: TlsFiles, allowed: &[Name]) -> anyhow::Result<Self> {
-        let stamp = files.stamp();
-        let usable = files.config(allowed)?;
-        let loaded = Loaded { stamp, usable, validity: Validity::Enough, retired: CancellationToken::new() };
-        let tls = Self { files, allowed: allowed.to_vec(), metrics: OnceLock::new(), loaded: Mutex::new(loaded) };
-        tls.refresh();
+        let (stamp, usable) = (files.stamp(), files.config(allowed)?);
+        let loaded = Loaded { stamp, usable, warned: None, retired: CancellationToken::new() };
+        let tls = Self { files, allowed: allowed.to_vec(), loaded: Mutex::new(loaded) };
+        drop(tls.current());
         Ok(tls)
-    }
-
-    /// Exports the expiry of the certificate to `metrics` from now on.
-    pub(super) fn export_expiry(&self, metrics: Metrics) {
-        _ = self.metrics.set(metrics);
-        self.refresh();
     }
 
     /// The acceptor for the next connection, and a token that is cancelled when its client has to reconnect.
     pub(super) fn acceptor(&self) -> (TlsAcceptor, CancellationToken) {
-        self.refresh();
-        let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        (TlsAcceptor::from(Arc::clone(&loaded.usable.config)), loaded.retired.clone())
+        let current = self.current();
+        (TlsAcceptor::from(Arc::clone(&current.usable.config)), current.retired.clone())
     }
 
-    /// Reloads changed files, and logs and exports the expiry. While the files are invalid, for instance half replaced, the
-    /// previous content stays in use.
-    pub(super) fn refresh(&self) {
+    /// The Unix time at which the server's certificate expires.
+    pub(super) fn expires(&self) -> Option<u64> {
+        self.current().usable.expires.map(|at| at.as_secs())
+    }
+
+    /// Reloads changed files, and logs that the certificate expires soon. While the files are invalid, for instance half
+    /// replaced, the previous content stays in use.
+    fn current(&self) -> MutexGuard<'_, Loaded> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = self.files.certificate.display();
         let stamp = self.files.stamp();
         if stamp != loaded.stamp {
             loaded.stamp = stamp;
@@ -206,7 +174,7 @@ impl Tls {
                         std::mem::take(&mut loaded.retired).cancel();
                     }
                     loaded.usable = usable;
-                    info!(certificate = %self.files.certificate.display(), "reloaded the certificates");
+                    info!(certificate = %file, "reloaded the certificates");
                 }
                 Err(error) => {
                     warn!(
@@ -216,38 +184,22 @@ impl Tls {
                 }
             }
         }
-        let Some(expires) = loaded.usable.expires else { return };
-        if let Some(metrics) = self.metrics.get() {
-            metrics.certificate_expires(expires.as_secs());
-        }
-        let validity = Validity::left(expires, UnixTime::now());
-        if std::mem::replace(&mut loaded.validity, validity) == validity {
-            return;
-        }
-        let (file, expires) = (self.files.certificate.display(), expires.as_secs());
-        match validity {
-            Validity::Enough => {}
-            Validity::Week => {
-                warn!(%file, expires, "the certificate of this server expires in less than a week; renew it");
-            }
-            Validity::Day => {
-                warn!(%file, expires, "the certificate of this server expires in less than a day; renew it");
-            }
-            Validity::Expired => {
-                warn!(%file, expires, "the certificate of this server has expired, so clients refuse it; renew it");
+        if let Some(expires) = loaded.usable.expires {
+            let warning = warning(expires, UnixTime::now());
+            if std::mem::replace(&mut loaded.warned, warning) != warning
+                && let Some(warning) = warning
+            {
+                warn!(%file, expires = expires.as_secs(), "the certificate of this server {warning}; renew it");
             }
         }
-    }
-}
-
-impl std::fmt::Debug for Tls {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tls").field("files", &self.files).finish_non_exhaustive()
+        loaded
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// The input is three files, separated by a zero byte.
@@ -272,21 +224,20 @@ mod tests {
     }
 
     #[test]
-    fn the_validity_left_is_computed_from_the_expiry() {
+    fn a_certificate_that_expires_within_a_week_is_warned_about() {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
         params.not_after = rcgen::date_time_ymd(2031, 2, 3);
         let certificate = params.self_signed(&key).unwrap();
         let end = expires(certificate.der()).unwrap();
         assert_eq!(end.as_secs(), 1_927_843_200);
-        let left = |seconds: i64| {
+        let warned = |seconds: i64| {
             let now = end.as_secs().checked_add_signed(-seconds).unwrap();
-            Validity::left(end, UnixTime::since_unix_epoch(Duration::from_secs(now)))
+            warning(end, UnixTime::since_unix_epoch(Duration::from_secs(now)))
         };
         let day = 24 * 60 * 60;
-        assert_eq!(
-            [8 * day, 6 * day, day / 2, 0, -1].map(left),
-            [Validity::Enough, Validity::Week, Validity::Day, Validity::Day, Validity::Expired]
-        );
+        let (week, soon) = (Some("expires in less than a week"), Some("expires in less than a day"));
+        let expired = Some("has expired, so clients refuse it");
+        assert_eq!([8 * day, 6 * day, day / 2, 0, -1].map(warned), [None, week, soon, soon, expired]);
     }
 }

@@ -1,20 +1,20 @@
 //! Detects misuse of a connection: no calls at all, calls beyond the quota, or calls that are abandoned over and over.
+//!
+//! hyper limits the streams of a connection, but not what peers do with them. The tests in `brain/tests/protocol/hostile.rs`
+//! need [`Misuse::Idle`] (an idle peer that answers pings), [`Misuse::Abandons`] (rapid resets of accepted streams) and
+//! [`REQUEST`] (a request that never completes).
 
-use std::{
-    convert::Infallible,
-    future::Future,
-    pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http_body::{Body as _, Frame, SizeHint};
-use tokio::time::{self, Instant};
-use tokio_util::sync::CancellationToken;
+use http_body::{Body as _, Frame};
+use http_body_util::BodyExt as _;
+use tokio::{
+    sync::watch,
+    time::{self, Instant},
+};
 use tonic::{Status, body::Body};
-use tower::{BoxError, Service};
+use tower::BoxError;
 
 use super::{
     quota::{Calls, InProgress},
@@ -33,29 +33,27 @@ const WINDOW: Duration = Duration::from_secs(10);
 const MAX_REFUSED: u32 = 8;
 
 /// Why the server closes a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Misuse {
     /// It had no call for [`IDLE`].
+    #[error("the connection is idle")]
     Idle,
     /// Its peer keeps calling beyond its quota.
+    #[error("the peer keeps calling although it has too many calls in progress")]
     Refused,
     /// Its peer keeps starting calls and abandoning them ("rapid reset", CVE-2023-44487).
+    #[error("the peer keeps starting calls and abandoning them")]
     Abandons,
 }
 
 /// The usage of one connection. Clones share it.
 #[derive(Clone, Debug)]
-pub(super) struct Usage(Arc<Inner>);
-
-#[derive(Debug)]
-struct Inner {
+pub(super) struct Usage {
     calls: Calls,
-    counted: Mutex<Counted>,
-    /// Cancelled when `Counted::misuse` is set.
-    misused: CancellationToken,
+    counted: Arc<watch::Sender<Counted>>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Counted {
     in_progress: usize,
     /// When the last call ended.
@@ -65,55 +63,84 @@ struct Counted {
     abandoned: u32,
     /// Calls that were refused since the last accepted one.
     refused: u32,
-    misuse: Option<Misuse>,
+}
+
+impl Counted {
+    fn misuse(&self, now: Instant) -> Option<Misuse> {
+        if self.abandoned > MAX_ABANDONED {
+            Some(Misuse::Abandons)
+        } else if self.refused > MAX_REFUSED {
+            Some(Misuse::Refused)
+        } else {
+            (self.in_progress == 0 && now.duration_since(self.idle_since) >= IDLE).then_some(Misuse::Idle)
+        }
+    }
 }
 
 impl Usage {
     /// The usage of a new connection. `calls` counts the calls of its peer.
     pub(super) fn new(calls: Calls) -> Self {
         let now = Instant::now();
-        let counted = Counted { in_progress: 0, idle_since: now, window: now, abandoned: 0, refused: 0, misuse: None };
-        Self(Arc::new(Inner { calls, counted: Mutex::new(counted), misused: CancellationToken::new() }))
+        let counted = Counted { in_progress: 0, idle_since: now, window: now, abandoned: 0, refused: 0 };
+        Self { calls, counted: Arc::new(watch::Sender::new(counted)) }
     }
 
     /// Resolves when the server has to close the connection.
     pub(super) async fn misuse(&self) -> Misuse {
-        let mut ticks = time::interval(IDLE / 4);
+        let (mut counted, mut ticks) = (self.counted.subscribe(), time::interval(IDLE / 4));
         loop {
+            if let Some(misuse) = counted.borrow_and_update().misuse(Instant::now()) {
+                return misuse;
+            }
             tokio::select! {
-                () = self.0.misused.cancelled() => return self.lock().misuse.unwrap_or(Misuse::Abandons),
-                now = ticks.tick() => {
-                    let counted = self.lock();
-                    if counted.in_progress == 0 && now.duration_since(counted.idle_since) >= IDLE {
-                        return Misuse::Idle;
-                    }
-                }
+                Ok(()) = counted.changed() => {}
+                _ = ticks.tick() => {}
             }
         }
     }
 
+    /// Changes the counts, and wakes [`Self::misuse`] if they show a misuse.
+    fn count(&self, change: impl FnOnce(&mut Counted)) {
+        self.counted.send_if_modified(|counted| {
+            change(counted);
+            counted.abandoned > MAX_ABANDONED || counted.refused > MAX_REFUSED
+        });
+    }
+
     /// Counts one more call. Returns `None` if it exceeds a quota.
     fn begin(&self) -> Option<Call> {
-        let in_progress = self.0.calls.begin();
-        let mut counted = self.lock();
-        let Some(in_progress) = in_progress else {
-            counted.refused += 1;
-            if counted.refused > MAX_REFUSED {
-                self.report(&mut counted, Misuse::Refused);
-            }
+        let Some(in_progress) = self.calls.begin() else {
+            self.count(|counted| counted.refused += 1);
             return None;
         };
-        (counted.in_progress, counted.refused) = (counted.in_progress + 1, 0);
+        self.count(|counted| (counted.in_progress, counted.refused) = (counted.in_progress + 1, 0));
         Some(Call { usage: self.clone(), complete: false, _in_progress: in_progress })
     }
 
-    fn report(&self, counted: &mut Counted, misuse: Misuse) {
-        counted.misuse = Some(misuse);
-        self.0.misused.cancel();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Counted> {
-        self.0.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Answers a request, if it is within the quota of its peer. The end of the answer's body ends the call.
+    pub(super) async fn answer<B>(
+        self,
+        routes: Routes,
+        request: http::Request<B>,
+    ) -> Result<http::Response<Body>, Infallible>
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let Some(mut call) = self.begin() else {
+            return Ok(Status::resource_exhausted("too many calls are in progress").into_http());
+        };
+        // Streaming calls return immediately; unary calls return once the request has arrived and was handled.
+        let response = match time::timeout(REQUEST, routes.answer(request)).await {
+            Ok(response) => response,
+            Err(_) => Status::deadline_exceeded("the request did not arrive in time").into_http(),
+        };
+        call.complete = response.body().is_end_stream();
+        let counted = move |frame: Frame<Bytes>| {
+            call.sent(&frame);
+            frame
+        };
+        Ok(response.map(|body| Body::new(body.map_frame(counted))))
     }
 }
 
@@ -126,117 +153,26 @@ struct Call {
     _in_progress: InProgress,
 }
 
+impl Call {
+    fn sent(&mut self, frame: &Frame<Bytes>) {
+        self.complete |= frame.is_trailers();
+    }
+}
+
 impl Drop for Call {
     fn drop(&mut self) {
-        let mut counted = self.usage.lock();
         let now = Instant::now();
-        counted.in_progress -= 1;
-        counted.idle_since = now;
-        if self.complete {
-            return;
-        }
-        if now.duration_since(counted.window) > WINDOW {
-            (counted.window, counted.abandoned) = (now, 0);
-        }
-        counted.abandoned += 1;
-        if counted.abandoned > MAX_ABANDONED {
-            self.usage.report(&mut counted, Misuse::Abandons);
-        }
-    }
-}
-
-/// The gRPC services behind one connection, with its usage counted.
-#[derive(Clone)]
-pub(super) struct Metered {
-    routes: Routes,
-    usage: Usage,
-}
-
-impl Metered {
-    pub(super) fn new(routes: Routes, usage: Usage) -> Self {
-        Self { routes, usage }
-    }
-}
-
-impl<B> Service<http::Request<B>> for Metered
-where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
-    type Response = http::Response<Answer>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<B>) -> Self::Future {
-        let Some(call) = self.usage.begin() else {
-            let refused = Status::resource_exhausted("too many calls are in progress");
-            return Box::pin(std::future::ready(Ok(refused.into_http().map(Answer::refused))));
-        };
-        // Streaming calls return immediately; unary calls return once the request has arrived and was handled.
-        let answered = time::timeout(REQUEST, self.routes.call(request));
-        Box::pin(async move {
-            let response = match answered.await {
-                Ok(Ok(response)) => response,
-                Ok(Err(never)) => match never {},
-                Err(_) => Status::deadline_exceeded("the request did not arrive in time").into_http(),
-            };
-            Ok(response.map(|body| Answer::of(body, call)))
-        })
-    }
-}
-
-/// The body of an answer. Its end completes the call.
-#[derive(Debug)]
-pub(super) struct Answer {
-    body: Body,
-    call: Option<Call>,
-}
-
-impl Answer {
-    fn of(body: Body, call: Call) -> Self {
-        let mut answer = Self { body, call: Some(call) };
-        if answer.body.is_end_stream() {
-            answer.complete();
-        }
-        answer
-    }
-
-    fn refused(body: Body) -> Self {
-        Self { body, call: None }
-    }
-
-    fn complete(&mut self) {
-        if let Some(mut call) = self.call.take() {
-            call.complete = true;
-        }
-    }
-}
-
-impl http_body::Body for Answer {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(cx);
-        let is_last = |frame: &Result<Frame<Bytes>, Status>| frame.as_ref().map_or(true, Frame::is_trailers);
-        if let Poll::Ready(frame) = &polled
-            && frame.as_ref().is_none_or(is_last)
-        {
-            self.complete();
-        }
-        polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.usage.count(|counted| {
+            counted.in_progress -= 1;
+            counted.idle_since = now;
+            if self.complete {
+                return;
+            }
+            if now.duration_since(counted.window) > WINDOW {
+                (counted.window, counted.abandoned) = (now, 0);
+            }
+            counted.abandoned += 1;
+        });
     }
 }
 
@@ -269,14 +205,14 @@ mod tests {
         let usage = Usage::new(calls());
         let abandon = |count: u32| (0..count).for_each(|_| drop(usage.begin().unwrap()));
         let complete = |count: u32| {
-            (0..count).for_each(|_| drop(Answer::of(Body::empty(), usage.begin().unwrap())));
+            (0..count).for_each(|_| usage.begin().unwrap().complete = true);
         };
         complete(100 * MAX_ABANDONED);
         for _ in 0..10 {
             abandon(MAX_ABANDONED - 1);
             time::advance(WINDOW + Duration::from_secs(1)).await;
         }
-        assert!(!usage.0.misused.is_cancelled());
+        assert_eq!(usage.counted.borrow().misuse(Instant::now()), None);
         abandon(MAX_ABANDONED + 1);
         assert_eq!(usage.misuse().await, Misuse::Abandons);
     }
@@ -292,7 +228,7 @@ mod tests {
             assert!(usage.begin().is_some());
             all.extend(calls.begin());
         }
-        assert!(!usage.0.misused.is_cancelled());
+        assert_eq!(usage.counted.borrow().misuse(Instant::now()), None);
         assert!((0..=MAX_REFUSED).all(|_| usage.begin().is_none()));
         assert_eq!(usage.misuse().await, Misuse::Refused);
     }

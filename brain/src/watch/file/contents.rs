@@ -30,8 +30,8 @@ use super::{
     folder,
     open::{self, Refused},
     problems, reading,
-    stamp::Stamp,
 };
+use crate::stamp::Stamp;
 use localnet_cluster::objects::{Event, Kind, Object, ServiceType};
 
 /// A file may change twice between two ticks of the clock that stamps it. So a file that changed this shortly before it was read

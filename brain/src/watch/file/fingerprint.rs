@@ -6,7 +6,8 @@ use std::{
     path::Path,
 };
 
-use super::{folder::is_named_like_one, stamp::Stamp};
+use super::folder::is_named_like_one;
+use crate::stamp::Stamp;
 
 /// A fingerprint of the files that are read, wherever links lead. It changes when one of them changes, appears or disappears.
 pub(super) fn of_path(path: &Path) -> u64 {

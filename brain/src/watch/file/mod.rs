@@ -12,7 +12,6 @@ mod load;
 mod open;
 mod problems;
 mod reading;
-mod stamp;
 #[cfg(test)]
 mod tests;
 mod thread;

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use super::stamp::Stamp;
+use crate::stamp::Stamp;
 
 /// Maximum size of a file in MiB. Reading a file needs up to eight times its size in memory.
 const LARGEST_MIB: u64 = 32;

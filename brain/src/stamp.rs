@@ -9,7 +9,7 @@ use std::{
 
 /// The metadata of a file that change with its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Stamp {
+pub(crate) struct Stamp {
     device: u64,
     inode: u64,
     mode: u32,
@@ -20,12 +20,12 @@ pub(super) struct Stamp {
 
 impl Stamp {
     /// The stamp of the file that the path resolves to.
-    pub(super) fn of(path: &Path) -> io::Result<Self> {
+    pub(crate) fn of(path: &Path) -> io::Result<Self> {
         fs::metadata(path).map(|file| Self::from(&file))
     }
 
     /// Whether the last change was at least `age` before `now`. A change in the future was not.
-    pub(super) fn is_older_than(&self, now: SystemTime, age: Duration) -> bool {
+    pub(crate) fn is_older_than(&self, now: SystemTime, age: Duration) -> bool {
         let Ok(since_1970) = now.duration_since(SystemTime::UNIX_EPOCH) else { return false };
         let Some(before) = since_1970.checked_sub(age) else { return false };
         i64::try_from(before.as_secs()).is_ok_and(|before| self.changed.0 < before)
