@@ -1,4 +1,4 @@
-//! Every Case: its state gives the plans in `win.json`, an HNS that is given them holds them, and load balancers have the endpoints that
+//! Every Case: its state gives the plans in `win.txt`, an HNS that is given them holds them, and load balancers have the endpoints that
 //! answer in `flows.yaml`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,6 +52,18 @@ fn can_be(state: &Snapshot, network: &str) -> bool {
     network != "Overlay" || state.node.primary_address(Family::V4).is_some()
 }
 
+/// The lines of a plan's JSON that hold a document, each behind the name of its list.
+fn documents(json: &str) -> String {
+    let (mut text, mut list) = (String::new(), "");
+    for line in json.lines() {
+        match line.strip_prefix("    ") {
+            Some(document) => text.push_str(&format!("{list} {}\n", document.trim_end_matches(','))),
+            None => list = line.split('"').nth(1).unwrap_or(list),
+        }
+    }
+    text
+}
+
 #[test]
 fn states_give_plans() {
     let cases = cases();
@@ -61,14 +73,20 @@ fn states_give_plans() {
         let plan = |network: &str| match backend(&case, kernel(&state, network), network)
             .plan(&state, &Changes::everything())
         {
-            Ok((plan, skipped)) => dry_run::text(&plan, &skipped),
-            Err(error) => format!("{}\n", schema::write(&format!("{error:#}"))),
+            Ok((plan, skipped)) => {
+                let json = dry_run::text(&plan, &skipped);
+                let parsed: serde_json::Value = serde_json::from_str(&json).unwrap();
+                assert_eq!(parsed.as_object().unwrap().len(), 3, "{}", case.name);
+                let text = documents(&json);
+                let lists = parsed.as_object().unwrap().values();
+                let elements: usize = lists.map(|list| list.as_array().unwrap().len()).sum();
+                assert_eq!(text.lines().count(), elements, "{}", case.name);
+                text
+            }
+            Err(error) => format!("error: {error:#}\n"),
         };
-        let plans: Vec<String> = NETWORKS.map(|network| format!("\"{network}\": {}", plan(network).trim_end())).into();
-        let text = format!("{{\n{}\n}}\n", plans.join(",\n"));
-        let parsed: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(parsed.as_object().unwrap().len(), NETWORKS.len());
-        expect_file(&case.file("win.json"), &text);
+        let text = NETWORKS.map(|network| format!("# {network}\n{}", plan(network))).concat();
+        expect_file(&case.file("win.txt"), &text);
     }
 }
 

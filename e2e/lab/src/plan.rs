@@ -1,5 +1,10 @@
-//! Golden files of plans. A Case's file holds what the Case changes in the plan of a node without Services; that plan is stored
-//! once for each configuration of the node, in `e2e/plans/CONFIGURATION`.
+//! Golden files of plans, each as its changes to another plan.
+//!
+//! | golden file | contains |
+//! |---|---|
+//! | `e2e/plans/cluster-cidr/NAME` | the complete plan of a node without Services |
+//! | `e2e/plans/CONFIGURATION/NAME` | what another configuration of the node changes in it |
+//! | `e2e/cases/CASE/NAME` | what the Case changes in the plan of its configuration |
 //!
 //! ```text
 //! # changes to e2e/plans/cluster-cidr/nft.txt
@@ -10,7 +15,7 @@
 //! Lines with `+` and `-` are added and removed. The others are context: the blocks that surround a change, and the line that
 //! follows it. Without such a line, the change is at the end of its block.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use similar::{Algorithm, DiffOp, capture_diff_slices};
@@ -21,30 +26,55 @@ use crate::{
     flow::{DetectLocal, Flows, NodeOptions},
 };
 
-/// Compares a plan with the golden file `name` of a Case, and the plan of a node without Services with that of its configuration.
-/// `plan` returns the text for a configuration, which is part of the flows, and a state. With `UPDATE_EXPECT=1` both files are
-/// written instead.
+/// Compares a plan with the golden file `name` of a Case, and the plans of a node without Services with those of its
+/// configuration. `plan` returns the text for a configuration, which is part of the flows, and a state. With `UPDATE_EXPECT=1`
+/// the files are written instead.
 ///
 /// # Panics
 /// If one of them differs.
 pub fn expect_plan<State: DeserializeOwned>(case: &Case, name: &str, plan: impl Fn(&Flows, &State) -> String) {
-    let (base, text) = plans_of(case, plan);
-    let folder = case.flows.without_services().node.configuration();
-    expect_file(&plans().join(&folder).join(name), &base);
-    let changes = changes(&base, &text);
-    expect_file(&case.file(name), &format!("# changes to e2e/plans/{folder}/{name}\n{changes}"));
+    let mut former: Option<Planned> = None;
+    for planned in plans_of(case, plan) {
+        let file = planned.folder.join(name);
+        let golden = match &former {
+            None => planned.text.clone(),
+            Some(base) => {
+                let base_file = base.folder.join(name);
+                format!("# changes to e2e/{}\n{}", base_file.display(), changes(&base.text, &planned.text))
+            }
+        };
+        expect_file(&e2e().join(file), &golden);
+        former = Some(planned);
+    }
 }
 
-/// The plan of a node without Services, and that of the Case.
-fn plans_of<State: DeserializeOwned>(case: &Case, plan: impl Fn(&Flows, &State) -> String) -> (String, String) {
+/// A plan.
+struct Planned {
+    /// The folder of its golden file, in `e2e`.
+    folder: PathBuf,
+    text: String,
+}
+
+/// The plan of a node without Services, that of the Case's configuration if it differs, and that of the Case.
+fn plans_of<State: DeserializeOwned>(case: &Case, plan: impl Fn(&Flows, &State) -> String) -> Vec<Planned> {
     let read = |case: &Case| case.read_state().unwrap_or_else(|error| panic!("{error:#}"));
     let empty = Case::load(&case::folder().join("empty")).unwrap_or_else(|error| panic!("{error:#}"));
-    (plan(&case.flows.without_services(), &read(&empty)), plan(&case.flows, &read(case)))
+    let nodes = [empty.flows.without_services(), case.flows.without_services()];
+    let mut plans: Vec<_> = nodes
+        .iter()
+        .map(|node| Planned {
+            folder: Path::new("plans").join(node.node.configuration()),
+            text: plan(node, &read(&empty)),
+        })
+        .collect();
+    plans.dedup_by(|one, other| one.folder == other.folder);
+    plans.push(Planned { folder: Path::new("cases").join(&case.name), text: plan(&case.flows, &read(case)) });
+    plans
 }
 
-/// The folder of the plans of nodes without Services.
-fn plans() -> PathBuf {
-    case::folder().with_file_name("plans")
+/// The folder of all golden files of plans.
+fn e2e() -> PathBuf {
+    case::folder().parent().map_or_else(PathBuf::new, Path::to_owned)
 }
 
 impl Flows {
@@ -74,7 +104,7 @@ impl NodeOptions {
     }
 }
 
-/// Verifies that a golden file of changes finds every mistake that a whole plan would find. It makes three mistakes, one at a
+/// Verifies that golden files of changes find every mistake that whole plans would find. It makes three mistakes, one at a
 /// time, at every `step`th line: it removes the line, repeats it, and swaps it with the next one.
 ///
 /// # Panics
@@ -84,15 +114,18 @@ pub fn check_that_mistakes_show<State: DeserializeOwned>(
     step: usize,
     plan: impl Fn(&Flows, &State) -> String,
 ) {
-    let (base, text) = plans_of(case, plan);
-    let golden = changes(&base, &text);
-    let lines: Vec<_> = text.lines().collect();
-    for at in (0..lines.len() - 1).step_by(step) {
-        let (one, two) = (lines[at], lines[at + 1]);
-        for middle in [vec![two], vec![one, one, two], vec![two, one]] {
-            let mistaken = [&lines[..at], &middle, &lines[at + 2..]].concat().join("\n") + "\n";
-            if mistaken != text {
-                assert_ne!(changes(&base, &mistaken), golden, "{}, line {}: {middle:?}", case.name, at + 1);
+    let plans = plans_of(case, plan);
+    for (base, planned) in plans.iter().zip(&plans[1..]) {
+        let golden = changes(&base.text, &planned.text);
+        let lines: Vec<_> = planned.text.lines().collect();
+        for at in (0..lines.len() - 1).step_by(step) {
+            let (one, two) = (lines[at], lines[at + 1]);
+            for middle in [vec![two], vec![one, one, two], vec![two, one]] {
+                let mistaken = [&lines[..at], &middle, &lines[at + 2..]].concat().join("\n") + "\n";
+                if mistaken != planned.text {
+                    let changed = changes(&base.text, &mistaken);
+                    assert_ne!(changed, golden, "{}, line {}: {middle:?}", planned.folder.display(), at + 1);
+                }
             }
         }
     }

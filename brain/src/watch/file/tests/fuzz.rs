@@ -30,7 +30,10 @@ items:
 #[test]
 fn fuzz_yaml() {
     let file = Arc::<Path>::from(Path::new("cluster.yaml"));
-    localnet_fuzz::target("yaml", &[WEB.as_bytes(), MORE.as_bytes()], |bytes| {
+    let cases: Vec<_> = localnet_lab::cases().iter().map(|case| std::fs::read(case.cluster()).unwrap()).collect();
+    let mut seeds = vec![WEB.as_bytes(), MORE.as_bytes()];
+    seeds.extend(cases.iter().map(Vec::as_slice));
+    localnet_fuzz::target("yaml", &seeds, |bytes| {
         let Ok(text) = std::str::from_utf8(bytes) else { return "not a text".to_owned() };
         let mut message = String::new();
         let mut cluster = Cluster::new(Options::of_node("node-a"));
