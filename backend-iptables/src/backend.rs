@@ -17,12 +17,12 @@ use localnet_linux::{
     conntrack::{Commit, Frontend},
     shortage::message_is_shortage,
 };
-use localnet_proto::{Family, Node, Revision, Service, ServiceKey};
+use localnet_proto::{ByFamily, Family, Node, Revision, Service, ServiceKey};
 use tracing::{debug, info, warn};
 
 use crate::{
     cleanup,
-    desired::{Desired, frontend, index},
+    desired::{Desired, frontend},
     kernel::Kernel,
     plan::Table,
     ruleset::{Lines, Ruleset, Subject},
@@ -37,10 +37,10 @@ pub struct IptablesBackend<K> {
     desired: Desired,
     /// Whether nothing was applied yet.
     first: bool,
-    /// The VIPs that the tables contained when they were last read, by family.
-    found: [Vec<Frontend>; 2],
-    /// The number of rules that the last sync wrote, by family and table.
-    written: [[u64; 2]; 2],
+    /// The VIPs that the tables contained when they were last read.
+    found: ByFamily<Vec<Frontend>>,
+    /// The number of rules that the last sync wrote, by table.
+    written: ByFamily<[u64; 2]>,
     /// The families whose tables the last sync read.
     read: BTreeSet<Family>,
 }
@@ -100,23 +100,23 @@ impl<K: Kernel> IptablesBackend<K> {
 
     /// The VIPs whose flows may be stale after the last sync.
     pub fn take_commit(&mut self) -> Commit {
-        let remembered = std::mem::take(&mut self.found).concat();
+        let remembered = std::mem::take(&mut self.found).values().concat();
         Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
     }
 
     /// The number of rules in each table of each family, in total and written by the last sync.
-    pub fn rule_counts(&self) -> [Vec<RuleCount>; 2] {
+    pub fn rule_counts(&self) -> ByFamily<Vec<RuleCount>> {
         let of_family = |family| {
             let count = |(table, last): (Table, u64)| {
                 let total = self.desired.ruleset(family).rules(table);
                 RuleCount { table: table.as_str(), total: total.try_into().unwrap_or(u64::MAX), last }
             };
             match self.kernel.has_family(family) {
-                true => Table::ALL.into_iter().zip(self.written[index(family)]).map(count).collect(),
+                true => Table::ALL.into_iter().zip(self.written[family]).map(count).collect(),
                 false => Vec::new(),
             }
         };
-        Family::BOTH.map(of_family)
+        ByFamily::from_fn(of_family)
     }
 
     /// Forgets the content of the tables, so that the next sync reads them.
@@ -259,7 +259,7 @@ impl<K: Kernel> IptablesBackend<K> {
         self.kernel.restore(family, &counted)?;
         let rules = counted.rules.get();
         debug!(%family, filter = rules[0], nat = rules[1], "rules written");
-        self.written[index(family)] = rules;
+        self.written[family] = rules;
         Ok(())
     }
 
@@ -331,7 +331,7 @@ impl<K: Kernel> IptablesBackend<K> {
         let mut reader = Reader::default();
         self.kernel.save(family, &mut |line| reader.line(line))?;
         let found = reader.found();
-        self.found[index(family)] = found.vips.iter().map(frontend).collect();
+        self.found[family] = found.vips.iter().map(frontend).collect();
         self.desired.adopt(family, found);
         Ok(true)
     }

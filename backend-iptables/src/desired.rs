@@ -19,8 +19,8 @@ use localnet_client::{
     incremental::PortEndpoint,
     vips::{Config, Effective, VipKey, Vips},
 };
-use localnet_linux::conntrack::{self, Endpoints, Frontend};
-use localnet_proto::{Endpoint, EndpointPort, Family, Node, Protocol, Service, ServiceKey};
+use localnet_linux::conntrack::{Endpoints, Frontend};
+use localnet_proto::{Endpoint, EndpointPort, Family, Node, Service, ServiceKey};
 
 use tables::Tables;
 
@@ -182,7 +182,7 @@ impl Desired {
 
     /// The tables of a family.
     pub fn ruleset(&self, family: Family) -> &Ruleset {
-        &self.tables.rulesets[index(family)]
+        &self.tables.rulesets[family]
     }
 
     /// The input that makes a family's tables hold the desired state. If `wanted` is set, it selects which chains and lines of
@@ -199,7 +199,7 @@ impl Desired {
 
     /// Takes what was read from the kernel as the applied state.
     pub fn adopt(&mut self, family: Family, found: Found) {
-        self.tables.rulesets[index(family)].adopt(found);
+        self.tables.rulesets[family].adopt(found);
     }
 
     /// Forgets the applied state.
@@ -214,7 +214,7 @@ impl Desired {
 
     /// Keeps a chain that is to be removed, but empty, because a rule of another program refers to it.
     pub fn keep(&mut self, family: Family, chain: ChainId) {
-        self.tables.rulesets[index(family)].keep(chain);
+        self.tables.rulesets[family].keep(chain);
     }
 
     /// The VIPs whose endpoints may differ since the last call, with their endpoints now; `None` if the VIP no longer exists.
@@ -227,8 +227,8 @@ impl Desired {
     pub fn owners(&self, family: Family) -> BTreeMap<Subject, ServiceKey> {
         let Some(facts) = &self.tables.facts else { return BTreeMap::new() };
         let mut owners = BTreeMap::new();
-        for (key, port) in &self.tables.ports[index(family)] {
-            let rules = port::plan(key, port, facts, family, self.tables.shapes[index(family)].comments);
+        for (key, port) in &self.tables.ports[family] {
+            let rules = port::plan(key, port, facts, family, self.tables.shapes[family].comments);
             let chains = rules.chains.into_iter().map(|(id, _)| Subject::Chain(id));
             let all = chains.chain(rules.lines.into_iter().map(Subject::Line));
             owners.extend(all.map(|subject| (subject, key.service.clone())));
@@ -248,20 +248,7 @@ fn single(endpoint: &PortEndpoint) -> Endpoint {
     }
 }
 
-/// The position of a family in arrays of two.
-pub(crate) fn index(family: Family) -> usize {
-    match family {
-        Family::V4 => 0,
-        Family::V6 => 1,
-    }
-}
-
 /// The key that connection tracking has for a VIP.
 pub(crate) fn frontend(vip: &VipKey) -> Frontend {
-    let protocol = match vip.protocol {
-        Protocol::Tcp => conntrack::Protocol::Tcp,
-        Protocol::Udp => conntrack::Protocol::Udp,
-        Protocol::Sctp => conntrack::Protocol::Sctp,
-    };
-    Frontend::new(protocol, vip.socket())
+    Frontend::new(vip.protocol, vip.socket())
 }

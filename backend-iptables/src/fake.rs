@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use localnet_proto::Family;
+use localnet_proto::{ByFamily, Family};
 
-use crate::{desired::index, kernel::Kernel, ruleset::Lines, tool::Error};
+use crate::{kernel::Kernel, ruleset::Lines, tool::Error};
 
 /// The chains by table and name. The kernel's own chains always exist.
 pub(crate) type Tables = BTreeMap<String, BTreeMap<String, Vec<String>>>;
@@ -12,7 +12,7 @@ pub(crate) type Tables = BTreeMap<String, BTreeMap<String, Vec<String>>>;
 /// The tables of both families.
 #[derive(Debug)]
 pub(crate) struct Fake {
-    pub(crate) tables: [Tables; 2],
+    pub(crate) tables: ByFamily<Tables>,
     /// The inputs of all restores, and whether each was accepted.
     pub(crate) inputs: Vec<(Family, String, bool)>,
     /// Rules that contain this text are refused; `true` refuses at the end of the table instead of at their line.
@@ -34,7 +34,7 @@ impl Default for Fake {
             ])
         };
         Self {
-            tables: [tables(), tables()],
+            tables: ByFamily::from_fn(|_| tables()),
             inputs: Vec::new(),
             refuses: None,
             short: false,
@@ -55,7 +55,7 @@ impl Fake {
         text: &str,
         step: &mut dyn FnMut(&Tables),
     ) -> Result<Tables, (usize, String, Tables)> {
-        let mut committed = self.tables[index(family)].clone();
+        let mut committed = self.tables[family].clone();
         let mut open: Option<(String, BTreeMap<String, Vec<String>>)> = None;
         let mut doomed = false;
         for (number, line) in (1..).zip(text.lines()) {
@@ -127,7 +127,7 @@ impl Kernel for Fake {
     fn save(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error> {
         self.saves += 1;
         let mut lines = Vec::new();
-        for (table, chains) in &self.tables[index(family)] {
+        for (table, chains) in &self.tables[family] {
             lines.push(format!("*{table}"));
             lines.extend(chains.keys().map(|chain| format!(":{chain} - [0:0]")));
             let rules =
@@ -152,11 +152,11 @@ impl Kernel for Fake {
         self.inputs.push((family, text, result.is_ok()));
         match result {
             Ok(tables) => {
-                self.tables[index(family)] = tables;
+                self.tables[family] = tables;
                 Ok(())
             }
             Err((line, message, tables)) => {
-                self.tables[index(family)] = tables;
+                self.tables[family] = tables;
                 Err(Error::Refused { line, message })
             }
         }

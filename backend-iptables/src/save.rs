@@ -144,9 +144,7 @@ fn vip(rule: &str) -> Option<VipKey> {
         words.next()
     };
     let address: IpNet = after("-d")?.parse().ok()?;
-    let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
-        .into_iter()
-        .find(|protocol| after("-p") == Some(names::protocol_name(*protocol).as_str()))?;
+    let protocol = Protocol::ALL.into_iter().find(|protocol| after("-p") == Some(protocol.as_lowercase()))?;
     let socket = SocketAddr::new(address.addr(), after("--dport")?.parse().ok()?);
     Some(VipKey { address: socket.ip(), protocol, port: socket.port() })
 }

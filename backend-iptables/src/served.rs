@@ -210,7 +210,7 @@ fn whole(text: &str) -> Option<IpAddr> {
 }
 
 fn protocol(text: &str) -> Option<Protocol> {
-    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|of| of.as_str().eq_ignore_ascii_case(text))
+    Protocol::ALL.into_iter().find(|of| of.as_lowercase() == text)
 }
 
 #[cfg(test)]

@@ -14,16 +14,16 @@ use localnet_client::{
 use localnet_linux::{
     conntrack::Commit,
     ipvs::{Change, Frontend, Scheduler, ServerState, VirtualServer},
-    nft::{Error, Family, LiveTable, TableContent, Transaction},
+    nft::{Error, LiveTable, TableContent, Transaction},
 };
-use localnet_proto::{Changes, Snapshot};
+use localnet_proto::{ByFamily, Changes, Family, Snapshot};
 use tracing::{debug, info, warn};
 
 use crate::{
     Options,
     desired::Desired,
     kernel::Kernel,
-    plan::{self, INTERFACE, elements, frontend, model_family, sets::SetId},
+    plan::{self, INTERFACE, elements, frontend, sets::SetId},
 };
 
 /// The warning that KEP-5495 asks for, in kube-proxy's words.
@@ -37,10 +37,10 @@ pub struct IpvsBackend<K> {
     desired: Desired,
     /// Whether nothing was synced yet.
     first: bool,
-    /// The VIPs that the tables contained when they were last read, by family.
-    found: [Vec<Frontend>; 2],
-    /// Whether this sync read the live state, by family.
-    read: [bool; 2],
+    /// The VIPs that the tables contained when they were last read.
+    found: ByFamily<Vec<Frontend>>,
+    /// Whether this sync read the live state.
+    read: ByFamily<bool>,
     /// The virtual server whose destinations were checked last.
     checked: Option<Frontend>,
     /// The virtual server whose draining destinations were checked last.
@@ -60,7 +60,7 @@ impl<K: Kernel> IpvsBackend<K> {
             desired: Desired::new(config, options),
             first: true,
             found: Default::default(),
-            read: [false; 2],
+            read: ByFamily::default(),
             checked: None,
             drained: None,
         }
@@ -106,7 +106,7 @@ impl<K: Kernel> IpvsBackend<K> {
 
     /// The VIPs whose flows may be stale after the last sync.
     pub fn take_commit(&mut self) -> Commit {
-        let remembered = std::mem::take(&mut self.found).concat();
+        let remembered = std::mem::take(&mut self.found).values().concat();
         Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
     }
 
@@ -127,7 +127,7 @@ impl<K: Kernel> IpvsBackend<K> {
     }
 
     fn families(&self) -> Vec<Family> {
-        Family::ALL.into_iter().filter(|family| self.kernel.has_family(*family)).collect()
+        Family::BOTH.into_iter().filter(|family| self.kernel.has_family(*family)).collect()
     }
 
     /// Makes the kernel hold `state`. Only `changes` differs from the previous state.
@@ -141,14 +141,13 @@ impl<K: Kernel> IpvsBackend<K> {
         for notice in self.desired.update(state, changes) {
             warn!("{notice}");
         }
-        self.read = [false; 2];
+        self.read = ByFamily::default();
         let written = self.write().await;
         if written.is_err() {
             self.forget();
         }
         let failed = written.with_context(|| format!("program IPVS with revision {}", state.revision))?;
-        let failed = failed.into_iter().map(|(family, error)| (model_family(family), error)).collect();
-        let full = Family::ALL.into_iter().filter(|family| self.read[*family as usize]).map(model_family).collect();
+        let full = Family::BOTH.into_iter().filter(|family| self.read[*family]).collect();
         Ok(Synced { failed, skipped: self.desired.skipped(), refused: self.desired.refused(), full })
     }
 
@@ -214,7 +213,7 @@ impl<K: Kernel> IpvsBackend<K> {
                 }
                 _ => None,
             };
-            let family = Family::of(&change.frontend().address.ip());
+            let family = Family::of(change.frontend().address.ip());
             let errno = refused.errno;
             Refused { errno, scheduler, short: refused.is_shortage().then(|| (family, refused.into())) }
         });
@@ -269,7 +268,7 @@ impl<K: Kernel> IpvsBackend<K> {
     async fn write_addresses(&mut self, families: &[Family]) -> anyhow::Result<Vec<(Family, anyhow::Error)>> {
         let [mut add, mut remove] = self.desired.address_changes();
         for addresses in [&mut add, &mut remove] {
-            addresses.retain(|address| families.contains(&Family::of(address)));
+            addresses.retain(|address| families.contains(&Family::of(*address)));
         }
         let mut refused = Vec::new();
         if !add.is_empty() || !remove.is_empty() {
@@ -278,7 +277,7 @@ impl<K: Kernel> IpvsBackend<K> {
             refused = changed.refused;
         }
         let short = refused.iter().filter(|refused| refused.is_shortage);
-        let short = short.map(|refused| (Family::of(&refused.address), anyhow::anyhow!("{refused}"))).collect();
+        let short = short.map(|refused| (Family::of(refused.address), anyhow::anyhow!("{refused}"))).collect();
         for news in self.desired.addresses_changed(refused) {
             warn!("{news}");
         }
@@ -290,7 +289,7 @@ impl<K: Kernel> IpvsBackend<K> {
         if self.desired.servers().is_known() {
             return Ok(false);
         }
-        self.read = [true; 2];
+        self.read = ByFamily::new(true, true);
         let mut ledger = BTreeSet::new();
         for family in self.families() {
             // If a table cannot be read here, its VIPs are unknown. Writing it fails later and reports the error.
@@ -330,11 +329,11 @@ impl<K: Kernel> IpvsBackend<K> {
 
     /// Reads a table and returns the VIPs in it.
     fn read_table(&mut self, family: Family) -> Result<Vec<Frontend>, Error> {
-        self.read[family as usize] = true;
+        self.read[family] = true;
         let table = self.desired.table(family);
         let found = self.kernel.read(table.table(), &|name| table.chain(name))?;
         let vips: Vec<Frontend> = found.iter().flat_map(vips).collect();
-        self.found[family as usize].clone_from(&vips);
+        self.found[family].clone_from(&vips);
         if let Some(found) = found {
             self.desired.table(family).adopt(found);
         }
@@ -349,7 +348,7 @@ impl<K: Kernel> IpvsBackend<K> {
         self.forget();
         self.read_unknown().await?;
         let held = self.kernel.servers()?;
-        let ledger = self.found.concat().into_iter().collect();
+        let ledger = self.found.values().concat().into_iter().collect();
         let addresses = self.kernel.addresses().await?.unwrap_or_default();
         let ours = self.ours(held, &ledger, &addresses);
         let deletions: Vec<_> = ours.iter().map(|state| Change::DeleteServer(state.server.frontend)).collect();
@@ -410,7 +409,7 @@ struct Refused {
 fn vips(found: &LiveTable) -> impl Iterator<Item = Frontend> {
     let ledger = found.sets.iter().flatten().filter(|(set, _)| {
         let declared = |family: Family| set.key == SetId::Vips.declaration(family, 1).key;
-        *set.name == *SetId::Vips.name() && Family::ALL.into_iter().any(declared)
+        *set.name == *SetId::Vips.name() && Family::BOTH.into_iter().any(declared)
     });
     ledger
         .flat_map(|(_, elements)| elements)

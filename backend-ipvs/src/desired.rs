@@ -22,13 +22,13 @@ use localnet_linux::{
     conntrack::Endpoints,
     dummy,
     ipvs::{Frontend, Scheduler},
-    nft::{Element, Family, TableContent},
+    nft::{Element, TableContent},
 };
-use localnet_proto::{Changes, ServiceKey, Snapshot};
+use localnet_proto::{ByFamily, Changes, Family, ServiceKey, Snapshot};
 
 use crate::{
     Options, options,
-    plan::{self, chains, elements, family_of, frontend, server, sets::SetId},
+    plan::{self, chains, elements, frontend, server, sets::SetId},
     servers::Servers,
     table::TableState,
 };
@@ -58,7 +58,7 @@ struct Parts {
     refused_addresses: BTreeMap<IpAddr, Refusal>,
     /// The refused addresses that are being retried.
     retried_addresses: BTreeMap<IpAddr, Refusal>,
-    tables: [TableState; 2],
+    tables: ByFamily<TableState>,
     /// The schedulers that the kernel lacks.
     missing: BTreeSet<Scheduler>,
     /// The VIPs whose programming changed, with the endpoints that may answer now.
@@ -85,7 +85,7 @@ impl Desired {
             addresses: DiffStore::new(),
             refused_addresses: BTreeMap::new(),
             retried_addresses: BTreeMap::new(),
-            tables: Family::ALL.map(TableState::new),
+            tables: ByFamily::from_fn(TableState::new),
             missing: BTreeSet::new(),
             moved: HashMap::new(),
         };
@@ -131,7 +131,7 @@ impl Desired {
 
     /// The table of a family.
     pub fn table(&mut self, family: Family) -> &mut TableState {
-        &mut self.parts.tables[family as usize]
+        &mut self.parts.tables[family]
     }
 
     /// The addresses that the interface should have, without those that the kernel refuses.
@@ -178,14 +178,14 @@ impl Desired {
 
     /// The desired content of both tables.
     pub fn content(&self) -> Vec<TableContent> {
-        self.parts.tables.iter().map(TableState::content).collect()
+        self.parts.tables.values().iter().map(TableState::content).collect()
     }
 
     /// Forgets the applied state.
     pub fn forget(&mut self) {
         self.parts.servers.forget();
         self.parts.addresses.forget();
-        self.parts.tables.iter_mut().for_each(TableState::forget);
+        self.parts.tables.values_mut().iter_mut().for_each(TableState::forget);
     }
 
     /// Lets the next sync retry what the kernel refused, and the schedulers that it lacked.
@@ -251,11 +251,11 @@ impl Desired {
 
 impl Parts {
     fn table(&mut self, family: Family) -> &mut TableState {
-        &mut self.tables[family as usize]
+        &mut self.tables[family]
     }
 
     fn set_chains(&mut self, facts: &Facts) {
-        for family in Family::ALL {
+        for family in Family::BOTH {
             self.table(family).set_fixed_chains(chains::fixed(facts, family));
         }
     }
@@ -300,7 +300,7 @@ impl Parts {
         } else {
             self.addresses.remove(&address);
         }
-        self.member(SetId::Addresses, elements::of_address(address), Family::of(&address), wanted);
+        self.member(SetId::Addresses, elements::of_address(address), Family::of(address), wanted);
     }
 
     fn member(&mut self, set: SetId, element: Element, family: Family, present: bool) {
@@ -309,7 +309,7 @@ impl Parts {
     }
 
     fn set_elements(&mut self, key: &VipKey, vip: &Vip, present: bool) {
-        let table = &mut self.tables[family_of(key.family()) as usize];
+        let table = &mut self.tables[key.family()];
         elements::of_vip(key, vip, &self.node, |set, element| {
             if present { table.set(set, element) } else { table.remove(set, &element.key) }
         });
@@ -412,14 +412,14 @@ impl Program for Parts {
     }
 
     fn cluster_ip(&mut self, address: IpAddr, present: bool) {
-        self.member(SetId::ClusterIps, elements::of_address(address), Family::of(&address), present);
+        self.member(SetId::ClusterIps, elements::of_address(address), Family::of(address), present);
         if !self.options.excludes(address) {
             self.count_address(address, present);
         }
     }
 
     fn hairpin(&mut self, hairpin: &Hairpin, present: bool) {
-        let family = Family::of(&hairpin.endpoint.ip());
+        let family = Family::of(hairpin.endpoint.ip());
         self.member(SetId::Hairpin, elements::of_hairpin(hairpin), family, present);
     }
 }

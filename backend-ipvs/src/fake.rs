@@ -14,10 +14,11 @@ use localnet_linux::{
         VirtualServer,
     },
     nft::{
-        self, Chain, ChainMatch, Change as Rules, Element, ElementKey, Error, Family, LiveTable, Name, Set, Table,
-        Transaction, TransactionSize,
+        self, Chain, ChainMatch, Change as Rules, Element, ElementKey, Error, LiveTable, Name, Set, Table, Transaction,
+        TransactionSize,
     },
 };
+use localnet_proto::Family;
 
 use crate::{kernel::Kernel, plan::INTERFACE};
 

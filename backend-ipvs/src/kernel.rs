@@ -5,8 +5,9 @@ use std::{collections::BTreeSet, net::IpAddr};
 use localnet_linux::{
     dummy::{self, Changed, Dummy},
     ipvs::{self, Applied, Change, DestinationState, Frontend, ServerState, Timeouts, VirtualServer},
-    nft::{self, Chain, Element, Family, LiveTable, Netlink, Set, Table, Transaction, TransactionSize},
+    nft::{self, Chain, Element, LiveTable, Netlink, Set, Table, Transaction, TransactionSize},
 };
+use localnet_proto::Family;
 
 use crate::plan::INTERFACE;
 

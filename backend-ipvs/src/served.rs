@@ -17,8 +17,9 @@ use localnet_client::{
 use localnet_linux::{
     addresses::NodeAddresses,
     ipvs::{self, Forwarding, ServerState},
-    nft::{self, Element, ElementData, Family, TableDump, Tuple, Verdict},
+    nft::{self, Element, ElementData, TableDump, Tuple, Verdict},
 };
+use localnet_proto::Family;
 use localnet_proto::Verdict as WhenEmpty;
 
 use crate::plan::{
@@ -36,7 +37,7 @@ pub async fn read() -> anyhow::Result<Served> {
     let local = NodeAddresses::default().list().await?.into_iter().collect();
     let mut socket = nft::Socket::open().context("open nf_tables")?;
     let mut tables = Vec::new();
-    for family in Family::ALL {
+    for family in Family::BOTH {
         tables.extend(socket.table(&table(family)).context("read the table")?);
     }
     Ok(of(&servers, &tables, &local))

@@ -12,9 +12,9 @@ use std::{
 };
 
 use localnet_linux::ipvs::{
-    Change, Connections, Destination, DestinationState, Family, Forwarding, Frontend, Protocol, Refused, ServerState,
-    VirtualServer,
+    Change, Connections, Destination, DestinationState, Forwarding, Frontend, Refused, ServerState, VirtualServer,
 };
+use localnet_proto::{Family, Protocol};
 
 use crate::plan::server::Plan;
 
@@ -152,7 +152,7 @@ impl Servers {
     pub fn changes(&self, has: impl Fn(Family) -> bool) -> Vec<Change> {
         let Some(held) = &self.held else { return Vec::new() };
         let mut changes = Vec::new();
-        for frontend in self.dirty.iter().filter(|frontend| has(Family::of(&frontend.address.ip()))) {
+        for frontend in self.dirty.iter().filter(|frontend| has(Family::of(frontend.address.ip()))) {
             let Some(plan) = self.wanted.get(frontend) else { continue };
             if !self.refused.contains_key(&(*frontend, None)) {
                 self.changes_of(plan, held.get(frontend), &mut changes);

@@ -4,8 +4,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use localnet_client::DiffStore;
 use localnet_linux::nft::{
-    Chain, ChainMatch, Element, ElementData, ElementKey, Family, LiveTable, Name, Set, Table, TableContent, Transaction,
+    Chain, ChainMatch, Element, ElementData, ElementKey, LiveTable, Name, Set, Table, TableContent, Transaction,
 };
+use localnet_proto::Family;
 
 use crate::plan::{self, chains, sets::SetId};
 

@@ -11,12 +11,12 @@ use std::{
 };
 
 use localnet_client::vips::{Vip, VipKey};
-use localnet_linux::nft::{Element, ElementData, Expiry, Family, Name, Set, Tuple};
-use localnet_proto::{Protocol, ServiceKey};
+use localnet_linux::nft::{Element, ElementData, Expiry, FieldType, Name, Set, Tuple};
+use localnet_proto::{ByFamily, Family, Protocol, ServiceKey};
 
 use crate::plan::{
     affinity::{self, Shape, Uses},
-    elements, family_of,
+    elements,
     sets::SetId,
     stable_slots::Slots,
 };
@@ -29,15 +29,15 @@ pub struct Affinity {
     numbers: BTreeMap<PortKey, u32>,
     /// Numbers that were read from the kernel and that no port has claimed yet, by the comment of their VIPs.
     found: BTreeMap<(Family, Name), u32>,
-    /// The last assigned number, by family.
-    last: [u32; 2],
+    /// The last assigned number.
+    last: ByFamily<u32>,
     programmed: BTreeSet<VipKey>,
     /// Ports that changed since the last commit.
     touched: BTreeSet<Number>,
     chores: BTreeMap<Place, Chore>,
-    uses: [Uses; 2],
-    /// Whether the slots in the kernel were adopted, by family.
-    adopted: [bool; 2],
+    uses: ByFamily<Uses>,
+    /// Whether the slots in the kernel were adopted.
+    adopted: ByFamily<bool>,
     none: Slots,
 }
 
@@ -55,12 +55,7 @@ struct PortKey {
 
 impl PortKey {
     fn new(key: &VipKey, vip: &Vip) -> Self {
-        Self {
-            family: family_of(key.family()),
-            service: vip.service.clone(),
-            name: vip.port_name.clone(),
-            protocol: key.protocol,
-        }
+        Self { family: key.family(), service: vip.service.clone(), name: vip.port_name.clone(), protocol: key.protocol }
     }
 }
 
@@ -152,7 +147,7 @@ impl Affinity {
         let port = self.ports.entry(number).or_default();
         port.timeout = u64::from(affinity::timeout(vip)) * 1000;
         port.slots.take(&endpoints);
-        self.uses[number.0 as usize].add(vip, &port.slots);
+        self.uses[number.0].add(vip, &port.slots);
         self.touched.insert(number);
     }
 
@@ -162,7 +157,7 @@ impl Affinity {
         let is_free = |number: &u32| self.ports.get(&(family, *number)).is_some_and(|port| port.key.is_none());
         let found = self.found.remove(&(family, vip.comment.clone())).filter(is_free);
         let number = found.unwrap_or_else(|| {
-            let last = &mut self.last[family as usize];
+            let last = &mut self.last[family];
             // 0 and the largest number are reserved.
             let next = |number: u32| if number >= u32::MAX - 1 { 1 } else { number + 1 };
             *last = next(*last);
@@ -186,19 +181,19 @@ impl Affinity {
         self.programmed.remove(key);
         let Some(number) = self.port(key, vip) else { return };
         let Some(port) = self.ports.get_mut(&number) else { return };
-        self.uses[number.0 as usize].remove(vip, &port.slots);
+        self.uses[number.0].remove(vip, &port.slots);
         port.slots.release(&affinity::endpoints_of(vip));
         self.touched.insert(number);
     }
 
     /// What the chains and sets of a family depend on.
     pub fn shape(&self, family: Family) -> Shape {
-        self.uses[family as usize].shape()
+        self.uses[family].shape()
     }
 
     /// The programmed VIPs of a family.
     pub fn programmed(&self, family: Family) -> impl Iterator<Item = &VipKey> {
-        self.programmed.iter().filter(move |key| family_of(key.family()) == family)
+        self.programmed.iter().filter(move |key| key.family() == family)
     }
 
     /// Records that the kernel holds what was programmed in a family.
@@ -241,7 +236,7 @@ impl Affinity {
     pub fn adopt<'a>(&mut self, family: Family, sets: impl Iterator<Item = (&'a Set, &'a [Element])> + Clone) {
         let of =
             |id: SetId| sets.clone().filter(move |(set, _)| *set.name == *id.name()).flat_map(|(_, elements)| elements);
-        if !std::mem::replace(&mut self.adopted[family as usize], true) {
+        if !std::mem::replace(&mut self.adopted[family], true) {
             let mut numbers: BTreeMap<VipKey, u32> = BTreeMap::new();
             for element in of(SetId::AffinityVips) {
                 let Some((vip, number)) = read_number(element) else { continue };
@@ -256,7 +251,7 @@ impl Affinity {
                     seen.entry(*number).or_default().push((endpoint, slot));
                 }
             }
-            self.last[family as usize] = 0;
+            self.last[family] = 0;
             self.ports.retain(|(of, _), _| *of != family);
             self.numbers.retain(|key, _| key.family != family);
             for (number, seen) in seen {
@@ -311,7 +306,7 @@ impl Affinity {
 
 /// The port's number in an element of a set of clients.
 fn number_of_client(family: Family, client: &Element) -> Option<u32> {
-    let number = client.key.start().as_bytes().get(family.address_type().padded_len()..)?;
+    let number = client.key.start().as_bytes().get(FieldType::address(family).padded_len()..)?;
     Some(u32::from_ne_bytes(number.try_into().ok()?))
 }
 

@@ -13,16 +13,16 @@ use localnet_client::{
 };
 use localnet_linux::{
     conntrack::{Commit, Frontend},
-    nft::{Change, Element, Error, Family, Table, TableContent, Transaction, TransactionSize},
+    nft::{Change, Element, Error, Table, TableContent, Transaction, TransactionSize, family_name},
 };
-use localnet_proto::{Changes, ServiceKey, Snapshot};
+use localnet_proto::{ByFamily, Changes, Family, ServiceKey, Snapshot};
 use tracing::{debug, info, warn};
 
 use crate::{
     affinity::{Chore, Fate, Place},
     desired::{Desired, frontend},
     kernel::{Kernel, LiveTable},
-    plan::{self, elements, model_family, sets::SetId},
+    plan::{self, elements, sets::SetId},
     portions::{Limits, Portions},
     table::TableState,
 };
@@ -35,22 +35,22 @@ pub struct NftBackend<K> {
     /// Whether no sync has run yet.
     first: bool,
     /// The VIPs in each table when it was last read.
-    found: [Vec<Frontend>; 2],
+    found: ByFamily<Vec<Frontend>>,
     generations: Generations,
     /// The largest number of elements in one transaction.
     limits: Limits,
-    /// Whether a substitute table may exist, by family: after the start, because an earlier run may have been killed,
+    /// Whether a substitute table may exist: after the start, because an earlier run may have been killed,
     /// and after a failed transaction.
-    has_substitute: [bool; 2],
-    /// Whether this sync had to read the table, by family.
-    read: [bool; 2],
+    has_substitute: ByFamily<bool>,
+    /// Whether this sync had to read the table.
+    read: ByFamily<bool>,
 }
 
 /// Generation numbers of the ruleset; `None` where unknown.
 #[derive(Clone, Copy, Debug, Default)]
 struct Generations {
     /// The generation at which each table was read.
-    read: [Option<u32>; 2],
+    read: ByFamily<Option<u32>>,
     /// The newest generation up to which no other process has changed the tables since they were read.
     undisturbed: Option<u32>,
 }
@@ -69,11 +69,11 @@ impl<K: Kernel> NftBackend<K> {
             kernel,
             desired: Desired::new(config),
             first: true,
-            found: [Vec::new(), Vec::new()],
+            found: ByFamily::default(),
             generations: Generations::default(),
             limits: Limits::default(),
-            has_substitute: [true; 2],
-            read: [false; 2],
+            has_substitute: ByFamily::new(true, true),
+            read: ByFamily::default(),
         }
     }
 
@@ -109,31 +109,30 @@ impl<K: Kernel> NftBackend<K> {
         for notice in self.desired.update(state, changes) {
             warn!("{notice}");
         }
-        self.read = [false; 2];
+        self.read = ByFamily::default();
         let mut failed = self.write();
         for (_, error) in &mut failed {
             let cause = std::mem::replace(error, anyhow::Error::msg(""));
             *error = cause.context(format!("program nf_tables with revision {}", state.revision));
         }
-        if failed.len() == Family::ALL.iter().filter(|family| self.kernel.has_family(**family)).count() {
+        if failed.len() == Family::BOTH.iter().filter(|family| self.kernel.has_family(**family)).count() {
             return Err(failed.remove(0).1);
         }
         self.remove_stale_chains();
         self.change_clients();
-        let failed = failed.into_iter().map(|(family, error)| (model_family(family), error)).collect();
-        let full = Family::ALL.into_iter().filter(|family| self.read[*family as usize]).map(model_family).collect();
+        let full = Family::BOTH.into_iter().filter(|family| self.read[*family]).collect();
         Ok(Synced { failed, skipped: self.desired.skipped(), refused: self.desired.refused(), full })
     }
 
     /// The changes by the last sync that concern flows.
     pub fn take_commit(&mut self) -> Commit {
-        let remembered = std::mem::take(&mut self.found).concat();
+        let remembered = std::mem::take(&mut self.found).values().concat();
         Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
     }
 
     /// Marks the contents of the tables as unknown, so that the next sync reads them.
     pub fn forget(&mut self) {
-        Family::ALL.into_iter().for_each(|family| self.desired.forget(family));
+        Family::BOTH.into_iter().for_each(|family| self.desired.forget(family));
     }
 
     /// Lets the next sync retry what the kernel refused.
@@ -150,7 +149,7 @@ impl<K: Kernel> NftBackend<K> {
     /// Records the commit of another process. Returns whether the tables must be read again.
     pub fn committed_elsewhere(&mut self, tables: &BTreeSet<Table>, generation: u32) -> bool {
         let is_next = |last: u32| generation == last.wrapping_add(1);
-        let mut touched = Family::ALL.into_iter().filter(|family| tables.contains(&plan::table(*family))).peekable();
+        let mut touched = Family::BOTH.into_iter().filter(|family| tables.contains(&plan::table(*family))).peekable();
         if touched.peek().is_none() {
             self.generations.undisturbed = self.generations.undisturbed.map(|last| match is_next(last) {
                 true => generation,
@@ -160,7 +159,7 @@ impl<K: Kernel> NftBackend<K> {
         }
         // A commit from before a table was read is part of what was read.
         let is_newer = |read: u32| generation.wrapping_sub(read).cast_signed() > 0;
-        touched.any(|family| self.generations.read[family as usize].is_none_or(is_newer))
+        touched.any(|family| self.generations.read[family].is_none_or(is_newer))
     }
 
     /// Records that notifications were lost, so that the commits of other processes are unknown. Returns whether the
@@ -185,14 +184,14 @@ impl<K: Kernel> NftBackend<K> {
         loop {
             let refused_before = refused;
             let mut failed = Vec::new();
-            for family in Family::ALL {
+            for family in Family::BOTH {
                 if !self.kernel.has_family(family) {
                     continue;
                 }
                 failed.extend(self.write_table(family, &mut refused).err().map(|error| (family, error)));
             }
             let here = |table: &&TableState| self.kernel.has_family(table.family());
-            let is_forgotten = self.desired.tables().iter().filter(here).any(|table| !table.is_known());
+            let is_forgotten = self.desired.tables().values().iter().filter(here).any(|table| !table.is_known());
             // A table that failed is unknown as well, but an immediate retry would fail again.
             if refused == refused_before && (!failed.is_empty() || !is_forgotten) {
                 return failed;
@@ -206,7 +205,7 @@ impl<K: Kernel> NftBackend<K> {
         loop {
             fresh |= self.read_unknown(family)?;
             self.prepare(family);
-            let portions = self.desired.tables()[family as usize].changes(self.limits);
+            let portions = self.desired.tables()[family].changes(self.limits);
             let Some((index, transaction, error)) = self.apply_portions(family, &portions) else {
                 self.desired.commit(family);
                 if let Err(error) = self.remove_substitute(family) {
@@ -218,7 +217,7 @@ impl<K: Kernel> NftBackend<K> {
             if portions.count() > 1 && (index > 0 || failed.is_none()) {
                 // The table now holds a part of the change.
                 self.desired.forget(family);
-                self.has_substitute[family as usize] = true;
+                self.has_substitute[family] = true;
             }
             let Some((transaction, error)) = failed else {
                 if portions.count() == 1 {
@@ -253,7 +252,7 @@ impl<K: Kernel> NftBackend<K> {
     /// Applies the portions in order. Returns the first one that failed, with its index.
     fn apply_portions(&mut self, family: Family, portions: &Portions) -> Option<(usize, Transaction, Error)> {
         for index in 0..portions.count() {
-            let transaction = self.desired.tables()[family as usize].transaction(portions, index);
+            let transaction = self.desired.tables()[family].transaction(portions, index);
             match self.apply_transaction(&transaction) {
                 Ok(sent) => debug!(?family, sent.messages, sent.bytes, sent.elements, "transaction applied"),
                 Err(error) => return Some((index, transaction, error)),
@@ -264,7 +263,7 @@ impl<K: Kernel> NftBackend<K> {
 
     /// Removes the substitute, which is needed only until the table is complete. It may be absent.
     fn remove_substitute(&mut self, family: Family) -> Result<(), Error> {
-        if !self.has_substitute[family as usize] {
+        if !self.has_substitute[family] {
             return Ok(());
         }
         let table = plan::substitute(family);
@@ -273,7 +272,7 @@ impl<K: Kernel> NftBackend<K> {
             removal.delete_table(&table);
             self.apply_transaction(&removal)?;
         }
-        self.has_substitute[family as usize] = false;
+        self.has_substitute[family] = false;
         Ok(())
     }
 
@@ -281,12 +280,12 @@ impl<K: Kernel> NftBackend<K> {
     /// handles errors.
     fn prepare(&mut self, family: Family) {
         let mut transaction = Transaction::new();
-        let names = self.desired.tables()[family as usize].preparation(&mut transaction);
+        let names = self.desired.tables()[family].preparation(&mut transaction);
         if transaction.is_empty() {
             return;
         }
         match self.apply_transaction(&transaction) {
-            Ok(_) => self.desired.tables()[family as usize].prepared(names),
+            Ok(_) => self.desired.tables()[family].prepared(names),
             Err(error) => debug!(%error, "cannot add new chains in advance; adding them with the rules that use them"),
         }
     }
@@ -320,29 +319,29 @@ impl<K: Kernel> NftBackend<K> {
 
     /// Reads the table if its contents are unknown. Returns whether it did.
     fn read_unknown(&mut self, family: Family) -> anyhow::Result<bool> {
-        let has_other = self.desired.tables()[1 - family as usize].is_known();
-        let table = &self.desired.tables()[family as usize];
+        let has_other = self.desired.tables()[family.other()].is_known();
+        let table = &self.desired.tables()[family];
         if table.is_known() {
             return Ok(false);
         }
         loop {
-            let table = &self.desired.tables()[family as usize];
+            let table = &self.desired.tables()[family];
             let affinity = table.affinity().clone();
             let generation = self.kernel.generation();
-            self.generations.read[family as usize] = generation;
+            self.generations.read[family] = generation;
             if !has_other {
                 self.generations.undisturbed = generation;
             }
             let found = self.kernel.read(table.table(), &|name| table.chain(name));
             let found = found.with_context(|| format!("read {}", name(table.table())))?;
-            self.found[family as usize] = found.iter().flat_map(frontends).collect();
+            self.found[family] = found.iter().flat_map(frontends).collect();
             self.desired.adopt(family, found);
             // The slots in the kernel may require other chains than those that the table was compared with.
-            if *self.desired.tables()[family as usize].affinity() == affinity {
+            if *self.desired.tables()[family].affinity() == affinity {
                 break;
             }
         }
-        self.read[family as usize] = true;
+        self.read[family] = true;
         Ok(true)
     }
 
@@ -364,9 +363,9 @@ impl<K: Kernel> NftBackend<K> {
     /// Removes chains that nothing refers to. They are harmless: if the kernel still refuses the removal, a later sync
     /// retries it.
     fn remove_stale_chains(&mut self) {
-        for family in Family::ALL {
+        for family in Family::BOTH {
             let [mut emptying, mut removal] = [Transaction::new(), Transaction::new()];
-            let table = &self.desired.tables()[family as usize];
+            let table = &self.desired.tables()[family];
             table.emptying_of_stale_chains(&mut emptying);
             table.removal_of_stale_chains(&mut removal);
             if removal.is_empty() {
@@ -375,7 +374,7 @@ impl<K: Kernel> NftBackend<K> {
             let emptied =
                 if emptying.is_empty() { Ok(TransactionSize::default()) } else { self.apply_transaction(&emptying) };
             match emptied.and_then(|_| self.apply_transaction(&removal)) {
-                Ok(_) => self.desired.tables()[family as usize].stale_chains_are_deleted(),
+                Ok(_) => self.desired.tables()[family].stale_chains_are_deleted(),
                 Err(error) => debug!(%error, "cannot delete unused chains yet"),
             }
         }
@@ -394,7 +393,7 @@ impl<K: Kernel> NftBackend<K> {
     }
 
     fn change_clients_in(&mut self, place: Place, chore: &Chore) -> Result<(), Error> {
-        let table = &self.desired.tables()[place.family as usize];
+        let table = &self.desired.tables()[place.family];
         let Some(set) = table.clients(place.slot).cloned() else { return Ok(()) };
         let table = table.table().clone();
         let mut attempts = 1..=ATTEMPTS;
@@ -429,7 +428,7 @@ impl<K: Kernel> NftBackend<K> {
     /// Returns an error if the kernel refuses the removal or cannot be reached.
     pub fn remove_all(&mut self) -> anyhow::Result<()> {
         let mut transaction = Transaction::new();
-        for family in Family::ALL.into_iter().filter(|family| self.kernel.has_family(*family)) {
+        for family in Family::BOTH.into_iter().filter(|family| self.kernel.has_family(*family)) {
             // The kernel refuses to delete an absent table, but accepts adding an existing one.
             for table in [plan::table(family), plan::substitute(family)] {
                 transaction.add_table(&table).delete_table(&table);
@@ -483,7 +482,7 @@ fn frontends(found: &LiveTable) -> impl Iterator<Item = Frontend> {
         SetId::of_name(&set.name).is_some_and(|id| {
             let answers =
                 matches!(id, SetId::Services | SetId::LocalServices | SetId::NoEndpoints | SetId::AffinityVips);
-            answers && Family::ALL.into_iter().any(|family| set.key == id.declaration(family, 1).key)
+            answers && Family::BOTH.into_iter().any(|family| set.key == id.declaration(family, 1).key)
         })
     });
     maps.flat_map(|(_, elements)| elements)
@@ -492,7 +491,7 @@ fn frontends(found: &LiveTable) -> impl Iterator<Item = Frontend> {
 }
 
 fn name(table: &Table) -> String {
-    format!("table {} {}", table.family.as_str(), table.name)
+    format!("table {} {}", family_name(table.family), table.name)
 }
 
 #[cfg(test)]

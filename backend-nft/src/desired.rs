@@ -18,15 +18,15 @@ use localnet_client::{
 };
 use localnet_linux::{
     conntrack::{Endpoints, Frontend},
-    nft::{Element, Family, TableContent},
+    nft::{Element, TableContent},
 };
-use localnet_proto::{Changes, ServiceKey, Snapshot};
+use localnet_proto::{ByFamily, Changes, Family, ServiceKey, Snapshot};
 
 use crate::{
     affinity::{Affinity, Chore, Place},
     kernel::LiveTable,
     plan::{
-        ChainNames, chains, elements, family_of, protocol_of,
+        ChainNames, chains, elements,
         sets::{Pool, SetId},
     },
     table::TableState,
@@ -43,8 +43,8 @@ pub struct Desired {
 #[derive(Debug)]
 struct Tables {
     names: ChainNames,
-    pools: [Pools; 2],
-    tables: [TableState; 2],
+    pools: ByFamily<Pools>,
+    tables: ByFamily<TableState>,
     /// VIPs that changed since `take_moved`, with the endpoints that may answer now; `None` for a removed VIP.
     moved: HashMap<VipKey, Option<Endpoints>>,
     affinity: Affinity,
@@ -55,8 +55,8 @@ impl Desired {
     pub fn new(config: Config) -> Self {
         let tables = Tables {
             names: ChainNames::default(),
-            pools: Family::ALL.map(|_| Pools::default()),
-            tables: Family::ALL.map(TableState::new),
+            pools: ByFamily::default(),
+            tables: ByFamily::from_fn(TableState::new),
             moved: HashMap::new(),
             affinity: Affinity::default(),
         };
@@ -80,14 +80,14 @@ impl Desired {
         self.vips.set_local_addresses(addresses)
     }
 
-    /// The tables, IPv4 first.
-    pub fn tables(&mut self) -> &mut [TableState; 2] {
+    /// The table of each family.
+    pub fn tables(&mut self) -> &mut ByFamily<TableState> {
         &mut self.tables.tables
     }
 
     /// The desired content of both tables.
     pub fn content(&self) -> Vec<TableContent> {
-        self.tables.tables.iter().map(TableState::content).collect()
+        self.tables.tables.values().iter().map(TableState::content).collect()
     }
 
     /// Records that the changes of a table were applied.
@@ -180,18 +180,18 @@ impl Desired {
 
 impl Tables {
     fn table(&mut self, family: Family) -> &mut TableState {
-        &mut self.tables[family as usize]
+        &mut self.tables[family]
     }
 
     fn update_chains(&mut self, facts: &Facts, fixed_change: bool) {
-        for family in Family::ALL {
-            let table = &mut self.tables[family as usize];
+        for family in Family::BOTH {
+            let table = &mut self.tables[family];
             let affinity_change = table.set_affinity(self.affinity.shape(family));
             if fixed_change || affinity_change {
                 table.set_fixed_chains(chains::fixed(facts, family, table.has_affinity()));
             }
             let names = &self.names;
-            table.set_pools(self.pools[family as usize].used(), |pool, slots| chains::lb(names, pool, slots));
+            table.set_pools(self.pools[family].used(), |pool, slots| chains::lb(names, pool, slots));
         }
     }
 }
@@ -200,29 +200,29 @@ impl Program for Tables {
     fn program(&mut self, key: &VipKey, vip: &Vip) {
         self.moved.insert(*key, Some(vip.serving.clone().into()));
         self.affinity.program(key, vip);
-        let family = family_of(key.family());
-        let table = &mut self.tables[family as usize];
+        let family = key.family();
+        let table = &mut self.tables[family];
         let slots = self.affinity.slots(key, vip);
         elements::of_vip(key, vip, slots, &self.names, |set, element| table.set(set, element));
-        self.pools[family as usize].add(vip);
+        self.pools[family].add(vip);
     }
 
     fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
         self.moved.insert(*key, None);
-        let family = family_of(key.family());
-        let table = &mut self.tables[family as usize];
+        let family = key.family();
+        let table = &mut self.tables[family];
         let slots = self.affinity.slots(key, vip);
         elements::of_vip(key, vip, slots, &self.names, |set, element| table.remove(set, &element.key));
         self.affinity.unprogram(key, vip);
-        self.pools[family as usize].remove(vip);
+        self.pools[family].remove(vip);
     }
 
     fn cluster_ip(&mut self, address: IpAddr, present: bool) {
-        self.member(SetId::ClusterIps, Family::of(&address), elements::of_cluster_ip(address), present);
+        self.member(SetId::ClusterIps, Family::of(address), elements::of_cluster_ip(address), present);
     }
 
     fn hairpin(&mut self, hairpin: &Hairpin, present: bool) {
-        self.member(SetId::Hairpin, Family::of(&hairpin.endpoint.ip()), elements::of_hairpin(hairpin), present);
+        self.member(SetId::Hairpin, Family::of(hairpin.endpoint.ip()), elements::of_hairpin(hairpin), present);
     }
 }
 
@@ -261,5 +261,5 @@ impl Pools {
 
 /// The key of flows to a VIP.
 pub(crate) fn frontend(vip: &VipKey) -> Frontend {
-    Frontend::new(protocol_of(vip.protocol), vip.socket())
+    Frontend::new(vip.protocol, vip.socket())
 }

@@ -6,9 +6,10 @@ use std::{
 };
 
 use localnet_linux::nft::{
-    Chain, ChainKind, Change, Element, ElementData, ElementKey, Error, Family, Name, Rule, Set, SetData, Statement,
-    Table, Transaction, TransactionSize, Verdict,
+    Chain, ChainKind, Change, Element, ElementData, ElementKey, Error, Name, Rule, Set, SetData, Statement, Table,
+    Transaction, TransactionSize, Verdict,
 };
+use localnet_proto::Family;
 
 use crate::kernel::{ChainMatch, Kernel, LiveTable};
 

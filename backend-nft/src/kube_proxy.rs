@@ -1,7 +1,8 @@
 //! Removes what kube-proxy left behind, only at the operator's request.
 
 use anyhow::{Context as _, bail};
-use localnet_linux::nft::{Family, Socket, Table, Transaction};
+use localnet_linux::nft::{Socket, Table, Transaction, family_name};
+use localnet_proto::Family;
 use tracing::info;
 
 /// The table of kube-proxy's mode nftables, in both families.
@@ -18,21 +19,21 @@ const SHARED: [(&str, &str); 3] =
 pub fn remove() -> anyhow::Result<()> {
     let mut socket = Socket::open()?;
     let mut transaction = Transaction::new();
-    for family in Family::ALL {
+    for family in Family::BOTH {
         let table = Table::new(family, TABLE);
         if socket.has_table(&table)? {
-            info!(table = %format_args!("{} {TABLE}", family.as_str()), "removing");
+            info!(table = %format_args!("{} {TABLE}", family_name(family)), "removing");
             transaction.delete_table(&table);
         }
     }
     if !transaction.is_empty() {
         socket.commit(&transaction).context("remove the tables ip kube-proxy and ip6 kube-proxy")?;
     }
-    for family in Family::ALL {
+    for family in Family::BOTH {
         for (table, chain) in SHARED {
             let found = socket.table(&Table::new(family, table))?;
             if found.is_some_and(|found| found.chain(chain).is_some()) {
-                let family = family.as_str();
+                let family = family_name(family);
                 bail!(
                     "{chain} of table {family} {table} remains of kube-proxy's mode iptables, maybe with others: run `localnet-iptables cleanup`, which removes them with the tools that created them"
                 );

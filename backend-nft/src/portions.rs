@@ -15,7 +15,8 @@
 use std::{collections::BTreeSet, ops::Bound, sync::Arc};
 
 use localnet_client::{DiffStore, Difference, KeyRange};
-use localnet_linux::nft::{Change, Element, ElementData, ElementKey, Family, Name, Set, Table, Transaction, Tuple};
+use localnet_linux::nft::{Change, Element, ElementData, ElementKey, Name, Set, Table, Transaction, Tuple};
+use localnet_proto::Family;
 
 use crate::plan::{self, sets::SetId};
 

@@ -12,7 +12,8 @@ use localnet_client::{
     served::{Entry, Served, To},
     vips::VipKey,
 };
-use localnet_linux::nft::{Element, ElementData, Family, Socket, Table, TableDump, Tuple, Verdict};
+use localnet_linux::nft::{Element, ElementData, Socket, Table, TableDump, Tuple, Verdict};
+use localnet_proto::Family;
 use localnet_proto::Verdict as WhenEmpty;
 
 use crate::plan::{
@@ -35,7 +36,7 @@ const INDEX: usize = 4;
 pub fn read() -> anyhow::Result<Served> {
     let mut socket = Socket::open().context("open nf_tables")?;
     let mut served = Served::default();
-    for family in Family::ALL {
+    for family in Family::BOTH {
         if let Some(table) = socket.table(&Table::new(family, TABLE)).context("read the table")? {
             served.0.append(&mut of(&table).0);
         }

@@ -7,7 +7,8 @@ use std::{
 };
 
 use localnet_client::DiffStore;
-use localnet_linux::nft::{Chain, Element, ElementKey, Family, Name, Set, Table, TableContent, Transaction};
+use localnet_linux::nft::{Chain, Element, ElementKey, Name, Set, Table, TableContent, Transaction};
+use localnet_proto::Family;
 
 use crate::{
     kernel::{ChainMatch, LiveTable},

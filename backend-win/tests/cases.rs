@@ -8,8 +8,8 @@ use localnet_client::{
     served::{Expected, Lack},
     vips::{Config, NodePortAddresses},
 };
-use localnet_lab::{Case, Flow, Pod, Sender, cases, expect_file, flow::Expect, probe, topology::Place};
-use localnet_proto::{Changes, Family, Protocol, Snapshot};
+use localnet_lab::{Case, Flow, Pod, Sender, cases, expect_file, flow::Expect, topology::Place};
+use localnet_proto::{Changes, Family, Snapshot};
 use localnet_win::{
     Options, WinBackend, dry_run,
     hcn::{Guid, Kind, fake::FakeHcn, schema, schema::LoadBalancer},
@@ -150,12 +150,7 @@ fn the_dump_of_every_case_equals_its_state() {
 }
 
 fn frontend(case: &Case, flow: &Flow) -> [Frontend; 2] {
-    let protocol = match flow.protocol {
-        probe::Protocol::Tcp => Protocol::Tcp,
-        probe::Protocol::Udp => Protocol::Udp,
-        probe::Protocol::Sctp => Protocol::Sctp,
-    };
-    let of = |address| Frontend { address, protocol, port: flow.to.port() };
+    let of = |address| Frontend { address, protocol: flow.protocol, port: flow.to.port() };
     let on_node = case.flows.local_addresses().contains(&flow.to.ip());
     let node = if on_node { Address::Node(Family::of(flow.to.ip())) } else { Address::Vip(flow.to.ip()) };
     // An address of its own comes before a NodePort.

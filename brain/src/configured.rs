@@ -7,9 +7,9 @@ use std::{
     net::SocketAddr,
 };
 
-use localnet_config::{Config, Family, IpFamilyPolicy, Node, NodePortAddresses};
+use localnet_config::{Config, IpFamilyPolicy, Node, NodePortAddresses};
 use localnet_config_file::Current;
-use localnet_core::{Diagnostic, Severity};
+use localnet_core::{Diagnostic, Family, Severity};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -177,14 +177,11 @@ impl Configured {
         if !self.chosen {
             return Ok(());
         }
-        let of = |family| node.addresses.iter().any(|address| localnet_proto::Family::of(*address) == family);
+        let of = |family| node.addresses.iter().any(|address| Family::of(*address) == family);
         let node = Node {
-            primary: match primary {
-                localnet_proto::Family::V4 => Family::V4,
-                localnet_proto::Family::V6 => Family::V6,
-            },
+            primary,
             dual_stack: has_ipv6(),
-            has_both: localnet_proto::Family::BOTH.into_iter().all(of),
+            has_both: Family::BOTH.into_iter().all(of),
             pod_cidrs: &node.pod_cidrs,
         };
         let config = self.current.now();

@@ -38,8 +38,8 @@ use localnet_client::{
 };
 use localnet_core::Code;
 use localnet_lab::{Network, Topology};
-use localnet_linux::nft::Family;
 use localnet_nft::{Netlink, NftBackend};
+use localnet_proto::Family;
 use localnet_proto::{
     Changes, Endpoint, EndpointPort, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, WhenEmpty,
     decode::Assembler,
@@ -262,10 +262,8 @@ fn measure(services: usize) -> anyhow::Result<()> {
         let mut kernel = Ok(Kernel::open()?);
         let mut evidence = Evidence { state: Some(Ok(doctor::count(&state))), ..Evidence::default() };
         let facts = &explained_world.facts;
-        let chains = |family: Family| {
-            let family = localnet_nft::plan::model_family(family);
-            Path::new(facts, family, path::has_affinity(&state, facts, family)).chains().to_vec()
-        };
+        let chains =
+            |family: Family| Path::new(facts, family, path::has_affinity(&state, facts, family)).chains().to_vec();
         doctor::read_kernel(&mut kernel, &mut evidence, chains);
         let findings = Findings::of(&evidence);
         anyhow::ensure!(!findings.checks.is_empty());

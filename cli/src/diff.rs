@@ -8,9 +8,10 @@ use std::{
 
 use localnet_client::{Changes, Snapshot, vips::Config};
 use localnet_linux::nft::{
-    Chain, ChainDump, Element, Family, LiveTable, Set, TableContent, TableDump, element_line, rule_line,
+    Chain, ChainDump, Element, LiveTable, Set, TableContent, TableDump, element_line, family_name, rule_line,
 };
 use localnet_nft::{desired::Desired, plan::sets::SetId};
+use localnet_proto::Family;
 use serde::Serialize;
 
 use crate::{
@@ -57,13 +58,14 @@ pub const MOST: usize = 200;
 pub fn differences(state: &Snapshot, config: &Config, local: &[IpAddr], live: &Live, most: usize) -> Differences {
     let mut desired = Desired::new(config.clone());
     desired.set_local_addresses(local.to_vec());
-    for (family, dump) in Family::ALL.into_iter().zip(&live.tables) {
+    for (family, dump) in live.tables.iter() {
         desired.adopt(family, dump.as_ref().map(slots));
     }
     // The backend itself reports what it does not program.
     desired.update(state, &Changes::everything());
     let mut found = Differences::default();
-    for (planned, live) in desired.content().iter().zip(&live.tables) {
+    for planned in &desired.content() {
+        let live = &live.tables[planned.table.family];
         // A host without IPv6 has no table for it.
         if live.is_some() || kernel::forwards(planned.table.family).is_some() {
             found.compare(planned, live.as_ref());
@@ -86,7 +88,7 @@ impl Differences {
     /// Compares a planned table with the one in the kernel.
     fn compare(&mut self, planned: &TableContent, live: Option<&TableDump>) {
         let family = planned.table.family;
-        let table = format!("{} {}", family.as_str(), planned.table.name);
+        let table = format!("{} {}", family_name(family), planned.table.name);
         let (all, compared) = (&mut self.differences, &mut self.compared);
         let mut add = |place: &str, what, text: String, live| {
             all.push(Difference { table: table.clone(), place: place.to_owned(), what, text, live });
@@ -201,6 +203,7 @@ impl Show for Differences {
 mod tests {
     use localnet_linux::nft::{ElementData, SetDump, Tuple, Verdict};
     use localnet_nft::portions::Limits;
+    use localnet_proto::ByFamily;
 
     use super::*;
 
@@ -232,13 +235,13 @@ services:
         TableDump { chains: vec![], sets: sets.collect(), generation: 1 }
     }
 
-    fn compared(tables: [Option<TableDump>; 2], state: &Snapshot, most: usize) -> Differences {
+    fn compared(tables: ByFamily<Option<TableDump>>, state: &Snapshot, most: usize) -> Differences {
         differences(state, &Config::default(), &[], &Live { tables, generation: 1 }, most)
     }
 
     /// Returns the differences in the sets. Comparing the rules needs a kernel.
     fn found(state: &Snapshot, dump: &TableDump) -> Vec<String> {
-        let differences = compared([Some(dump.clone()), None], state, MOST);
+        let differences = compared(ByFamily::new(Some(dump.clone()), None), state, MOST);
         let of_sets =
             differences.differences.iter().filter(|of| of.table == "ip localnet" && of.text != "the whole chain");
         of_sets.map(|of| format!("{} {} {}", of.place, of.what, of.text)).collect()
@@ -270,7 +273,7 @@ services:
         );
         dump.sets.retain(|set| *set.name != *"hairpin");
         assert_eq!(found(&dump).len(), 3);
-        assert_eq!(compared([None, None], &state, MOST).differences[0].text.as_str(), "the whole table");
+        assert_eq!(compared(ByFamily::default(), &state, MOST).differences[0].text.as_str(), "the whole table");
     }
 
     /// Returns the state of a Service with session affinity and these endpoints.
@@ -295,8 +298,8 @@ services:
         let mut desired = Desired::new(Config::default());
         for hosts in [&[1, 2, 3][..], &[2, 3, 4], &[4, 5]] {
             desired.update(&sticky(hosts), &Changes::everything());
-            for family in Family::ALL {
-                desired.tables()[family as usize].changes(Limits { entered: usize::MAX, filled: usize::MAX });
+            for family in Family::BOTH {
+                desired.tables()[family].changes(Limits { entered: usize::MAX, filled: usize::MAX });
                 desired.commit(family);
             }
         }
@@ -348,7 +351,7 @@ services:
 
     #[test]
     fn differences_beyond_the_limit_are_counted() {
-        let [all, some] = [MOST, 3].map(|most| compared([Some(planned()), None], &state(), most));
+        let [all, some] = [MOST, 3].map(|most| compared(ByFamily::new(Some(planned()), None), &state(), most));
         assert_eq!((some.count, some.differences), (all.count, all.differences[..3].to_vec()));
         let differences =
             Differences { count: 5, differences: all.differences[..3].to_vec(), ..Differences::default() };

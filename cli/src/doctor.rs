@@ -2,7 +2,8 @@
 
 use localnet_client::Snapshot;
 use localnet_core::{Code, Diagnostic};
-use localnet_linux::nft::Family;
+use localnet_linux::nft::family_name;
+use localnet_proto::{ByFamily, Family};
 use serde::Serialize;
 
 use crate::{
@@ -67,8 +68,8 @@ pub struct Evidence {
     pub tables: Option<Result<Vec<OwnTable>, Diagnostic>>,
     /// The other tables in nf_tables.
     pub others: Vec<String>,
-    /// Whether the kernel forwards packets, by family; `None` if unknown.
-    pub forwards: [Option<bool>; 2],
+    /// Whether the kernel forwards packets; `None` if unknown.
+    pub forwards: ByFamily<Option<bool>>,
     /// The setting `route_localnet` of all interfaces.
     pub route_localnet: Option<i64>,
     /// The number of tracked flows and its limit.
@@ -130,10 +131,10 @@ impl Findings {
             }
         }
         of_tables(evidence, &mut add);
-        for (family, forwards) in Family::ALL.into_iter().zip(evidence.forwards) {
+        for (family, forwards) in evidence.forwards {
             let seen = format!(
                 "{} packets are {}passed on",
-                family.as_str(),
+                family_name(family),
                 if forwards == Some(true) { "" } else { "not " }
             );
             match forwards {
@@ -234,7 +235,7 @@ fn of_tables(evidence: &Evidence, add: &mut impl FnMut(&'static str, Is, String,
         }
         Some(Ok(tables)) => {
             for (family, is_there, damaged) in tables {
-                let table = format!("table {} localnet", family.as_str());
+                let table = format!("table {} localnet", family_name(*family));
                 match (is_there, damaged.as_slice()) {
                     (true, []) => add("tables", Is::Ok, format!("{table} has its chains"), ""),
                     (true, damaged) => add(
@@ -284,7 +285,7 @@ pub fn read_kernel(
         }
     };
     let mut tables = Vec::new();
-    for family in Family::ALL {
+    for family in Family::BOTH {
         let is_there = matches!(kernel.chains(family), Ok(Some(_)));
         let damaged = kernel.damaged(family, &planned(family)).unwrap_or_default();
         // A host without IPv6 has no table for it.
@@ -294,7 +295,7 @@ pub fn read_kernel(
     }
     evidence.tables = Some(Ok(tables));
     evidence.others = kernel.other_tables().unwrap_or_default();
-    evidence.forwards = Family::ALL.map(crate::kernel::forwards);
+    evidence.forwards = ByFamily::from_fn(crate::kernel::forwards);
     evidence.route_localnet = crate::kernel::setting("proc/sys/net/ipv4/conf/all/route_localnet");
     let tracked = |name: &str| crate::kernel::setting(&format!("proc/sys/net/netfilter/nf_conntrack_{name}"));
     evidence.tracked = tracked("count").zip(tracked("max"));
@@ -351,7 +352,7 @@ mod tests {
             status: Some(Ok(Status { revision: 9, backends: vec![backend], ..Status::default() })),
             state: Some(Ok((3, 0))),
             tables: Some(Ok(vec![(Family::V4, true, vec![])])),
-            forwards: [Some(true), None],
+            forwards: ByFamily::new(Some(true), None),
             tracked: Some((1, 100)),
             ..Evidence::default()
         }
@@ -379,10 +380,9 @@ mod tests {
     #[test]
     fn the_remedy_for_forwarding_names_the_setting_of_its_family() {
         let settings = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
-        for (position, setting) in settings.iter().enumerate() {
+        for (family, setting) in Family::BOTH.into_iter().zip(settings) {
             let mut evidence = healthy();
-            evidence.forwards = [Some(true); 2];
-            evidence.forwards[position] = Some(false);
+            evidence.forwards = ByFamily::from_fn(|of| Some(of != family));
             let findings = Findings::of(&evidence);
             let remedies: Vec<_> =
                 findings.checks.iter().filter(|check| check.is != Is::Ok).map(|check| check.remedy.as_str()).collect();
@@ -434,7 +434,7 @@ mod tests {
             assert_eq!((tables.seen.as_str(), tables.remedy.as_str()), ("any text", remedy));
         }
         check(|evidence| evidence.others = vec!["ip kube-proxy".to_owned()], "other-proxy", Is::Warning);
-        check(|evidence| evidence.forwards = [Some(false), None], "forwarding", Is::Warning);
+        check(|evidence| evidence.forwards = ByFamily::new(Some(false), None), "forwarding", Is::Warning);
         check(|evidence| evidence.route_localnet = Some(1), "route-localnet", Is::Warning);
         check(|evidence| evidence.tracked = Some((100, 100)), "tracking", Is::Failing);
         check(|evidence| evidence.tracked = Some((85, 100)), "tracking", Is::Warning);

@@ -232,7 +232,7 @@ impl FlowRow {
     pub fn of(flow: &Flow, serving: &[SocketAddr]) -> Self {
         let answered = flow.status.has(FlowStatus::SEEN_REPLY);
         // An established TCP connection lives until one of its ends closes it.
-        let may_move = flow.protocol != localnet_linux::nft::Protocol::Tcp
+        let may_move = flow.protocol != localnet_proto::Protocol::Tcp
             || !answered && flow.tcp_state.is_none_or(|state| state == TcpState::SYN_SENT);
         Self {
             from: flow.original.source,
@@ -396,7 +396,6 @@ pub fn in_kernel(world: &mut World, family: Family, steps: &[Step]) -> (Vec<Path
         };
         PathRow { place: step.place.clone(), text: step.text.clone(), handle, held, found }
     };
-    let family = localnet_nft::plan::family_of(family);
     let kernel = match &mut world.kernel {
         Ok(kernel) => kernel,
         Err(unknown) => return (steps.iter().map(|step| row(step, None)).collect(), Some(unknown.to_string())),
@@ -413,7 +412,7 @@ pub fn in_kernel(world: &mut World, family: Family, steps: &[Step]) -> (Vec<Path
 /// Returns the affinity slots of a VIP as the kernel holds them. A plan cannot predict which endpoint has which slot.
 fn affinity_rows(kernel: &mut Kernel, family: Family, key: &VipKey) -> Vec<PathRow> {
     let keys = (0..AFFINITY_SLOTS).map(|slot| path::affinity_key(key, slot));
-    let found = kernel.affinity(localnet_nft::plan::family_of(family), keys).unwrap_or_default();
+    let found = kernel.affinity(family, keys).unwrap_or_default();
     let row = |endpoint: String| PathRow {
         place: "affinity-endpoints".to_owned(),
         text: endpoint,
@@ -429,14 +428,14 @@ fn affinity_rows(kernel: &mut Kernel, family: Family, key: &VipKey) -> Vec<PathR
 /// # Errors
 /// Returns the cause in words if connection tracking cannot be read.
 pub fn flows(packet: &Packet, source: Option<IpAddr>, serving: &[SocketAddr]) -> Result<Vec<FlowRow>, String> {
-    let protocol = path::protocol(packet);
+    let protocol = packet.protocol;
     let to = SocketAddr::new(packet.destination, packet.port);
     let wanted = |flow: &Flow| {
         flow.protocol == protocol
             && flow.original.destination == to
             && source.is_none_or(|source| flow.original.source.ip() == source)
     };
-    let family = localnet_nft::plan::family_of(Family::of(packet.destination));
+    let family = Family::of(packet.destination);
     let flows = kernel::flows(family, wanted).map_err(|error| error.to_string())?;
     let mut flows: Vec<FlowRow> = flows.iter().map(|flow| FlowRow::of(flow, serving)).collect();
     flows.sort_by_key(|flow| !flow.stale);
@@ -594,9 +593,4 @@ impl Show for Many {
     fn names(&self) -> Vec<String> {
         self.0.iter().map(|one| one.outcome.to_owned()).collect()
     }
-}
-
-/// The name of a protocol in lower case, as users write it.
-pub fn protocol_name(protocol: Protocol) -> String {
-    protocol.as_str().to_lowercase()
 }

@@ -13,11 +13,12 @@ use localnet_core::{Code, Diagnostic, Subject};
 use localnet_linux::{
     addresses::Addresses,
     conntrack::{self, Counters, Flow},
-    nft::{self, Chain, ChainDump, Element, ElementData, Family, Socket, Table, TableDump, foreign},
+    nft::{self, Chain, ChainDump, Element, ElementData, Socket, Table, TableDump, foreign},
     routes::{Route, Routes},
     sysctl::Settings,
 };
 use localnet_nft::plan::{self, sets::SetId};
+use localnet_proto::{ByFamily, Family};
 
 use crate::path::{self, Step, Thing};
 
@@ -191,8 +192,8 @@ impl Kernel {
 /// Our tables, with the elements of their sets.
 #[derive(Debug)]
 pub struct Live {
-    /// The tables, IPv4 first; `None` for one that does not exist.
-    pub tables: [Option<TableDump>; 2],
+    /// The tables; `None` for one that does not exist.
+    pub tables: ByFamily<Option<TableDump>>,
     /// The ruleset's generation before the tables were read.
     pub generation: u32,
 }
@@ -205,8 +206,8 @@ impl Live {
     pub fn read() -> Result<Self, nft::Error> {
         let mut socket = Socket::open()?;
         let generation = socket.generation()?;
-        let [v4, v6] = Family::ALL.map(|family| socket.table(&plan::table(family)));
-        Ok(Self { tables: [v4?, v6?], generation })
+        let mut table = |family| socket.table(&plan::table(family));
+        Ok(Self { tables: ByFamily::new(table(Family::V4)?, table(Family::V6)?), generation })
     }
 }
 
@@ -259,7 +260,7 @@ pub fn flows(family: Family, wanted: impl Fn(&Flow) -> bool) -> Result<Vec<Flow>
 /// Returns an error if connection tracking cannot be read.
 pub fn counted_flows() -> Result<Vec<(Flow, Option<Counters>)>, conntrack::Error> {
     let mut flows = HashMap::new();
-    for family in Family::ALL {
+    for family in Family::BOTH {
         let mut see = |flow: &Flow, counters: Option<Counters>| {
             flows.insert((flow.protocol, flow.original, flow.id), (*flow, counters));
         };

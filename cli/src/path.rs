@@ -12,14 +12,14 @@ use localnet_client::{
     route::{Origin, Outcome, Packet, Target},
     vips::{Exposure, Facts, Hairpin, Vip, VipKey, service},
 };
-use localnet_linux::nft::{Chain, Element, ElementData, Family, Statement, Verdict, element_line, rule_line};
+use localnet_linux::nft::{Chain, Element, ElementData, Statement, Verdict, element_line, rule_line};
 use localnet_nft::plan::{
-    ChainNames, chains, elements, family_of, names, protocol_of,
+    ChainNames, chains, elements, names,
     sets::{Pool, SetId},
     slots,
     stable_slots::Slots,
 };
-use localnet_proto::{Service, Snapshot};
+use localnet_proto::{Family, Service, Snapshot};
 
 /// How many endpoints of a VIP are searched for in the kernel.
 const MOST_ENDPOINTS: usize = 256;
@@ -72,7 +72,6 @@ pub struct Path<'a> {
 impl<'a> Path<'a> {
     /// Creates the path for packets of a family. `affinity` is the result of [`has_affinity`].
     pub fn new(facts: &'a Facts, family: localnet_proto::Family, affinity: bool) -> Self {
-        let family = family_of(family);
         let chains = chains::fixed(facts, family, affinity).into_iter().map(Arc::new).collect();
         Self { facts, family, chains, names: ChainNames::default(), steps: Vec::new() }
     }
@@ -311,9 +310,4 @@ pub fn leads_to(element: &Element) -> String {
 /// Returns the key of a slot of session affinity, for [`crate::kernel`].
 pub fn affinity_key(key: &VipKey, slot: u32) -> localnet_linux::nft::Tuple {
     elements::tuple(key).index(slot)
-}
-
-/// Returns the protocol of a packet's flows in connection tracking.
-pub fn protocol(packet: &Packet) -> localnet_linux::nft::Protocol {
-    protocol_of(packet.protocol)
 }

@@ -114,7 +114,7 @@ impl FromStr for To {
 }
 
 fn protocol(word: &str) -> Option<Protocol> {
-    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|of| of.as_str().eq_ignore_ascii_case(word))
+    Protocol::ALL.into_iter().find(|of| of.as_str().eq_ignore_ascii_case(word))
 }
 
 /// Why a question has no packet.

@@ -8,11 +8,8 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Instant};
 use clap::ValueEnum;
 use localnet_client::Snapshot;
 use localnet_client::vips::{Facts, service};
-use localnet_linux::{
-    conntrack::{Counters, Flow, Tuple},
-    nft::Protocol,
-};
-use localnet_nft::plan::protocol_of;
+use localnet_linux::conntrack::{Counters, Flow, Tuple};
+use localnet_proto::Protocol;
 use serde::Serialize;
 
 use crate::{
@@ -150,7 +147,7 @@ fn owners(state: &Snapshot, facts: &Facts, wanted: impl Fn(&SocketAddr) -> bool)
             continue;
         }
         for (key, vip) in service::plan(service, facts).vips {
-            owners.entry((protocol_of(key.protocol), key.socket())).or_insert((vip.comment.to_string(), vip.serving));
+            owners.entry((key.protocol, key.socket())).or_insert((vip.comment.to_string(), vip.serving));
         }
     }
     owners

@@ -194,7 +194,7 @@ async fn check(world: &mut World, question: &Question, service: &Service, port: 
     let chains = Path::new(&world.facts, family, affinity).chains().to_vec();
     drop(judged);
 
-    let of_kernel = localnet_nft::plan::family_of(family);
+    let of_kernel = family;
     let (rows, _) = explain::in_kernel(world, family, &steps);
     let Ok(kernel) = &mut world.kernel else { return front };
     front.no_table = matches!(kernel.chains(of_kernel), Ok(None));
@@ -244,7 +244,7 @@ fn stops(
     endpoints: &[SocketAddr],
 ) -> Vec<(String, foreign::Stop)> {
     let source = has_source.then_some(packet.source);
-    let protocol = path::protocol(packet);
+    let protocol = packet.protocol;
     let vip = SocketAddr::new(packet.destination, packet.port);
     let at = |point, to: SocketAddr| foreign::Packet { point, source, destination: to.ip(), protocol, port: to.port() };
     let mut ways = Vec::new();

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use localnet_proto::{Family, wire};
+use localnet_proto::{ByFamily, wire};
 
-/// A backend's counters besides those of its syncs, since its start. The arrays are indexed by family, IPv4 first.
+/// A backend's counters besides those of its syncs, since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// The checks for stale flows.
-    pub flow_checks: [FlowChecks; 2],
+    pub flow_checks: ByFamily<FlowChecks>,
     /// The rules in the backend's kernel tables. Empty if the backend uses no rules.
-    pub rules: [Vec<RuleCount>; 2],
+    pub rules: ByFamily<Vec<RuleCount>>,
     /// The number of repairs, of both families together. A repair is a sync that changed something after another process
     /// had modified the kernel's state.
     pub repairs: u64,
@@ -19,20 +19,12 @@ pub struct Counts {
 impl Counts {
     /// Adds one check for stale flows. Each family that was checked has the duration and the number of deleted flows;
     /// the other families are `None`.
-    pub fn flows_checked(&mut self, families: [Option<(Duration, usize)>; 2]) {
-        for (flow_checks, of_family) in self.flow_checks.iter_mut().zip(families) {
-            let Some((took, ended)) = of_family else { continue };
+    pub fn flows_checked(&mut self, families: ByFamily<Option<(Duration, usize)>>) {
+        for (family, checked) in families {
+            let (Some((took, ended)), flow_checks) = (checked, &mut self.flow_checks[family]) else { continue };
             flow_checks.took.add(took);
             flow_checks.ended += u64::try_from(ended).unwrap_or(u64::MAX);
         }
-    }
-}
-
-/// The index of a family in an array of both.
-pub(crate) fn index(family: Family) -> usize {
-    match family {
-        Family::V4 => 0,
-        Family::V6 => 1,
     }
 }
 

@@ -20,7 +20,7 @@ use std::{
 
 use anyhow::Context as _;
 use localnet_core::{Code, Diagnostic, Subject};
-use localnet_proto::{Changes, Family, Revision, Snapshot, Update};
+use localnet_proto::{ByFamily, Changes, Revision, Snapshot, Update};
 use tokio::{
     pin, select,
     sync::{mpsc, watch},
@@ -31,7 +31,7 @@ use tracing::{debug, info, warn};
 use self::applied::Applied;
 use crate::{
     backend::{Backend, Synced},
-    counts::{Counts, index},
+    counts::Counts,
     retry::{Backoff, Refusals},
     source::{Outcome, Report, Source, SourceError},
 };
@@ -90,7 +90,7 @@ pub async fn run(
     let sync = Sync {
         state: Snapshot { revision: options.resume, ..Snapshot::default() },
         changes: Changes::everything(),
-        applied: [Revision::default(); 2],
+        applied: ByFamily::default(),
         attempts: Default::default(),
         counts: backend.counts(),
         counts_due: None,
@@ -198,10 +198,10 @@ struct Sync<B> {
     state: Snapshot,
     /// What differs between `state` and the last sync that succeeded.
     changes: Changes,
-    /// The newest state that the subsystem holds, by family, IPv4 first.
-    applied: [Revision; 2],
-    /// The attempts of each family and the error of the last one, IPv4 first.
-    attempts: [Outcome; 2],
+    /// The newest state that the subsystem holds.
+    applied: ByFamily<Revision>,
+    /// The attempts of each family and the error of the last one.
+    attempts: ByFamily<Outcome>,
     /// The backend's own counters.
     counts: Option<watch::Receiver<Counts>>,
     /// If a counter changed since the last report: when to report again.
@@ -300,22 +300,18 @@ impl<B: Backend> Sync<B> {
         let revision = self.state.revision;
         let started = Instant::now();
         let result = self.backend.sync(&self.state, &self.changes).await;
-        let errors: [Option<String>; 2] = match &result {
-            Ok(Synced { failed, .. }) => Family::BOTH.map(|family| {
-                let errors = failed.iter().filter(|(of, _)| *of == family);
-                errors.map(|(_, error)| format!("{error:#}")).reduce(|all, one| format!("{all}; {one}"))
-            }),
-            Err(error) => Family::BOTH.map(|_| Some(format!("{error:#}"))),
-        };
-        let everything = self.changes.everything;
-        let full = Family::BOTH
-            .map(|family| everything || result.as_ref().is_ok_and(|synced: &Synced| synced.full.contains(&family)));
-        for (((applied, attempts), error), is_full) in
-            self.applied.iter_mut().zip(&mut self.attempts).zip(errors).zip(full)
-        {
+        for (family, attempts) in self.attempts.iter_mut() {
+            let error = match &result {
+                Ok(Synced { failed, .. }) => {
+                    let errors = failed.iter().filter(|(of, _)| *of == family);
+                    errors.map(|(_, error)| format!("{error:#}")).reduce(|all, one| format!("{all}; {one}"))
+                }
+                Err(error) => Some(format!("{error:#}")),
+            };
+            let is_full = self.changes.everything || result.as_ref().is_ok_and(|synced| synced.full.contains(&family));
             if is_full { &mut attempts.full } else { &mut attempts.partial }.add(started.elapsed());
             match error {
-                None => *applied = revision,
+                None => self.applied[family] = revision,
                 Some(_) => {
                     attempts.failures += 1;
                     attempts.partial_failures += u64::from(!is_full);
@@ -369,14 +365,14 @@ impl<B: Backend> Sync<B> {
         (self.counts_due, self.reported) = (None, Some(Instant::now()));
         let counts = self.counts.as_mut().map(|counts| counts.borrow_and_update().clone());
         let repairs = counts.as_ref().map_or(0, |counts| counts.repairs);
-        let families =
-            Family::BOTH.into_iter().zip(self.applied).zip(&self.attempts).map(|((family, applied), attempts)| {
-                let of_this_instance = applied.instance == self.state.revision.instance;
-                let applied = if of_this_instance { applied.rev } else { 0 };
-                let flows = counts.as_ref().map(|counts| counts.flow_checks[index(family)].clone());
-                let rules = counts.as_ref().map(|counts| counts.rules[index(family)].clone()).unwrap_or_default();
-                (family, Outcome { applied, flows, rules, ..attempts.clone() })
-            });
+        let families = self.attempts.iter().map(|(family, attempts)| {
+            let applied = self.applied[family];
+            let of_this_instance = applied.instance == self.state.revision.instance;
+            let applied = if of_this_instance { applied.rev } else { 0 };
+            let flows = counts.as_ref().map(|counts| counts.flow_checks[family].clone());
+            let rules = counts.as_ref().map(|counts| counts.rules[family].clone()).unwrap_or_default();
+            (family, Outcome { applied, flows, rules, ..attempts.clone() })
+        });
         self.outbox.send_replace(Some(Report {
             backend: self.backend.name(),
             mode: self.backend.mode(),

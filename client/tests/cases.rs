@@ -6,10 +6,9 @@ use localnet_client::route::{Origin, Outcome, Packet, Rules, route};
 use localnet_lab::{
     DetectLocal, Flow, Flows, Pod, Sender, cases,
     flow::{Expect, Source},
-    probe,
     topology::Place,
 };
-use localnet_proto::{Family, Protocol, Snapshot};
+use localnet_proto::{Family, Snapshot};
 
 /// Whether the detector of local traffic considers the sender a pod; `None` if this family has no detector.
 fn detected(flows: &Flows, state: &Snapshot, sender: Sender, source: IpAddr) -> Option<bool> {
@@ -55,17 +54,12 @@ fn outcome(flows: &Flows, state: &Snapshot, flow: &Flow) -> Outcome {
         (_, Some(true)) => Origin::Pod,
         _ => Origin::Outside,
     };
-    let protocol = match flow.protocol {
-        probe::Protocol::Tcp => Protocol::Tcp,
-        probe::Protocol::Udp => Protocol::Udp,
-        probe::Protocol::Sctp => Protocol::Sctp,
-    };
     let rules = Rules {
         masquerade_all: flows.node.masquerade_all,
         detects_pods: detected.is_some(),
         node_port_addresses: Family::BOTH.into_iter().flat_map(|family| node_ports(flows, state, family)).collect(),
     };
-    route(state, &rules, &Packet { source, destination: to, protocol, port: flow.to.port(), origin })
+    route(state, &rules, &Packet { source, destination: to, protocol: flow.protocol, port: flow.to.port(), origin })
 }
 
 /// How the oracle's answer differs from the expected one; `None` if it does not.

@@ -14,7 +14,7 @@ use std::{
 use localnet_client::{
     Attempts, Backend, Changes, Code, Counts, Options, Report, Revision, Snapshot, Source, SourceError, Synced, run,
 };
-use localnet_proto::{Change, Family, Node, Service, ServiceKey, Update};
+use localnet_proto::{ByFamily, Change, Family, Node, Service, ServiceKey, Update};
 use tokio::{
     sync::{Mutex, Notify, mpsc, watch},
     time::{Instant, timeout},
@@ -299,7 +299,8 @@ async fn counters_are_reported_at_most_once_a_second() {
     let counts = backend.counts.clone();
     let (source, mut hand) = script(0);
     tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
-    let count = || counts.send_modify(|counts| counts.flows_checked([Some((Duration::from_millis(3), 2)), None]));
+    let count =
+        || counts.send_modify(|counts| counts.flows_checked(ByFamily::new(Some((Duration::from_millis(3), 2)), None)));
     // Before the first sync no report exists that could contain the counters.
     count();
     hand.give(Ok(full(1, &["a"])));

@@ -93,10 +93,6 @@ fn parsed(text: &str) -> Parsed<IpAddr> {
 }
 
 fn protocol_of(text: &str) -> Parsed<Protocol> {
-    match text {
-        "TCP" => Parsed::Good(Protocol::Tcp),
-        "UDP" => Parsed::Good(Protocol::Udp),
-        "SCTP" => Parsed::Good(Protocol::Sctp),
-        other => Parsed::Bad(other.into()),
-    }
+    let protocol = Protocol::ALL.into_iter().find(|protocol| protocol.as_str() == text);
+    protocol.map_or_else(|| Parsed::Bad(text.into()), Parsed::Good)
 }

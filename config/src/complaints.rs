@@ -1,44 +1,12 @@
 //! Checks whether a configuration fits the node, which the configuration alone does not show. kube-proxy logs such problems at
 //! its start as "may be incomplete or incorrect".
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use ipnet::IpNet;
-use localnet_core::{Code, Diagnostic, Severity, Subject};
+use localnet_core::{Code, Diagnostic, Family, Severity, Subject};
 
 use crate::config::{Config, DetectLocalMode, IpFamilyPolicy, NodePortAddresses};
-
-/// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Family {
-    /// IPv4
-    V4,
-    /// IPv6
-    V6,
-}
-
-impl Family {
-    /// The family of an address.
-    pub fn of(ip: IpAddr) -> Self {
-        if ip.is_ipv4() { Self::V4 } else { Self::V6 }
-    }
-
-    /// The other family.
-    #[must_use]
-    pub fn other(self) -> Self {
-        match self {
-            Self::V4 => Self::V6,
-            Self::V6 => Self::V4,
-        }
-    }
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        }
-    }
-}
 
 /// The facts about a node.
 #[derive(Clone, Copy, Debug)]

@@ -29,7 +29,7 @@ pub mod v1alpha1;
 pub mod v1alpha2;
 mod write;
 
-pub use complaints::{Family, Node};
+pub use complaints::Node;
 pub use config::{
     ClientConnection, Config, Conntrack, DetectLocal, DetectLocalMode, Explicit, IpFamilyPolicy, Iptables, Ipvs, Linux,
     LogFormat, Logging, MinorVersion, Mode, Nftables, NodePortAddresses, OutputRouting, Platform, VModule, Windows,

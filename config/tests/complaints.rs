@@ -1,7 +1,8 @@
 //! Whether a configuration fits a node, as kube-proxy checks at its start.
 
 use ipnet::IpNet;
-use localnet_config::{Config, Family, Node, Platform, Reader};
+use localnet_config::{Config, Node, Platform, Reader};
+use localnet_core::Family;
 use localnet_core::Severity;
 
 fn config(lines: &str) -> Config {

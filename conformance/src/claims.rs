@@ -6,9 +6,8 @@
 use std::{collections::BTreeSet, fmt, net::SocketAddr, str::FromStr};
 
 use localnet_lab::{
-    Flow,
+    Flow, Protocol,
     flow::{Expect, Sender},
-    probe::Protocol,
 };
 use localnet_proto::{Port, Service, Snapshot};
 
@@ -208,14 +207,9 @@ fn is_of(service: &localnet_proto::Service, to: SocketAddr) -> bool {
 /// The claim for the flow's destination. A Service owns all ports of its ClusterIPs, but only its own ports of other addresses.
 fn destination(flow: &Flow, state: &Snapshot) -> Claim {
     let (ip, number) = (flow.to.ip(), flow.to.port());
-    let protocol = match flow.protocol {
-        Protocol::Tcp => localnet_proto::Protocol::Tcp,
-        Protocol::Udp => localnet_proto::Protocol::Udp,
-        Protocol::Sctp => localnet_proto::Protocol::Sctp,
-    };
     let any = |of: &dyn Fn(&Service) -> bool| state.services.values().any(|service| of(service));
     let has = |service: &Service, is: &dyn Fn(&Port) -> bool| {
-        service.ports.iter().any(|port| port.protocol == protocol && is(port))
+        service.ports.iter().any(|port| port.protocol == flow.protocol && is(port))
     };
     let external = |service: &Service| {
         let address = service.external_ips.contains(&ip) || service.load_balancer_ips.contains(&ip);
@@ -244,13 +238,13 @@ mod tests {
             localnet_proto::Service::new(localnet_proto::ServiceKey::new("a", "b"), vec![[172, 30, 0, 1].into()]);
         service.external_ips = vec![[198, 51, 100, 1].into()];
         service.external_traffic_to_local = true;
-        service.ports = [localnet_proto::Protocol::Tcp, localnet_proto::Protocol::Udp].map(port).into();
+        service.ports = [Protocol::Tcp, Protocol::Udp].map(port).into();
         let mut state = Snapshot::default();
         state.services.insert(service.key.clone(), service.into());
         state
     }
 
-    fn port(protocol: localnet_proto::Protocol) -> Port {
+    fn port(protocol: Protocol) -> Port {
         let (when_empty_v4, when_empty_v6) = Default::default();
         Port { name: "p".into(), protocol, port: 80, node_port: None, when_empty_v4, when_empty_v6 }
     }

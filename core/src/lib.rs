@@ -3,11 +3,16 @@
 //! - [`diagnostic`]: a problem with its code, subject, field and remedy. One type serves all programs, from the parser of a file
 //!   to the command that explains a Service.
 //! - [`ServiceKey`]: the name of a Service.
+//! - [`Family`], [`ByFamily`] and [`Protocol`]: what an address and a port belong to.
 //! - [`yaml`]: the documents of a YAML text, the lines of their fields, and the errors of the parser.
 
 pub mod diagnostic;
+mod family;
+mod protocol;
 mod service_key;
 pub mod yaml;
 
 pub use diagnostic::{Code, Diagnostic, Object, Severity, Subject};
+pub use family::{ByFamily, Family};
+pub use protocol::Protocol;
 pub use service_key::{InvalidServiceKey, ServiceKey};

@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
+use localnet_core::Family;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
@@ -34,6 +35,19 @@ pub(crate) const APPEND: u16 = 0x800;
 pub(crate) const CAPPED: u16 = 0x100;
 /// `NLM_F_ACK_TLVS`: an error contains attributes.
 pub(crate) const ACK_TLVS: u16 = 0x200;
+
+/// `AF_INET` and `AF_INET6`, which are also `NFPROTO_IPV4` and `NFPROTO_IPV6`.
+pub(crate) fn family_number(family: Family) -> u8 {
+    match family {
+        Family::V4 => 2,
+        Family::V6 => 10,
+    }
+}
+
+/// The family with that number.
+pub(crate) fn family_of_number(number: u8) -> Option<Family> {
+    Family::BOTH.into_iter().find(|family| family_number(*family) == number)
+}
 
 /// `NLMSG_ERROR`
 pub(crate) const ERROR: u16 = 2;

@@ -18,7 +18,7 @@ mod update;
 
 pub use address::{Address, DEFAULT_ADDRESS, InvalidAddress};
 pub use model::{
-    Endpoint, EndpointPort, Family, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,
+    ByFamily, Endpoint, EndpointPort, Family, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,
     SourceFilter, Verdict, WhenEmpty,
 };
 pub use update::{Change, Changes, Update};

@@ -10,76 +10,8 @@ use std::{
 };
 
 use ipnet::IpNet;
-pub use localnet_core::{InvalidServiceKey, ServiceKey};
+pub use localnet_core::{ByFamily, Family, InvalidServiceKey, Protocol, ServiceKey};
 use serde::{Deserialize, Serialize};
-
-/// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Family {
-    /// IPv4.
-    #[serde(rename = "ipv4")]
-    V4,
-    /// IPv6.
-    #[serde(rename = "ipv6")]
-    V6,
-}
-
-impl Family {
-    /// Both families, IPv4 first.
-    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
-
-    /// The family of an address.
-    pub fn of(address: IpAddr) -> Self {
-        if address.is_ipv4() { Self::V4 } else { Self::V6 }
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        })
-    }
-}
-
-/// A transport protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "UPPERCASE")]
-pub enum Protocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP.
-    Sctp,
-}
-
-impl Protocol {
-    /// The number in the IP header.
-    pub fn number(self) -> u8 {
-        match self {
-            Self::Tcp => 6,
-            Self::Udp => 17,
-            Self::Sctp => 132,
-        }
-    }
-
-    /// The name as in Kubernetes.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-            Self::Sctp => "SCTP",
-        }
-    }
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// Identifies a state of a brain. The default stands for "no state yet".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -3,7 +3,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use localnet_client::{Backend as _, incremental::Adapter};
-use localnet_proto::{Changes, Snapshot};
+use localnet_proto::{ByFamily, Changes, Snapshot};
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
@@ -66,7 +66,7 @@ fn sorted(fake: &Fake) -> Vec<Vec<String>> {
         }
         all
     };
-    fake.tables.iter().map(of_family).collect()
+    fake.tables.values().iter().map(of_family).collect()
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn rule_counts_match_the_kernel_and_the_writes() {
         let of = |tables: &BTreeMap<String, BTreeMap<String, Vec<String>>>, table: &str| {
             tables[table].values().map(|rules| rules.len() as u64).sum::<u64>()
         };
-        [0, 1].map(|family| ["filter", "nat"].map(|table| of(&kernel(adapter).tables[family], table)).to_vec())
+        ByFamily::from_fn(|family| ["filter", "nat"].map(|table| of(&kernel(adapter).tables[family], table)).to_vec())
     };
     assert_eq!(counted(&mut adapter, false), there(&mut adapter));
     assert_eq!(counted(&mut adapter, true), there(&mut adapter), "all rules were written");
@@ -125,7 +125,7 @@ fn rule_counts_match_the_kernel_and_the_writes() {
     part.services.remove(&key);
     _ = sync(&mut adapter, &part, &Changes { services: [key].into(), ..Changes::default() });
     assert_eq!(counted(&mut adapter, false), there(&mut adapter));
-    assert_eq!(counted(&mut adapter, true), [vec![0, 0], vec![0, 0]], "rules were only removed");
+    assert_eq!(counted(&mut adapter, true), ByFamily::new(vec![0, 0], vec![0, 0]), "rules were only removed");
     _ = sync(&mut adapter, &full, &Changes::everything());
     assert_eq!(counted(&mut adapter, false), there(&mut adapter));
 }
@@ -159,14 +159,15 @@ fn a_restart_writes_nothing_and_removes_stale_chains() {
     assert_eq!(kernel(&mut second).inputs, []);
     let right = sorted(kernel(&mut second));
     let mut fake = into_kernel(&mut second);
-    fake.tables[0].get_mut("nat").unwrap().insert("KUBE-SEP-STALE".into(), vec!["-j RETURN".into()]);
-    fake.tables[0].get_mut("filter").unwrap().insert("KUBE-FIREWALL".into(), vec!["-j DROP".into()]);
+    fake.tables[Family::V4].get_mut("nat").unwrap().insert("KUBE-SEP-STALE".into(), vec!["-j RETURN".into()]);
+    fake.tables[Family::V4].get_mut("filter").unwrap().insert("KUBE-FIREWALL".into(), vec!["-j DROP".into()]);
     let mut third = adapter(&state, fake);
-    let chains =
-        |adapter: &mut TestAdapter, table: &str| kernel(adapter).tables[0][table].keys().cloned().collect::<Vec<_>>();
+    let chains = |adapter: &mut TestAdapter, table: &str| {
+        kernel(adapter).tables[Family::V4][table].keys().cloned().collect::<Vec<_>>()
+    };
     assert!(!chains(&mut third, "nat").contains(&"KUBE-SEP-STALE".to_owned()));
     assert!(chains(&mut third, "filter").contains(&"KUBE-FIREWALL".to_owned()), "the kubelet's");
-    kernel(&mut third).tables[0].get_mut("filter").unwrap().remove("KUBE-FIREWALL");
+    kernel(&mut third).tables[Family::V4].get_mut("filter").unwrap().remove("KUBE-FIREWALL");
     assert_eq!(sorted(kernel(&mut third)), right);
 }
 
@@ -178,11 +179,13 @@ fn changes_by_other_programs_are_noticed_and_repaired() {
     assert!(!first.listener_mut().needs_repair().unwrap());
     let damages: [fn(&mut Fake); 6] = [
         |fake| *fake = Fake { inputs: std::mem::take(&mut fake.inputs), ..Fake::default() },
-        |fake| fake.tables[0].get_mut("filter").unwrap().values_mut().for_each(Vec::clear),
-        |fake| fake.tables[1].get_mut("nat").unwrap().get_mut("KUBE-SERVICES").unwrap().clear(),
-        |fake| fake.tables[0].get_mut("nat").unwrap().get_mut("KUBE-MARK-MASQ").unwrap().clear(),
-        |fake| fake.tables[0].get_mut("filter").unwrap().get_mut("FORWARD").unwrap().swap(0, 1),
-        |fake| fake.tables[0].get_mut("nat").unwrap().get_mut("KUBE-SERVICES").unwrap().push("-j RETURN".into()),
+        |fake| fake.tables[Family::V4].get_mut("filter").unwrap().values_mut().for_each(Vec::clear),
+        |fake| fake.tables[Family::V6].get_mut("nat").unwrap().get_mut("KUBE-SERVICES").unwrap().clear(),
+        |fake| fake.tables[Family::V4].get_mut("nat").unwrap().get_mut("KUBE-MARK-MASQ").unwrap().clear(),
+        |fake| fake.tables[Family::V4].get_mut("filter").unwrap().get_mut("FORWARD").unwrap().swap(0, 1),
+        |fake| {
+            fake.tables[Family::V4].get_mut("nat").unwrap().get_mut("KUBE-SERVICES").unwrap().push("-j RETURN".into());
+        },
     ];
     for (number, damage) in damages.into_iter().enumerate() {
         damage(kernel(&mut first));
@@ -269,8 +272,8 @@ fn a_refused_rule_of_no_service_fails_the_sync() {
 #[test]
 fn cleanup_restores_the_tables_of_before() {
     let mut fake = Fake::default();
-    fake.tables[0].get_mut("filter").unwrap().get_mut("INPUT").unwrap().push("-j KUBE-FIREWALL".into());
-    fake.tables[0].get_mut("filter").unwrap().insert("KUBE-FIREWALL".into(), vec!["-j DROP".into()]);
+    fake.tables[Family::V4].get_mut("filter").unwrap().get_mut("INPUT").unwrap().push("-j KUBE-FIREWALL".into());
+    fake.tables[Family::V4].get_mut("filter").unwrap().insert("KUBE-FIREWALL".into(), vec!["-j DROP".into()]);
     let before = sorted(&fake);
     let mut adapter = adapter(&state(WEB), fake);
     assert_ne!(sorted(kernel(&mut adapter)), before);
@@ -380,7 +383,7 @@ fn rules_have_no_comments_if_there_are_many_endpoints() {
     service.endpoints.sort_by_key(|endpoint| endpoint.address);
     let mut adapter = adapter(&few, Fake::default());
     let with = |adapter: &mut TestAdapter| {
-        let nat = &kernel(adapter).tables[0]["nat"];
+        let nat = &kernel(adapter).tables[Family::V4]["nat"];
         let commented = |start: &str| {
             let of = nat.iter().filter(|(chain, _)| chain.starts_with(start)).flat_map(|(_, rules)| rules);
             of.filter(|rule| rule.contains("--comment")).count()
@@ -405,7 +408,7 @@ fn many_vips_are_dispatched_in_groups() {
     fewer.services.remove(&key);
     let changes = Changes { services: [key].into(), ..Changes::default() };
     let mut adapter = adapter_with(&full, Fake::default(), 3);
-    let dispatch = |adapter: &mut TestAdapter| kernel(adapter).tables[0]["nat"]["KUBE-SERVICES"].clone();
+    let dispatch = |adapter: &mut TestAdapter| kernel(adapter).tables[Family::V4]["nat"]["KUBE-SERVICES"].clone();
     let before = dispatch(&mut adapter);
     assert!(
         before.iter().all(|rule| rule.contains("-j KUBE-VIPS-") || rule.ends_with("-j KUBE-NODEPORTS")),
@@ -418,7 +421,7 @@ fn many_vips_are_dispatched_in_groups() {
     assert_eq!(kernel(&mut again).inputs, []);
     assert_eq!(again.listener_mut().take_commit().remembered.len(), 3);
     _ = sync(&mut again, &fewer, &changes);
-    let nat = &kernel(&mut again).tables[0]["nat"];
+    let nat = &kernel(&mut again).tables[Family::V4]["nat"];
     assert!(!nat.keys().any(|chain| chain.starts_with("KUBE-VIPS-")), "{nat:?}");
     assert_eq!(sorted(kernel(&mut again)), sorted(kernel(&mut adapter_with(&fewer, Fake::default(), 3))));
 }

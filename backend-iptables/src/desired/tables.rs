@@ -9,9 +9,8 @@ use std::{
 use ipnet::IpNet;
 use localnet_client::vips::{Facts, Hairpin, Program, Vip, VipKey};
 use localnet_linux::conntrack::Endpoints;
-use localnet_proto::{Family, Protocol, Service, ServiceKey};
+use localnet_proto::{ByFamily, Family, Protocol, Service, ServiceKey};
 
-use super::index;
 use crate::{
     plan::{
         ChainId, Digest, Dispatch, Line, fixed,
@@ -30,12 +29,12 @@ const MANY_VIPS: usize = 1000;
 #[derive(Debug)]
 pub(super) struct Tables {
     pub(super) services: BTreeMap<ServiceKey, Arc<Service>>,
-    pub(super) ports: [BTreeMap<PortKey, Port>; 2],
+    pub(super) ports: ByFamily<BTreeMap<PortKey, Port>>,
     /// The changed ports, as they were when last planned.
-    before: [BTreeMap<PortKey, Port>; 2],
+    before: ByFamily<BTreeMap<PortKey, Port>>,
     cluster_ips: BTreeSet<IpAddr>,
-    /// The ClusterIPs outside of the service CIDRs, by family.
-    outside: [BTreeSet<IpAddr>; 2],
+    /// The ClusterIPs outside of the service CIDRs.
+    outside: ByFamily<BTreeSet<IpAddr>>,
     /// The ClusterIPs that were added or removed since the last update.
     moved_cluster_ips: BTreeSet<IpAddr>,
     /// The lines for health check node ports.
@@ -43,18 +42,18 @@ pub(super) struct Tables {
     /// The VIPs whose programming changed, with the endpoints that may answer now.
     pub(super) moved: HashMap<VipKey, Option<Endpoints>>,
     pub(super) facts: Option<Facts>,
-    /// The number of endpoints and VIPs of all ports, by family.
-    counts: [Counts; 2],
+    /// The number of endpoints and VIPs of all ports.
+    counts: ByFamily<Counts>,
     /// The shape of each family's rules, which depends on the counts.
-    pub(super) shapes: [Shape; 2],
+    pub(super) shapes: ByFamily<Shape>,
     /// The number of VIPs above which they are grouped by network.
     pub(super) many_vips: usize,
     /// Whether packets that connection tracking calls invalid are dropped instead of forwarded.
     pub(super) drop_invalid: bool,
-    groups: [Groups; 2],
+    groups: ByFamily<Groups>,
     /// The ports and groups whose chains may differ from the live state.
-    stale: [Stale; 2],
-    pub(super) rulesets: [Ruleset; 2],
+    stale: ByFamily<Stale>,
+    pub(super) rulesets: ByFamily<Ruleset>,
     /// An empty comment that replaces those of VIPs, which only other backends use.
     no_comment: Arc<str>,
 }
@@ -116,8 +115,8 @@ impl Tables {
             many_vips: MANY_VIPS,
             drop_invalid: true,
             groups: Default::default(),
-            stale: [Stale::All, Stale::All],
-            rulesets: Family::BOTH.map(Ruleset::new),
+            stale: ByFamily::new(Stale::All, Stale::All),
+            rulesets: ByFamily::from_fn(Ruleset::new),
             no_comment: "".into(),
         }
     }
@@ -125,61 +124,60 @@ impl Tables {
     /// Plans the changed ports, or all ports if the facts changed.
     pub(super) fn update(&mut self, facts: &Facts) {
         for family in Family::BOTH {
-            let of = index(family);
             let inside = |address: &IpAddr| facts.service_cidrs.iter().any(|cidr| cidr.contains(address));
             let changed = self.facts.as_ref() != Some(facts);
             let moved = if changed { &self.cluster_ips } else { &self.moved_cluster_ips };
             if changed {
-                self.outside[of].clear();
+                self.outside[family].clear();
             }
             for address in moved.iter().filter(|address| Family::of(**address) == family) {
                 match self.cluster_ips.contains(address) && !inside(address) {
-                    true => self.outside[of].insert(*address),
-                    false => self.outside[of].remove(address),
+                    true => self.outside[family].insert(*address),
+                    false => self.outside[family].remove(address),
                 };
             }
-            let ruleset = &mut self.rulesets[of];
+            let ruleset = &mut self.rulesets[family];
             for chain in Dispatch::ALL {
-                ruleset.set_tail(chain, fixed::tail(chain, facts, family, !self.outside[of].is_empty()));
+                ruleset.set_tail(chain, fixed::tail(chain, facts, family, !self.outside[family].is_empty()));
             }
-            let before = std::mem::take(&mut self.before[of]);
-            let shape = self.shape(of, &before);
-            if std::mem::replace(&mut self.shapes[of], shape) != shape || changed {
+            let before = std::mem::take(&mut self.before[family]);
+            let shape = self.shape(family, &before);
+            if std::mem::replace(&mut self.shapes[family], shape) != shape || changed {
                 self.plan_all(facts, family);
                 continue;
             }
             for (key, port) in &before {
                 let rules = port::plan(key, port, facts, family, shape.comments);
-                rules.chains.iter().for_each(|(id, _)| self.rulesets[of].remove_chain(id));
+                rules.chains.iter().for_each(|(id, _)| self.rulesets[family].remove_chain(id));
                 for line in rules.lines {
-                    if !shape.grouped || !self.groups[of].remove(&line) {
-                        self.rulesets[of].remove_line(&line);
+                    if !shape.grouped || !self.groups[family].remove(&line) {
+                        self.rulesets[family].remove_line(&line);
                     }
                 }
             }
             for key in before.keys() {
-                let Some(port) = self.ports[of].get(key) else { continue };
-                self.stale[of].port(key);
+                let Some(port) = self.ports[family].get(key) else { continue };
+                self.stale[family].port(key);
                 let rules = port::plan(key, port, facts, family, shape.comments);
                 for (id, rules) in rules.chains {
-                    self.rulesets[of].set_chain(id, Digest::of(&rules));
+                    self.rulesets[family].set_chain(id, Digest::of(&rules));
                 }
                 for line in rules.lines {
-                    let line = if shape.grouped { self.groups[of].insert(line) } else { Some(line) };
-                    line.into_iter().for_each(|line| self.rulesets[of].set_line(line));
+                    let line = if shape.grouped { self.groups[family].insert(line) } else { Some(line) };
+                    line.into_iter().for_each(|line| self.rulesets[family].set_line(line));
                 }
             }
-            for network in self.groups[of].take_touched() {
-                self.stale[of].group(network);
-                let group = self.groups[of].group(network);
+            for network in self.groups[family].take_touched() {
+                self.stale[family].group(network);
+                let group = self.groups[family].group(network);
                 match group.rules.is_empty() {
                     true => {
-                        self.rulesets[of].remove_chain(&group.chain);
-                        self.rulesets[of].remove_line(&group.line);
+                        self.rulesets[family].remove_chain(&group.chain);
+                        self.rulesets[family].remove_line(&group.line);
                     }
                     false => {
-                        self.rulesets[of].set_chain(group.chain, Digest::of(&group.rules));
-                        self.rulesets[of].set_line(group.line);
+                        self.rulesets[family].set_chain(group.chain, Digest::of(&group.rules));
+                        self.rulesets[family].set_line(group.line);
                     }
                 }
             }
@@ -192,9 +190,9 @@ impl Tables {
 
     /// Updates the counts of a family for its changed ports, and returns the shape that follows. `before` holds the ports before
     /// the change.
-    fn shape(&mut self, of: usize, before: &BTreeMap<PortKey, Port>) -> Shape {
-        let counts = &mut self.counts[of];
-        for port in before.keys().filter_map(|key| self.ports[of].get(key)) {
+    fn shape(&mut self, family: Family, before: &BTreeMap<PortKey, Port>) -> Shape {
+        let counts = &mut self.counts[family];
+        for port in before.keys().filter_map(|key| self.ports[family].get(key)) {
             counts.endpoints += port.endpoints().len();
             counts.vips += port.vips();
         }
@@ -206,7 +204,6 @@ impl Tables {
     }
 
     fn plan_all(&mut self, facts: &Facts, family: Family) {
-        let of = index(family);
         let digest = |(id, rules): (ChainId, Vec<String>)| (id, Digest::of(&rules));
         let mut chains: Vec<(ChainId, Digest)> =
             fixed::chains(facts, self.drop_invalid).into_iter().map(digest).collect();
@@ -219,10 +216,10 @@ impl Tables {
         let health_checks = self.health_checks.values().flatten();
         lines.extend(health_checks.filter(|(of, _)| *of == family).map(|(_, line)| line.clone()));
         // A tree that is built from sorted entries has full nodes, which saves memory.
-        self.ports[of] = std::mem::take(&mut self.ports[of]).into_iter().collect();
-        let (grouped, comments) = (self.shapes[of].grouped, self.shapes[of].comments);
+        self.ports[family] = std::mem::take(&mut self.ports[family]).into_iter().collect();
+        let (grouped, comments) = (self.shapes[family].grouped, self.shapes[family].comments);
         let mut groups = Groups::default();
-        for (key, port) in &self.ports[of] {
+        for (key, port) in &self.ports[family] {
             let rules = port::plan(key, port, facts, family, comments);
             chains.extend(rules.chains.into_iter().map(digest));
             lines.extend(
@@ -234,53 +231,52 @@ impl Tables {
             chains.push((group.chain, Digest::of(&group.rules)));
             lines.push(group.line);
         }
-        self.groups[of] = groups;
-        self.stale[of] = Stale::All;
-        self.rulesets[of].replace(chains, lines);
+        self.groups[family] = groups;
+        self.stale[family] = Stale::All;
+        self.rulesets[family].replace(chains, lines);
     }
 
     /// Calls `chain` with the rules of each chain of a family. Unless `all` is set, it skips chains that cannot differ from the
     /// live state.
     pub(super) fn chains(&self, family: Family, all: bool, chain: &mut dyn FnMut(&ChainId, &[String])) {
         let Some(facts) = &self.facts else { return };
-        let of = index(family);
         fixed::chains(facts, self.drop_invalid).iter().for_each(|(id, rules)| chain(id, rules));
         let mut port = |key: &PortKey, port: &Port| {
-            let rules = port::plan(key, port, facts, family, self.shapes[of].comments);
+            let rules = port::plan(key, port, facts, family, self.shapes[family].comments);
             rules.chains.iter().for_each(|(id, rules)| chain(id, rules));
         };
-        let groups: Vec<IpNet> = match &self.stale[of] {
+        let groups: Vec<IpNet> = match &self.stale[family] {
             Stale::Some { ports, groups } if !all => {
-                let known = ports.iter().filter_map(|key| self.ports[of].get_key_value(key));
+                let known = ports.iter().filter_map(|key| self.ports[family].get_key_value(key));
                 known.for_each(|(key, known)| port(key, known));
                 groups.iter().copied().collect()
             }
             Stale::Some { .. } | Stale::All => {
-                self.ports[of].iter().for_each(|(key, known)| port(key, known));
-                self.groups[of].networks().collect()
+                self.ports[family].iter().for_each(|(key, known)| port(key, known));
+                self.groups[family].networks().collect()
             }
         };
         for network in groups {
-            let group = self.groups[of].group(network);
+            let group = self.groups[family].group(network);
             chain(&group.chain, &group.rules);
         }
     }
 
     /// Records that the kernel holds the desired state.
     pub(super) fn commit(&mut self, family: Family) {
-        self.rulesets[index(family)].commit();
-        self.stale[index(family)] = Stale::none();
+        self.rulesets[family].commit();
+        self.stale[family] = Stale::none();
     }
 
     /// Forgets the applied state.
     pub(super) fn forget(&mut self, family: Family) {
-        self.rulesets[index(family)].forget();
-        self.stale[index(family)] = Stale::All;
+        self.rulesets[family].forget();
+        self.stale[family] = Stale::All;
     }
 
     pub(super) fn update_health_check(&mut self, key: &ServiceKey, service: Option<&Service>) {
         for (family, line) in self.health_checks.remove(key).unwrap_or_default() {
-            self.rulesets[index(family)].remove_line(&line);
+            self.rulesets[family].remove_line(&line);
         }
         let Some((service, port)) = service.and_then(|service| Some((service, service.health_check_node_port?))) else {
             return;
@@ -291,17 +287,17 @@ impl Tables {
         let lines: Vec<_> =
             families.map(|family| (family, Line::new(Dispatch::HEALTH_CHECKS, rule.as_str()))).collect();
         for (family, line) in &lines {
-            self.rulesets[index(*family)].set_line(line.clone());
+            self.rulesets[*family].set_line(line.clone());
         }
         self.health_checks.insert(key.clone(), lines);
     }
 
     /// The port of a VIP that is about to change.
     fn changing(&mut self, key: &VipKey, vip: &Vip) -> &mut Port {
-        let of = index(key.family());
+        let family = key.family();
         let id = PortKey::of(key, vip);
-        let port = self.ports[of].entry(id.clone()).or_default();
-        self.before[of].entry(id).or_insert_with(|| port.clone());
+        let port = self.ports[family].entry(id.clone()).or_default();
+        self.before[family].entry(id).or_insert_with(|| port.clone());
         port
     }
 }
@@ -324,13 +320,13 @@ impl Program for Tables {
         let port = self.changing(key, vip);
         port.remove(key);
         if port.vips() == 0 {
-            self.ports[index(key.family())].remove(&PortKey::of(key, vip));
+            self.ports[key.family()].remove(&PortKey::of(key, vip));
         }
     }
 
     fn cluster_ip(&mut self, address: IpAddr, present: bool) {
         self.moved_cluster_ips.insert(address);
-        let ruleset = &mut self.rulesets[index(Family::of(address))];
+        let ruleset = &mut self.rulesets[Family::of(address)];
         if present {
             self.cluster_ips.insert(address);
             ruleset.set_line(cluster_ip(address));

@@ -42,12 +42,12 @@ pub const ENDPOINT: &str = "KUBE-SEP-";
 /// The name of a chain of a port. `prefix` is [`CLUSTER`], [`LOCAL`], [`EXTERNAL`] or [`FIREWALL`]; `name` is `namespace/name`
 /// or `namespace/name:port`. `distinct` is empty, except for chains that kube-proxy has no name for.
 pub fn of_port(prefix: &str, name: &str, protocol: Protocol, distinct: &str) -> String {
-    hashed(prefix, &[name, &protocol_name(protocol), distinct])
+    hashed(prefix, &[name, protocol.as_lowercase(), distinct])
 }
 
 /// The name of the chain of one endpoint of a port.
 pub fn of_endpoint(name: &str, protocol: Protocol, endpoint: SocketAddr) -> String {
-    hashed(ENDPOINT, &[name, &protocol_name(protocol), &endpoint.to_string()])
+    hashed(ENDPOINT, &[name, protocol.as_lowercase(), &endpoint.to_string()])
 }
 
 /// The name of the chain with the VIPs of a network.
@@ -58,11 +58,6 @@ pub fn of_group(network: &IpNet) -> String {
 /// Whether a chain of the table nat belongs to a Service. If it is in no plan, it is stale.
 pub fn is_of_service(name: &str) -> bool {
     [CLUSTER, LOCAL, EXTERNAL, FIREWALL, ENDPOINT].iter().any(|prefix| name.starts_with(prefix))
-}
-
-/// The name of a protocol in rules, in lower case.
-pub fn protocol_name(protocol: Protocol) -> String {
-    protocol.as_str().to_ascii_lowercase()
 }
 
 fn hashed(prefix: &str, parts: &[&str]) -> String {

@@ -317,8 +317,8 @@ impl Planner<'_> {
             if affinity.is_some() {
                 translate = translate.matches(&format!("recent --set --name {name} {} --rsource", self.host_mask()));
             }
-            let of_protocol = names::protocol_name(self.protocol);
-            let translate = translate.matches(&of_protocol).jump(&format!("DNAT --to-destination {endpoint}"));
+            let of_protocol = self.protocol.as_lowercase();
+            let translate = translate.matches(of_protocol).jump(&format!("DNAT --to-destination {endpoint}"));
             self.chain(&name, vec![hairpin, translate]);
         }
     }

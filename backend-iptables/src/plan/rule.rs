@@ -6,8 +6,6 @@ use ipnet::IpNet;
 use localnet_client::vips::{PodSource, VipKey};
 use localnet_proto::{Family, Protocol};
 
-use super::names::protocol_name;
-
 /// A rule under construction. Call the methods in the order in which `iptables-save` prints: addresses, interface, protocol,
 /// matches, target.
 #[derive(Clone, Debug, Default)]
@@ -71,7 +69,7 @@ impl Rule {
 
     /// Matches packets of this protocol. `port` matches the port.
     pub fn protocol(self, protocol: Protocol) -> Self {
-        self.word(&format!("-p {}", protocol_name(protocol)))
+        self.word(&format!("-p {}", protocol.as_lowercase()))
     }
 
     /// Adds a comment for people. Text from outside has to pass through [`comment_text`] first.
@@ -81,7 +79,7 @@ impl Rule {
 
     /// Matches packets to this port.
     pub fn port(self, protocol: Protocol, port: u16) -> Self {
-        self.word(&format!("-m {} --dport {port}", protocol_name(protocol)))
+        self.word(&format!("-m {} --dport {port}", protocol.as_lowercase()))
     }
 
     /// Matches packets to a VIP, with a comment.

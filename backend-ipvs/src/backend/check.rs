@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use localnet_linux::nft::Family;
+use localnet_proto::Family;
 use tokio::task::yield_now;
 use tracing::info;
 

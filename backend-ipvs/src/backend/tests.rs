@@ -12,8 +12,8 @@ use localnet_client::{
     Diagnostic,
     vips::{self, Detector},
 };
-use localnet_linux::ipvs::{Destination, Protocol};
-use localnet_proto::ServiceKey;
+use localnet_linux::ipvs::Destination;
+use localnet_proto::{Protocol, ServiceKey};
 
 use super::*;
 use crate::fake::{FakeKernel, FakeServer};

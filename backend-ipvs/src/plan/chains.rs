@@ -12,14 +12,11 @@
 
 use localnet_client::vips::{Facts, PodSource};
 use localnet_linux::nft::{
-    AddressField, Chain, ChainKind, Family, Field, HookPoint, InterfacePattern, Name, Op, Protocol, Rule, Statement,
-    Verdict, spread,
+    AddressField, Chain, ChainKind, Field, HookPoint, InterfacePattern, Name, Op, Rule, Statement, Verdict, spread,
 };
+use localnet_proto::{Family, Protocol};
 
-use super::{
-    model_family,
-    sets::{ASKED_FOR, SetId, VIP},
-};
+use super::sets::{ASKED_FOR, SetId, VIP};
 
 /// The names of the chains that other chains jump to.
 pub mod names {
@@ -93,7 +90,7 @@ fn services(facts: &Facts, family: Family) -> Chain {
     let mark = || Statement::jump(names::MARK_MASQUERADE);
     if facts.masquerade_all {
         chain = chain.rule([to_cluster_ip(), mark()]);
-    } else if let Some(pods) = facts.pods(model_family(family)) {
+    } else if let Some(pods) = facts.pods(family) {
         chain = chain
             .rule(Rule::new([from_pod(pods, Op::Ne), to_cluster_ip(), mark()]).comment("not from a pod of this node"));
     }
@@ -108,7 +105,7 @@ fn external_local(facts: &Facts, family: Family) -> Chain {
     let mut chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
     let any_endpoint = || Statement::vmap(VIP, SetId::Services.name());
     let from_node = || Statement::Local(AddressField::Source, Op::Eq);
-    if let Some(pods) = facts.pods(model_family(family)) {
+    if let Some(pods) = facts.pods(family) {
         let rule = Rule::new([from_pod(pods, Op::Eq), any_endpoint()]);
         chain = chain.rule(rule.comment("pods of this node reach any endpoint"));
     }
@@ -182,7 +179,7 @@ fn unallocated(facts: &Facts, family: Family) -> Chain {
         Statement::Verdict(Verdict::Return),
     ]);
     let chain = Chain::new(names::UNALLOCATED).rule(translated()).rule(own);
-    let cidrs = facts.service_cidrs.iter().filter(|cidr| Family::of(&cidr.addr()) == family);
+    let cidrs = facts.service_cidrs.iter().filter(|cidr| Family::of(cidr.addr()) == family);
     cidrs.fold(chain, |chain, cidr| {
         let to_cidr = Statement::Address(AddressField::Destination, Op::Eq, cidr.trunc());
         chain.rule(Rule::new([to_cidr, Statement::Verdict(Verdict::Drop)]).comment("unallocated ClusterIPs"))

@@ -7,7 +7,7 @@ use localnet_client::vips::{Exposure, Hairpin, Vip, VipKey};
 use localnet_linux::nft::{Element, ElementKey, Name, Tuple, Verdict, spread};
 use localnet_proto::{Protocol, Verdict as WhenEmpty};
 
-use super::{chains, protocol_of, sets::SetId};
+use super::{chains, sets::SetId};
 
 /// Calls `emit` with every element of a VIP. `node`: the addresses of the node.
 pub fn of_vip(key: &VipKey, vip: &Vip, node: &[IpAddr], mut emit: impl FnMut(SetId, Element)) {
@@ -81,7 +81,7 @@ fn allowed(vip: IpAddr, ranges: &[IpNet], node: &[IpAddr]) -> Vec<IpNet> {
 
 /// The key of a VIP in sets and maps.
 pub fn tuple(key: &VipKey) -> Tuple {
-    Tuple::new().address(key.address).protocol(protocol_of(key.protocol)).port(key.port)
+    Tuple::new().address(key.address).protocol(key.protocol).port(key.port)
 }
 
 /// Parses the VIP in the key of an element. `None` if the key is too short or has another protocol.
@@ -110,11 +110,7 @@ pub fn of_address(address: IpAddr) -> Element {
 /// The element of an endpoint that may connect to itself.
 pub fn of_hairpin(hairpin: &Hairpin) -> Element {
     let address = hairpin.endpoint.ip();
-    let key = Tuple::new()
-        .address(address)
-        .address(address)
-        .protocol(protocol_of(hairpin.protocol))
-        .port(hairpin.endpoint.port());
+    let key = Tuple::new().address(address).address(address).protocol(hairpin.protocol).port(hairpin.endpoint.port());
     Element::new(key)
 }
 

@@ -3,7 +3,8 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use localnet_client::vips::{Exposure, Vip, VipKey};
-use localnet_linux::ipvs::{Family, Persistence, Scheduler, VirtualServer};
+use localnet_linux::ipvs::{Persistence, Scheduler, VirtualServer};
+use localnet_proto::Family;
 
 use super::frontend;
 use crate::options;
@@ -24,7 +25,7 @@ pub fn of_vip(key: &VipKey, vip: &Vip, scheduler: &Scheduler) -> Plan {
         Exposure::Internal | Exposure::External => &vip.endpoints,
         Exposure::ExternalLocal => &vip.local_endpoints,
     };
-    let family = Family::of(&key.address);
+    let family = Family::of(key.address);
     let server = VirtualServer {
         frontend: frontend(key),
         scheduler: scheduler.clone(),

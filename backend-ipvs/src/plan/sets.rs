@@ -1,6 +1,7 @@
 //! The sets and maps of the table. They are the same for all Services.
 
-use localnet_linux::nft::{Family, Field, FieldType, Set};
+use localnet_linux::nft::{Field, FieldType, Set};
+use localnet_proto::Family;
 
 /// One of the sets and maps of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,7 +87,7 @@ impl SetId {
 
     /// The declaration of the set in a family's table, with room for `size` elements.
     pub fn declaration(self, family: Family, size: u32) -> Set {
-        let address = family.address_type();
+        let address = FieldType::address(family);
         let vip = [address, FieldType::InetProto, FieldType::InetService];
         let with = |field| [vip.as_slice(), &[field]].concat();
         let name = self.name();

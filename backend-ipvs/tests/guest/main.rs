@@ -8,26 +8,17 @@ mod planned;
 mod repair;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use localnet_ipvs::{Host, IpvsBackend, Options};
 use localnet_lab::flow::{Expect, Source};
-use localnet_lab::{Case, Flow, Flows, Network, Protocol, Sender, Servers, probe_flows};
+use localnet_lab::{Case, Flow, Flows, Network, Sender, Servers, probe_flows};
 use localnet_linux::{ipvs, sysctl::Settings};
 use localnet_proto::Changes;
 use localnet_vm::on_ipvs;
 use planned::{config, dry_run};
-
-fn frontend(protocol: Protocol, address: SocketAddr) -> ipvs::Frontend {
-    let protocol = match protocol {
-        Protocol::Tcp => ipvs::Protocol::Tcp,
-        Protocol::Udp => ipvs::Protocol::Udp,
-        Protocol::Sctp => ipvs::Protocol::Sctp,
-    };
-    ipvs::Frontend::new(protocol, address)
-}
 
 /// The Case with the verdicts that are specific to IPVS (`docs/backends/ipvs.md`). First, all ports of a VIP's address are local,
 /// so packets to other ports are rejected. Second, a packet from the node to a VIP has that VIP's address as its source, so it
@@ -37,7 +28,7 @@ fn as_ipvs_shows_it(mut case: Case) -> anyhow::Result<Case> {
     plan.text(&case.read_state()?, &Changes::everything());
     let addresses: BTreeSet<IpAddr> = plan.addresses().collect();
     for flow in &mut case.flows.flows {
-        let has_server = plan.has_server(&frontend(flow.protocol, flow.to));
+        let has_server = plan.has_server(&ipvs::Frontend::new(flow.protocol, flow.to));
         let is_endpoint = matches!(&flow.expect, Expect::Answers { by, .. } if by.contains(&flow.to));
         match &mut flow.expect {
             expect @ (Expect::Untouched | Expect::Drop) if addresses.contains(&flow.to.ip()) && !has_server => {

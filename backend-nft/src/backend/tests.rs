@@ -105,8 +105,8 @@ fn sent(backend: &mut NftBackend<FakeKernel>, state: &Snapshot, changes: &Change
 
 fn has(backend: &NftBackend<FakeKernel>, set: SetId, vip: (&str, u16)) -> Option<Element> {
     let address: IpAddr = vip.0.parse().unwrap();
-    let key = Tuple::new().address(address).protocol(localnet_linux::nft::Protocol::Tcp).port(vip.1);
-    let (_, elements) = &backend.kernel.tables[&plan::table(Family::of(&address))].sets[set.name()];
+    let key = Tuple::new().address(address).protocol(Protocol::Tcp).port(vip.1);
+    let (_, elements) = &backend.kernel.tables[&plan::table(Family::of(address))].sets[set.name()];
     elements.get(&key.into()).cloned()
 }
 
@@ -135,7 +135,7 @@ fn planned(backend: &NftBackend<FakeKernel>) -> BTreeMap<Table, crate::fake::Fak
 #[track_caller]
 fn assert_new_plan_equals_kernel(state: &Snapshot, kernel: &FakeKernel) {
     let mut desired = Desired::new(config());
-    for family in Family::ALL {
+    for family in Family::BOTH {
         let sets = kernel.tables[&plan::table(family)].sets.values();
         let sets = sets.filter(|(set, _)| SetId::of_name(&set.name).is_some_and(SetId::is_of_affinity));
         let sets = sets.map(|(set, elements)| Some((set.clone(), elements.values().cloned().collect())));
@@ -265,7 +265,7 @@ fn a_kernel_that_cannot_translate_ipv6_still_gets_ipv4() {
         let state = state([service("web", "172.30.0.41", addresses)]);
         let synced = backend.apply(&state, &Changes::everything()).unwrap();
         let failed: Vec<_> = synced.failed.iter().map(|(family, _)| *family).collect();
-        assert_eq!(failed, [localnet_proto::Family::V6]);
+        assert_eq!(failed, [Family::V6]);
         assert!(has(&backend, SetId::Services, ("172.30.0.41", 80)).is_some());
         assert_eq!(backend.kernel.tables[&plan::table(Family::V4)].sets["endpoints"].1.len(), addresses.len());
     }
@@ -353,8 +353,7 @@ fn a_service_that_the_kernel_refuses_is_skipped_until_it_changes_or_is_retried()
 fn refused_service(vague: bool) {
     let mut backend = backend();
     backend.kernel.vague = vague;
-    let bad =
-        Tuple::new().address("172.30.0.42".parse().unwrap()).protocol(localnet_linux::nft::Protocol::Tcp).port(80);
+    let bad = Tuple::new().address("172.30.0.42".parse().unwrap()).protocol(Protocol::Tcp).port(80);
     backend.kernel.hated.insert(bad.into());
     let services =
         ["172.30.0.41", "172.30.0.42", "172.30.0.43"].map(|ip| service(&format!("s-{ip}"), ip, &["10.180.1.2"]));
@@ -393,8 +392,7 @@ fn lack_of_memory_is_blamed_on_no_service() {
     for vague in [false, true] {
         let mut backend = backend();
         backend.kernel.vague = vague;
-        let bad =
-            Tuple::new().address("172.30.0.42".parse().unwrap()).protocol(localnet_linux::nft::Protocol::Tcp).port(80);
+        let bad = Tuple::new().address("172.30.0.42".parse().unwrap()).protocol(Protocol::Tcp).port(80);
         backend.kernel.hated.insert(bad.into());
         backend.kernel.short = true;
         let state = state(["172.30.0.41", "172.30.0.42"].map(|ip| service(&format!("s-{ip}"), ip, &["10.180.1.2"])));
@@ -414,7 +412,7 @@ fn lack_of_memory_is_blamed_on_no_service() {
 fn a_lost_table_causes_a_full_sync() {
     let mut backend = backend();
     let state = state([service("web", "172.30.0.41", &["10.180.1.2"])]);
-    let both = localnet_proto::Family::BOTH.to_vec();
+    let both = Family::BOTH.to_vec();
     assert_eq!(backend.apply(&state, &Changes::everything()).unwrap().full, both);
     assert_eq!(backend.apply(&state, &Changes::default()).unwrap().full, []);
     backend.kernel.tables.clear();
@@ -499,7 +497,7 @@ fn a_commit_names_each_changed_vip_once() {
     let mut backend = backend();
     let web =
         |endpoints: &[&str]| state([service("web", "172.30.0.41", endpoints), service("other", "172.30.0.42", &[])]);
-    let vip = |text: &str| Frontend::new(localnet_linux::nft::Protocol::Tcp, text.parse().unwrap());
+    let vip = |text: &str| Frontend::new(Protocol::Tcp, text.parse().unwrap());
     let planned = |backend: &mut NftBackend<FakeKernel>, state: &Snapshot, changes: &Changes| {
         backend.apply(state, changes).unwrap().whole().unwrap();
         let mut commit = backend.take_commit();

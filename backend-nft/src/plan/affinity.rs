@@ -19,9 +19,8 @@ use std::{
 };
 
 use localnet_client::vips::Vip;
-use localnet_linux::nft::{
-    Chain, Element, Family, Field, FieldType, Generator, Name, Set, Statement, Tuple, Verdict, spread,
-};
+use localnet_linux::nft::{Chain, Element, Field, FieldType, Generator, Name, Set, Statement, Tuple, Verdict, spread};
+use localnet_proto::Family;
 
 use super::{
     names,
@@ -132,7 +131,7 @@ pub fn of_vip(tuple: &Tuple, vip: &Vip, slots: &Slots, emit: &mut impl FnMut(Set
 
 /// The set of a slot's clients. If it is full, a new client is served but not remembered.
 pub fn clients(family: Family, slot: u32) -> Set {
-    Set::new(clients_name(slot), [family.address_type(), FieldType::Priority])
+    Set::new(clients_name(slot), [FieldType::address(family), FieldType::Priority])
         .dynamic(None)
         .size(CLIENTS)
         .comment("clients that stay with this slot, with the number of a port")

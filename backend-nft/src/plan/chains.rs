@@ -2,13 +2,14 @@
 
 use localnet_client::vips::{Facts, PodSource};
 use localnet_linux::nft::{
-    AddressField, Chain, ChainKind, Family, Field, HookPoint, InterfacePattern, Op, Rule, Statement, Verdict, spread,
+    AddressField, Chain, ChainKind, Field, HookPoint, InterfacePattern, Op, Rule, Statement, Verdict, spread,
 };
+use localnet_proto::Family;
 
 use super::{
     ChainNames,
     affinity::numbering,
-    model_family, names,
+    names,
     sets::{Pool, SetId, VIP},
 };
 
@@ -57,7 +58,7 @@ fn services_chain(facts: &Facts, family: Family, affinity: bool) -> Chain {
     let mark = || Statement::jump(names::MARK_MASQUERADE);
     if facts.masquerade_all {
         chain = chain.rule([to_cluster_ip(), mark()]);
-    } else if let Some(pods) = facts.pods(model_family(family)) {
+    } else if let Some(pods) = facts.pods(family) {
         chain = chain
             .rule(Rule::new([from_pod(pods, Op::Ne), to_cluster_ip(), mark()]).comment("not from a pod of this node"));
     }
@@ -87,7 +88,7 @@ fn external_local(facts: &Facts, family: Family, affinity: bool) -> Chain {
 
 /// Adds the rules for senders that external policy Local does not concern. `of_node` is for packets from the node itself.
 fn own_traffic(mut chain: Chain, facts: &Facts, family: Family, of_node: Statement) -> Chain {
-    if let Some(pods) = facts.pods(model_family(family)) {
+    if let Some(pods) = facts.pods(family) {
         let rule = Rule::new([from_pod(pods, Op::Eq), Statement::Verdict(Verdict::Return)]);
         chain = chain.rule(rule.comment("pods of this node reach any endpoint"));
     }
@@ -137,7 +138,7 @@ fn unallocated_chain(facts: &Facts, family: Family) -> Chain {
         Rule::new([Statement::is_in([Field::DestinationAddress], SetId::ClusterIps.name()), Statement::Reject]);
     let chain =
         Chain::new(names::UNALLOCATED).rule(translated()).rule(unused_port.comment("unused ports of ClusterIPs"));
-    let cidrs = facts.service_cidrs.iter().filter(|cidr| Family::of(&cidr.addr()) == family);
+    let cidrs = facts.service_cidrs.iter().filter(|cidr| Family::of(cidr.addr()) == family);
     cidrs.fold(chain, |chain, cidr| {
         let to_cidr = Statement::Address(AddressField::Destination, Op::Eq, cidr.trunc());
         chain.rule(Rule::new([to_cidr, Statement::Verdict(Verdict::Drop)]).comment("unallocated ClusterIPs"))

@@ -7,7 +7,7 @@ use localnet_linux::nft::{Element, ElementKey, Tuple, Verdict};
 use localnet_proto::{Protocol, Verdict as WhenEmpty};
 
 use super::{
-    ChainNames, affinity, protocol_of,
+    ChainNames, affinity,
     sets::{Pool, SetId},
     slots,
     stable_slots::Slots,
@@ -81,7 +81,7 @@ fn pool(tuple: &Tuple, vip: &Vip, pool: Pool, names: &ChainNames, emit: &mut imp
 
 /// The key of a VIP.
 pub fn tuple(key: &VipKey) -> Tuple {
-    Tuple::new().address(key.address).protocol(protocol_of(key.protocol)).port(key.port)
+    Tuple::new().address(key.address).protocol(key.protocol).port(key.port)
 }
 
 /// The VIP in the key of an element; `None` if the key is too short or has another protocol.
@@ -110,11 +110,7 @@ pub fn of_cluster_ip(address: IpAddr) -> Element {
 /// The element of an endpoint that may reach itself.
 pub fn of_hairpin(hairpin: &Hairpin) -> Element {
     let address = hairpin.endpoint.ip();
-    let key = Tuple::new()
-        .address(address)
-        .address(address)
-        .protocol(protocol_of(hairpin.protocol))
-        .port(hairpin.endpoint.port());
+    let key = Tuple::new().address(address).address(address).protocol(hairpin.protocol).port(hairpin.endpoint.port());
     Element::new(key)
 }
 

@@ -18,7 +18,8 @@ pub mod names;
 pub mod sets;
 pub mod stable_slots;
 
-use localnet_linux::nft::{self, Family, Name, Table};
+use localnet_linux::nft::{Name, Table};
+use localnet_proto::Family;
 
 /// The name of both tables.
 pub const TABLE: &str = "localnet";
@@ -36,31 +37,6 @@ pub fn substitute(family: Family) -> Table {
 
 /// The name of both substitutes.
 pub const SUBSTITUTE: &str = "localnet-substitute";
-
-/// Converts an address family of the model to the kernel's.
-pub fn family_of(family: localnet_proto::Family) -> Family {
-    match family {
-        localnet_proto::Family::V4 => Family::V4,
-        localnet_proto::Family::V6 => Family::V6,
-    }
-}
-
-/// Converts an address family of the kernel to the model's.
-pub fn model_family(family: Family) -> localnet_proto::Family {
-    match family {
-        Family::V4 => localnet_proto::Family::V4,
-        Family::V6 => localnet_proto::Family::V6,
-    }
-}
-
-/// Converts a protocol of the model to the kernel's.
-pub fn protocol_of(protocol: localnet_proto::Protocol) -> nft::Protocol {
-    match protocol {
-        localnet_proto::Protocol::Tcp => nft::Protocol::Tcp,
-        localnet_proto::Protocol::Udp => nft::Protocol::Udp,
-        localnet_proto::Protocol::Sctp => nft::Protocol::Sctp,
-    }
-}
 
 pub use localnet_linux::nft::spread::{EXACT_SLOTS, slots};
 

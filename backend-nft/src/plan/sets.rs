@@ -1,6 +1,7 @@
 //! The sets and maps. They are the same for all services; those of affinity exist only while a service has it.
 
-use localnet_linux::nft::{Family, Field, FieldType, Set};
+use localnet_linux::nft::{Field, FieldType, Set};
+use localnet_proto::Family;
 
 /// One of the sets and maps of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -136,7 +137,7 @@ impl SetId {
 
     /// The declaration in a family's table, with room for `size` elements.
     pub fn declaration(self, family: Family, size: u32) -> Set {
-        let address = family.address_type();
+        let address = FieldType::address(family);
         let vip = [address, FieldType::InetProto, FieldType::InetService];
         let with = |field| [vip.as_slice(), &[field]].concat();
         let endpoint = [address, FieldType::InetService];

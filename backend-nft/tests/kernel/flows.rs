@@ -11,7 +11,7 @@ use localnet_lab::{
     Endpoint, Namespace, Network, Outcome, Probe, Protocol, Servers, Topology, segment::invalid_is_forwarded,
 };
 use localnet_linux::conntrack::{self, Conntrack as _, Flow, Selection};
-use localnet_proto::{ServiceKey, Snapshot};
+use localnet_proto::{Family, ServiceKey, Snapshot};
 
 use super::{
     config,
@@ -95,7 +95,7 @@ impl World {
     }
 
     fn tracked_udp(&self, port: u16) -> Vec<Flow> {
-        self.tracked(Selection { family: conntrack::Family::V4, protocol: conntrack::Protocol::Udp }, port)
+        self.tracked(Selection { family: Family::V4, protocol: Protocol::Udp }, port)
     }
 
     #[track_caller]
@@ -182,7 +182,7 @@ fn a_flow_moves_from_an_endpoint_that_was_replaced() {
 fn sctp_flows_move_too() {
     let world = World::build();
     let live = world.live(dns(&[(A, SERVES)]));
-    let selection = Selection { family: conntrack::Family::V4, protocol: conntrack::Protocol::Sctp };
+    let selection = Selection { family: Family::V4, protocol: Protocol::Sctp };
     let probe = Probe::new(Protocol::Sctp, VIP.parse().unwrap());
     let ask = || match world.network.client().probe(probe).unwrap() {
         Outcome::Answer { by, .. } => by.ip().to_string(),
@@ -385,7 +385,7 @@ fn an_unanswered_connection_moves_from_a_dead_endpoint() {
     let dead = world.network.pod(A.parse().unwrap()).unwrap();
     load(dead, "add table ip t; add chain ip t c { type filter hook input priority 0; policy drop; }");
     let live = world.live(dns(&[(A, SERVES)]));
-    let unanswered = Selection { family: conntrack::Family::V4, protocol: conntrack::Protocol::Tcp };
+    let unanswered = Selection { family: Family::V4, protocol: Protocol::Tcp };
     std::thread::scope(|scope| {
         // The client retries after one second and then after two, from the same port.
         let connecting = scope.spawn(|| world.network.client().run(|| Ok(TcpStream::connect(VIP)?)).unwrap());

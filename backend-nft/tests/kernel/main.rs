@@ -11,9 +11,9 @@ use std::{net::IpAddr, process::Command, sync::Arc};
 
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{Namespace, Network, Topology, foreign::ForeignTables};
-use localnet_linux::nft::{self, Chain, Element, Error, Family, Set, Table, Transaction, TransactionSize};
+use localnet_linux::nft::{self, Chain, Element, Error, Set, Table, Transaction, TransactionSize};
 use localnet_nft::{Kernel, Netlink, NftBackend, dry_run::DryRun, kernel::LiveTable};
-use localnet_proto::{Changes, Service, ServiceKey, Snapshot};
+use localnet_proto::{Changes, Family, Service, ServiceKey, Snapshot};
 
 fn config() -> Config {
     let pods = ["10.180.0.0/16", "fd00:10:180::/48"].map(|cidr| cidr.parse().unwrap());

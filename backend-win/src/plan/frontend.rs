@@ -84,11 +84,7 @@ impl Frontend {
 
 impl fmt::Display for Frontend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let protocol = match self.protocol {
-            Protocol::Tcp => "tcp",
-            Protocol::Udp => "udp",
-            Protocol::Sctp => "sctp",
-        };
+        let protocol = self.protocol.as_lowercase();
         match self.address {
             Address::Vip(IpAddr::V4(address)) => write!(f, "{address}:{}/{protocol}", self.port),
             Address::Vip(IpAddr::V6(address)) => write!(f, "[{address}]:{}/{protocol}", self.port),

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use localnet_config::Mode;
-use localnet_proto::{Family, wire::Attempts};
+use localnet_proto::{ByFamily, Family, wire::Attempts};
 use prometheus::proto::{Bucket, Histogram, Metric, MetricFamily, MetricType};
 
 use crate::{
     feed::State,
     metrics::{
         families::{counter, gauge, labels, of_type},
-        family, name,
+        family,
     },
     reports::Received,
 };
@@ -20,8 +20,8 @@ pub(super) fn of_state(state: &State) -> Vec<MetricFamily> {
     let counts = state.counts();
     let without = [("external", counts.without_external), ("internal", counts.without_internal)];
     let without = without.iter().flat_map(|(policy, counts)| {
-        Family::BOTH.into_iter().zip(counts).map(move |(family, count)| {
-            (vec![("ip_family", name(family)), ("traffic_policy", *policy)], f64::from(*count))
+        counts.iter().map(move |(family, count)| {
+            (vec![("ip_family", family.as_str()), ("traffic_policy", *policy)], f64::from(*count))
         })
     });
     vec![
@@ -51,11 +51,11 @@ pub(super) fn of_state(state: &State) -> Vec<MetricFamily> {
 
 /// The metrics of the backends' reports.
 pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFamily> {
-    let (mut full, mut partial) = ([Total::default(), Total::default()], [Total::default(), Total::default()]);
+    let (mut full, mut partial) = (ByFamily::<Total>::default(), ByFamily::<Total>::default());
     let (mut revisions, mut failures, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
     let mut repairs = Vec::new();
     let (mut nftables, mut iptables, mut partly) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut searches, mut ended) = ([Total::default(), Total::default()], [None; 2]);
+    let (mut searches, mut ended) = (ByFamily::<Total>::default(), ByFamily::<Option<u64>>::default());
     let (mut rules, mut written) = (Vec::new(), Vec::new());
     for (backend, received) in reports {
         let report = &received.report;
@@ -63,36 +63,35 @@ pub(super) fn of_reports(reports: &BTreeMap<String, Received>) -> Vec<MetricFami
         skipped.push((vec![("backend", backend.as_str())], f64::from(report.skipped_count)));
         for of_family in &report.families {
             let Some(family) = family(of_family.family()) else { continue };
-            let place = usize::from(family == Family::V6);
-            full[place].add(of_family.full.as_ref());
-            partial[place].add(of_family.partial.as_ref());
-            let labels = vec![("backend", backend.as_str()), ("ip_family", name(family))];
+            full[family].add(of_family.full.as_ref());
+            partial[family].add(of_family.partial.as_ref());
+            let labels = vec![("backend", backend.as_str()), ("ip_family", family.as_str())];
             revisions.push((labels.clone(), of_family.applied_rev as f64));
             failures.push((labels, of_family.failures as f64));
             // The metric has the name that kube-proxy's modes use.
-            let of_mode = (vec![("ip_family", name(family))], of_family.failures as f64);
+            let of_mode = (vec![("ip_family", family.as_str())], of_family.failures as f64);
             match received.mode() {
                 Some(Mode::Nftables) => nftables.push(of_mode),
                 Some(Mode::Iptables) => {
                     iptables.push(of_mode);
-                    partly.push((vec![("ip_family", name(family))], of_family.partial_failures as f64));
+                    partly.push((vec![("ip_family", family.as_str())], of_family.partial_failures as f64));
                 }
                 Some(Mode::Ipvs | Mode::Kernelspace) | None => {}
             }
             if let Some(flows) = &of_family.flows {
-                searches[place].add(flows.took.as_ref());
-                *ended[place].get_or_insert(0) += flows.ended;
+                searches[family].add(flows.took.as_ref());
+                *ended[family].get_or_insert(0) += flows.ended;
             }
             for count in &of_family.rules {
-                let labels = vec![("ip_family", name(family)), ("table", count.table.as_str())];
+                let labels = vec![("ip_family", family.as_str()), ("table", count.table.as_str())];
                 rules.push((labels.clone(), count.total as f64));
                 written.push((labels, count.last as f64));
             }
         }
     }
-    let both = [0, 1].map(|place| full[place].and(&partial[place]));
-    let ended = Family::BOTH.into_iter().zip(ended);
-    let ended = ended.filter_map(|(family, ended)| Some((vec![("ip_family", name(family))], ended? as f64)));
+    let both = ByFamily::from_fn(|family| full[family].and(&partial[family]));
+    let ended =
+        ended.into_iter().filter_map(|(family, ended)| Some((vec![("ip_family", family.as_str())], ended? as f64)));
     let mut families = vec![
         histogram(
             "kubeproxy_sync_proxy_rules_duration_seconds",
@@ -192,8 +191,8 @@ impl Total {
     }
 }
 
-fn histogram(of: &str, help: &str, totals: &[Total; 2]) -> MetricFamily {
-    let reported = Family::BOTH.into_iter().zip(totals).filter(|(_, total)| total.reported);
+fn histogram(of: &str, help: &str, totals: &ByFamily<Total>) -> MetricFamily {
+    let reported = totals.iter().filter(|(_, total)| total.reported);
     let metric = |(family, total): (Family, &Total)| {
         let mut sum = 0;
         let buckets = limits().zip(total.counts).map(|(limit, count)| {
@@ -207,7 +206,7 @@ fn histogram(of: &str, help: &str, totals: &[Total; 2]) -> MetricFamily {
         histogram.set_bucket(buckets.collect());
         histogram.set_sample_count(total.counts.iter().sum());
         histogram.set_sample_sum(std::time::Duration::from_micros(total.micros).as_secs_f64());
-        let mut metric = Metric::from_label(labels(vec![("ip_family", name(family))]));
+        let mut metric = Metric::from_label(labels(vec![("ip_family", family.as_str())]));
         metric.set_histogram(histogram);
         metric
     };

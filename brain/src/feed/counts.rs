@@ -3,28 +3,28 @@
 
 use std::{iter::Sum, ops::AddAssign};
 
-use localnet_proto::{Family, Port, Scopes, Service, Verdict};
+use localnet_proto::{ByFamily, Family, Port, Scopes, Service, Verdict};
 
 /// Counts over one Service, or over all Services of a state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// The number of endpoints.
     pub endpoints: u32,
-    /// The number of ports with `internalTrafficPolicy: Local` whose endpoints are all on other nodes, as `[IPv4, IPv6]`.
-    pub without_internal: [u32; 2],
+    /// The number of ports with `internalTrafficPolicy: Local` whose endpoints are all on other nodes.
+    pub without_internal: ByFamily<u32>,
     /// The same for `externalTrafficPolicy: Local`.
-    pub without_external: [u32; 2],
+    pub without_external: ByFamily<u32>,
 }
 
 impl Counts {
     pub(super) fn of(service: &Service) -> Self {
         let endpoints = u32::try_from(service.endpoints.len()).unwrap_or(u32::MAX);
         let mut counts = Self { endpoints, ..Self::default() };
-        for (place, family) in Family::BOTH.into_iter().enumerate() {
+        for family in Family::BOTH {
             for port in &service.ports {
                 let (internal, external) = lacks_local(service, port, family);
-                counts.without_internal[place] += u32::from(internal);
-                counts.without_external[place] += u32::from(external);
+                counts.without_internal[family] += u32::from(internal);
+                counts.without_external[family] += u32::from(external);
             }
         }
         counts
@@ -34,9 +34,9 @@ impl Counts {
 impl AddAssign for Counts {
     fn add_assign(&mut self, other: Self) {
         self.endpoints = self.endpoints.saturating_add(other.endpoints);
-        for place in 0..Family::BOTH.len() {
-            self.without_internal[place] += other.without_internal[place];
-            self.without_external[place] += other.without_external[place];
+        for family in Family::BOTH {
+            self.without_internal[family] += other.without_internal[family];
+            self.without_external[family] += other.without_external[family];
         }
     }
 }

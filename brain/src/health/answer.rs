@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 use k8s_openapi::jiff::Timestamp;
-use localnet_proto::{Family, ServiceKey};
+use localnet_proto::ServiceKey;
 use serde::Serialize;
 
 use super::progress::Health;
@@ -72,11 +72,7 @@ fn proxy(health: &Health, node_eligible: Option<bool>, now: SystemTime) -> Answe
     // that hangs.
     let last_updated = if good { Some(now) } else { health.last_updated() };
     let status = health.families.iter().map(|(family, health)| {
-        let name = match family {
-            Family::V4 => "IPv4",
-            Family::V6 => "IPv6",
-        };
-        (name, ProxierHealth { last_updated: time(health.last_updated), healthy: health.is_healthy() })
+        (family.as_str(), ProxierHealth { last_updated: time(health.last_updated), healthy: health.is_healthy() })
     });
     let body = ProxyHealth {
         last_updated: last_updated.map_or_else(|| NEVER.to_owned(), time),
@@ -127,6 +123,8 @@ mod tests {
 
     use futures::FutureExt as _;
     use http_body_util::BodyExt as _;
+
+    use localnet_proto::Family;
 
     use super::*;
     use crate::health::progress::FamilyHealth;

@@ -3,8 +3,6 @@
 use localnet_proto::Family;
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
-use super::name;
-
 /// `kubeproxy_sync_proxy_rules_…_changes_pending`.
 pub(super) fn pending(services: u64, slices: u64) -> [MetricFamily; 2] {
     [
@@ -23,7 +21,7 @@ pub(super) fn pending(services: u64, slices: u64) -> [MetricFamily; 2] {
 
 /// The lag of each backend, in seconds.
 pub(super) fn behind<'a>(parts: impl Iterator<Item = (&'a str, Family, f64)>) -> MetricFamily {
-    let values = parts.map(|(backend, family, age)| (vec![("backend", backend), ("ip_family", name(family))], age));
+    let values = parts.map(|(backend, family, age)| (vec![("backend", backend), ("ip_family", family.as_str())], age));
     gauge(
         "localnet_backend_behind_seconds",
         "Age in seconds of the oldest revision that the backend has not applied; 0 if it is up to date.",

@@ -152,7 +152,7 @@ impl Metrics {
         inner.service_changes.inc_by(changes.services);
         inner.endpoint_changes.inc_by(changes.slices);
         for family in Family::BOTH {
-            inner.last_queued.with_label_values(&[name(family)]).set(seconds(SystemTime::now()));
+            inner.last_queued.with_label_values(&[family.as_str()]).set(seconds(SystemTime::now()));
         }
         let started = micros(inner.started);
         let triggered = changes.triggered.iter().copied().filter(|at| *at >= started).collect();
@@ -172,7 +172,7 @@ impl Metrics {
             self.lag().apply(&report.backend, *family, report.instance_id, *rev, at);
         }
         for (family, since, triggered) in self.waiting().apply(report.instance_id, &revisions) {
-            let labels = &[name(family)];
+            let labels = &[family.as_str()];
             let took = at.saturating_duration_since(since);
             inner.apply.with_label_values(labels).observe(took.as_secs_f64());
             for triggered in triggered {
@@ -184,7 +184,7 @@ impl Metrics {
         for (family, reported) in families {
             let attempted = self.attempted(&report.backend, family, reported);
             if attempted && reported.error.is_empty() && reported.applied_rev > 0 {
-                inner.last_applied.with_label_values(&[name(family)]).set(seconds(now));
+                inner.last_applied.with_label_values(&[family.as_str()]).set(seconds(now));
             }
         }
     }
@@ -267,14 +267,6 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         self.0.0.readers.dec();
-    }
-}
-
-/// The label of a family, as in kube-proxy.
-pub(crate) fn name(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "IPv4",
-        Family::V6 => "IPv6",
     }
 }
 

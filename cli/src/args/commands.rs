@@ -9,7 +9,7 @@ use std::{
 
 use jiff::Timestamp;
 use localnet_client::{Snapshot, grpc::Brain};
-use localnet_proto::{Family, Service, ServiceKey};
+use localnet_proto::{ByFamily, Family, Service, ServiceKey};
 use tokio::task::spawn_blocking;
 
 use super::{Answered, Diff, Doctor, Explain, Get, OfNode, Output, Top, Watch, When};
@@ -365,13 +365,11 @@ pub(super) async fn examine(global: &Global, arguments: Doctor) -> Answered {
     }
     let mut world = world(global, &arguments.node, &status, state).await?;
     evidence.configuration = Some(world.configuration.origin.clone());
-    let affinity = Family::BOTH.map(|family| path::has_affinity(&world.state, &world.facts, family));
-    let planned = |family: localnet_linux::nft::Family| match error {
+    let affinity = ByFamily::from_fn(|family| path::has_affinity(&world.state, &world.facts, family));
+    let planned = |family: Family| match error {
         // Without a state there is no plan.
         Some(_) => Vec::new(),
-        None => Way::new(&world.facts, localnet_nft::plan::model_family(family), affinity[family as usize])
-            .chains()
-            .to_vec(),
+        None => Way::new(&world.facts, family, affinity[family]).chains().to_vec(),
     };
     doctor::read_kernel(&mut world.kernel, &mut evidence, planned);
     let findings = Findings::of(&evidence);

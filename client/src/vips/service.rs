@@ -10,7 +10,7 @@ use std::{
 
 use ipnet::IpNet;
 use localnet_core::{Code, Diagnostic, Subject};
-use localnet_proto::{Endpoint, Family, Port, Protocol, Scopes, Service, ServiceKey, Verdict};
+use localnet_proto::{ByFamily, Endpoint, Family, Port, Protocol, Scopes, Service, ServiceKey, Verdict};
 
 use super::Facts;
 
@@ -40,12 +40,7 @@ impl VipKey {
 
 impl fmt::Display for VipKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let protocol = match self.protocol {
-            Protocol::Tcp => "tcp",
-            Protocol::Udp => "udp",
-            Protocol::Sctp => "sctp",
-        };
-        write!(f, "{}/{protocol}", self.socket())
+        write!(f, "{}/{}", self.socket(), self.protocol.as_lowercase())
     }
 }
 
@@ -305,13 +300,13 @@ const COMMENT_MAX: usize = 128;
 fn sources(service: &Service) -> HashMap<IpAddr, Arc<[IpNet]>> {
     let mut sources = HashMap::new();
     for filter in &service.source_filters {
-        let of_family = Family::BOTH.map(|family| {
+        let of_family = ByFamily::from_fn(|family| {
             let ranges = filter.source_ranges.iter().filter(|range| Family::of(range.addr()) == family);
             // The kernel refuses overlapping ranges.
-            Arc::from(IpNet::aggregate(&ranges.copied().collect()))
+            Arc::<[IpNet]>::from(IpNet::aggregate(&ranges.copied().collect()))
         });
         for target in &filter.targets {
-            sources.entry(*target).or_insert_with(|| Arc::clone(&of_family[Family::of(*target) as usize]));
+            sources.entry(*target).or_insert_with(|| Arc::clone(&of_family[Family::of(*target)]));
         }
     }
     sources

@@ -211,20 +211,13 @@ fn service_type(kind: Option<&str>) -> ServiceType {
 }
 
 fn family_of(text: &str) -> Option<Family> {
-    match text {
-        "IPv4" => Some(Family::V4),
-        "IPv6" => Some(Family::V6),
-        _ => None,
-    }
+    Family::BOTH.into_iter().find(|family| family.as_str() == text)
 }
 
 fn protocol(text: Option<&str>) -> Parsed<Protocol> {
-    match text {
-        None | Some("" | "TCP") => Parsed::Good(Protocol::Tcp),
-        Some("UDP") => Parsed::Good(Protocol::Udp),
-        Some("SCTP") => Parsed::Good(Protocol::Sctp),
-        Some(other) => Parsed::Bad(other.into()),
-    }
+    let name = text.filter(|text| !text.is_empty()).unwrap_or("TCP");
+    let protocol = Protocol::ALL.into_iter().find(|protocol| protocol.as_str() == name);
+    protocol.map_or_else(|| Parsed::Bad(name.into()), Parsed::Good)
 }
 
 fn parsed_address(text: &str) -> Parsed<IpAddr> {

@@ -45,7 +45,7 @@ fn table(state: &Snapshot, fault: &str, family: &str, v6: bool) -> String {
     for service in state.services.values() {
         for vip in service.cluster_ips.iter().filter(|vip| vip.is_ipv6() == v6) {
             for port in &service.ports {
-                let to = format!("{family} daddr {vip} {} dport {}", word(port.protocol), port.port);
+                let to = format!("{family} daddr {vip} {} dport {}", port.protocol.as_lowercase(), port.port);
                 let endpoints = endpoints(service, port, v6);
                 if endpoints.is_empty() {
                     let with = if port.protocol == Protocol::Tcp { "reject with tcp reset" } else { "reject" };
@@ -92,14 +92,6 @@ fn choose(to: &str, family: &str, endpoints: &[SocketAddr], sticks: bool, fault:
 fn endpoints(service: &Service, port: &Port, v6: bool) -> Vec<SocketAddr> {
     let serving = service.endpoints.iter().filter(|one| one.scopes.internal && one.address.is_ipv6() == v6);
     serving.filter_map(|one| Some(SocketAddr::new(one.address, one.port(&port.name)?))).collect()
-}
-
-fn word(protocol: Protocol) -> &'static str {
-    match protocol {
-        Protocol::Tcp => "tcp",
-        Protocol::Udp => "udp",
-        Protocol::Sctp => "sctp",
-    }
 }
 
 fn nft(text: &str) -> anyhow::Result<()> {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Instant};
 
 use anyhow::Context as _;
-use localnet_lab::{Endpoint, Flow, Flows, Network, Servers, Topology, check::probe_flows, probe::Protocol};
+use localnet_lab::{Endpoint, Flow, Flows, Network, Protocol, Servers, Topology, check::probe_flows};
 use localnet_proto::{Service, Snapshot};
 
 use super::{

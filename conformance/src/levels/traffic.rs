@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use localnet_lab::{Namespace, Outcome, Probe, probe};
+use localnet_lab::{Namespace, Outcome, Probe};
 use localnet_proto::{Protocol, Service, Snapshot};
 use rustix::process::Signal;
 
@@ -55,13 +55,13 @@ pub(super) fn changes_interrupt_nothing(life: &mut Life<'_>) -> anyhow::Result<V
     };
     life.start()?;
     life.bench.apply(&states(0))?;
-    life.eventually(|_| answered(lab.network.client(), probe::Protocol::Udp, at(1)).map(drop))?;
+    life.eventually(|_| answered(lab.network.client(), Protocol::Udp, at(1)).map(drop))?;
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
         let probing = scope.spawn(|| {
             let mut count = 0;
             while !ended.load(Ordering::Relaxed) {
-                answered(lab.network.client(), probe::Protocol::Udp, at(1))
+                answered(lab.network.client(), Protocol::Udp, at(1))
                     .with_context(|| format!("datagram {count} while services changed"))?;
                 count += 1;
             }
@@ -77,7 +77,7 @@ pub(super) fn changes_interrupt_nothing(life: &mut Life<'_>) -> anyhow::Result<V
 }
 
 /// The endpoint that answers a new connection or datagram.
-fn answered(from: &Namespace, protocol: probe::Protocol, to: SocketAddr) -> anyhow::Result<SocketAddr> {
+fn answered(from: &Namespace, protocol: Protocol, to: SocketAddr) -> anyhow::Result<SocketAddr> {
     match from.probe(Probe::new(protocol, to))? {
         Outcome::Answer { by, .. } => Ok(by),
         other => bail!("{to} gave {other} instead of an answer"),
@@ -93,7 +93,7 @@ pub(super) fn half_an_answer(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     };
     let both = state([web(1, 2), web(2, 2)]);
     let served = |_: &mut Life<'_>| {
-        [at(1), at(2)].into_iter().try_for_each(|to| answered(lab.network.client(), probe::Protocol::Tcp, to).map(drop))
+        [at(1), at(2)].into_iter().try_for_each(|to| answered(lab.network.client(), Protocol::Tcp, to).map(drop))
     };
     life.start()?;
     let revision = life.bench.apply(&both)?;
@@ -122,10 +122,10 @@ pub(super) fn affinity(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     };
     life.start()?;
     life.bench.apply(&state([Service { client_ip_affinity: Some(600), ..web(1, 2) }]))?;
-    life.eventually(|_| answered(lab.network.client(), probe::Protocol::Tcp, at(1)).map(drop))?;
+    life.eventually(|_| answered(lab.network.client(), Protocol::Tcp, at(1)).map(drop))?;
     let mut met = BTreeSet::new();
     for _ in 0..AFFINITY_PROBES {
-        met.insert(answered(lab.network.client(), probe::Protocol::Tcp, at(1))?);
+        met.insert(answered(lab.network.client(), Protocol::Tcp, at(1))?);
     }
     anyhow::ensure!(met.len() == 1, "with session affinity one client has met {met:?}");
     // The endpoint goes: its clients are with the other one.
@@ -134,7 +134,7 @@ pub(super) fn affinity(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let endpoints = left.iter().map(|pod| endpoint(*pod, "http", 8080)).collect();
     life.bench.apply(&state([Service { client_ip_affinity: Some(600), endpoints, ..web(1, 0) }]))?;
     life.eventually(|_| {
-        let by = answered(lab.network.client(), probe::Protocol::Tcp, at(1))?;
+        let by = answered(lab.network.client(), Protocol::Tcp, at(1))?;
         anyhow::ensure!(left.contains(&by.ip()), "{by} answers, although it was removed");
         Ok(())
     })?;

@@ -108,7 +108,7 @@ fn row(target: &Target, outcomes: &Answers, wrong: usize) -> String {
     let counts: Vec<_> = counts.iter().map(|(name, count)| format!("{name} ×{count}")).collect();
     let wrong = if wrong > 0 { format!("  {wrong} FAILED") } else { String::new() };
     let to = target.to.to_string();
-    format!("  {kind:<14} {:<5} {to:<30} {from:<16} {}{wrong}\n", target.protocol.to_string(), counts.join("  "))
+    format!("  {kind:<14} {:<5} {to:<30} {from:<16} {}{wrong}\n", target.protocol.as_lowercase(), counts.join("  "))
 }
 
 fn short(address: SocketAddr) -> String {

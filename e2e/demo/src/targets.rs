@@ -63,11 +63,10 @@ pub(crate) fn of(state: &Snapshot) -> Vec<Target> {
     let mut targets = Vec::new();
     for service in state.services.values() {
         for port in &service.ports {
-            let protocol = match port.protocol {
-                localnet_proto::Protocol::Tcp => Protocol::Tcp,
-                localnet_proto::Protocol::Udp => Protocol::Udp,
-                localnet_proto::Protocol::Sctp => continue,
-            };
+            let protocol = port.protocol;
+            if protocol == Protocol::Sctp {
+                continue;
+            }
             for (kind, to) in addresses(state, service, port) {
                 let family = Family::of(to.ip());
                 let scope = if kind == Kind::ClusterIp { |s: &_| internal(s) } else { |s: &_| external(s) };

@@ -15,10 +15,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
+use localnet_core::Protocol;
 use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::flow::Flows;
-use crate::probe::Protocol;
 use crate::serve::Endpoint;
 use crate::topology::{NODE, Pod};
 

@@ -21,9 +21,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, bail};
 use ipnet::IpNet;
+use localnet_core::Protocol;
 use serde::Deserialize;
 
-use crate::probe::Protocol;
 use crate::serve::Endpoint;
 use crate::topology::{CLIENT, CLIENT_TWO, LOOPBACK, NODE, NODE_TO_PODS, Place, Pod, Topology, of_family};
 
@@ -222,7 +222,7 @@ impl fmt::Display for Sender {
 
 impl fmt::Display for Flow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} → {} {}", self.from, self.protocol, self.to)?;
+        write!(f, "{} → {} {}", self.from, self.protocol.as_lowercase(), self.to)?;
         match &self.because {
             Some(because) => write!(f, " ({because})"),
             None => Ok(()),

@@ -7,12 +7,13 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::bail;
+use localnet_core::Protocol;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_linger, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags, SocketType, ipproto, recv, send};
 
 use crate::namespace::Namespace;
-use crate::probe::{Outcome, Probe, Protocol, outcome_of, own_tag, parse_answer, receive, send_packet};
+use crate::probe::{Outcome, Probe, outcome_of, own_tag, parse_answer, receive, send_packet};
 use crate::sctp::Chunk;
 
 /// A flow from one port of a namespace to one address and port.

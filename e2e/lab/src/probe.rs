@@ -11,11 +11,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use localnet_core::Protocol;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_linger, set_socket_reuseaddr, set_socket_timeout, socket_error};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, ipproto, recv, send};
-use serde::Deserialize;
 
 use crate::namespace::Namespace;
 use crate::sctp::{Chunk, Packet};
@@ -25,31 +25,6 @@ use crate::sctp::{Chunk, Packet};
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// The timeout if no answer is expected.
 pub const SILENCE_TIMEOUT: Duration = Duration::from_millis(300);
-
-/// A transport protocol of Services.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Protocol {
-    /// TCP, the default of Kubernetes.
-    #[serde(alias = "TCP")]
-    Tcp,
-    /// UDP.
-    #[serde(alias = "UDP")]
-    Udp,
-    /// SCTP.
-    #[serde(alias = "SCTP")]
-    Sctp,
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-            Self::Sctp => "sctp",
-        })
-    }
-}
 
 /// A request to an address and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +136,7 @@ impl Namespace {
             Protocol::Udp => probe.udp(port),
             Protocol::Sctp => probe.sctp(port),
         };
-        outcome.with_context(|| format!("probing {} {} from {}", probe.protocol, probe.to, self.name()))
+        outcome.with_context(|| format!("probing {} {} from {}", probe.protocol.as_lowercase(), probe.to, self.name()))
     }
 }
 

@@ -14,13 +14,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use anyhow::Context;
+use localnet_core::Protocol;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, bind, ipproto, recvfrom, sendto, shutdown,
 };
 
 use crate::network::Network;
-use crate::probe::{Protocol, transport_part};
+use crate::probe::transport_part;
 use crate::sctp::{Chunk, Packet};
 
 /// The endpoint of a server.
@@ -34,7 +35,7 @@ pub struct Endpoint {
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.protocol, self.address)
+        write!(f, "{} {}", self.protocol.as_lowercase(), self.address)
     }
 }
 

@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use localnet_core::ByFamily;
 use tracing::{debug, error, info, warn};
 
 use super::{Conntrack, Due, Endpoints, Error, Frontend, Kernel, Reconciler, Report};
@@ -108,9 +109,9 @@ impl Waiting {
 
 impl Cleaner {
     /// Starts the thread for the flows of the calling thread's network namespace. After each run it calls `on_run` with the
-    /// duration and the number of deleted flows of each family, IPv4 first; `None` for a family of which no flows were read.
+    /// duration and the number of deleted flows of each family; `None` for a family of which no flows were read.
     /// If the system refuses another thread, this logs a warning and returns `None`.
-    pub fn start(mut on_run: impl FnMut([Option<(Duration, usize)>; 2]) + Send + 'static) -> Option<Self> {
+    pub fn start(mut on_run: impl FnMut(ByFamily<Option<(Duration, usize)>>) + Send + 'static) -> Option<Self> {
         let on_run = move |run: &Report| on_run(run.families.map(|family| family.map(|of| (of.took, of.deleted))));
         let started = Self::with(Kernel::open, on_run, Timing::default());
         started.inspect_err(|error| warn!(%error, "failed to start the thread that deletes stale flows")).ok()
@@ -296,8 +297,10 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
 mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
+    use localnet_core::{Family, Protocol};
+
     use super::*;
-    use crate::conntrack::{Family, Flow, Protocol, Selection};
+    use crate::conntrack::{Flow, Selection};
 
     /// Records each dump. The first `failures - 1` dumps fail, with a panic if `panics` is set.
     struct Table {
@@ -484,7 +487,7 @@ mod tests {
             Cleaner::with(open, move |report| report_to.send(report.families.map(|of| of.is_some())).unwrap(), fast());
         let cleaner = cleaner.unwrap();
         cleaner.committed(served_by(&[]));
-        assert_eq!(reports.recv_timeout(PATIENCE).unwrap(), [true, false]);
+        assert_eq!(reports.recv_timeout(PATIENCE).unwrap(), ByFamily::new(true, false));
         drop(cleaner);
     }
 

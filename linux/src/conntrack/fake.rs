@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Conntrack, Endpoints, Error, Flow, Frontend, Protocol, Selection, Status, TcpState, Tuple, Zone};
+use localnet_core::Protocol;
+
+use super::{Conntrack, Endpoints, Error, Flow, Frontend, Selection, Status, TcpState, Tuple, Zone};
 
 /// The kernel's table, with faults on demand.
 #[derive(Debug, Default)]

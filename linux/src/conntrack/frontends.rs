@@ -5,7 +5,9 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::{Family, Protocol, Selection};
+use localnet_core::{Family, Protocol};
+
+use super::Selection;
 
 /// A destination that clients send to: a virtual address, or an address of the node with a NodePort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,13 +26,13 @@ impl Frontend {
 
     /// The smallest selection that covers all flows to the frontend.
     pub fn selection(&self) -> Selection {
-        Selection { family: Family::of(&self.address.ip()), protocol: self.protocol }
+        Selection { family: Family::of(self.address.ip()), protocol: self.protocol }
     }
 }
 
 impl fmt::Display for Frontend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.protocol.as_str(), self.address)
+        write!(f, "{} {}", self.protocol.as_lowercase(), self.address)
     }
 }
 

@@ -4,11 +4,12 @@
 
 use std::io;
 
+use localnet_core::Family;
 use netlink_sys::{Socket as Netlink, SocketAddr, protocols::NETLINK_NETFILTER};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-use super::{Counters, Family, Flow, Selection};
+use super::{Counters, Flow, Selection};
 use crate::netlink::{self, Head, Message, Writer, messages};
 
 /// `NFNL_SUBSYS_CTNETLINK`
@@ -246,17 +247,8 @@ fn connect() -> Result<Netlink, Error> {
 }
 
 fn head(message: u16, flags: u16, sequence: u32, family: Family) -> Head {
-    let family = match family {
-        Family::V4 => rustix::net::AddressFamily::INET,
-        Family::V6 => rustix::net::AddressFamily::INET6,
-    };
-    Head {
-        kind: SUBSYSTEM << 8 | message,
-        flags: netlink::REQUEST | flags,
-        sequence,
-        family: family.as_raw() as u8,
-        resource: 0,
-    }
+    let (kind, flags) = (SUBSYSTEM << 8 | message, netlink::REQUEST | flags);
+    Head { kind, flags, sequence, family: netlink::family_number(family), resource: 0 }
 }
 
 fn refused(action: &'static str, errno: Errno) -> Error {
@@ -271,7 +263,8 @@ mod tests {
     use std::net::{TcpListener, TcpStream, UdpSocket};
     use std::process::Command;
 
-    use super::super::Protocol;
+    use localnet_core::Protocol;
+
     use super::*;
 
     const RULES: &str = "add table inet t; add chain inet t c { type filter hook output priority 0; }; \

@@ -33,5 +33,3 @@ pub use limits::Limits;
 pub use recheck::Recheck;
 pub use reconciler::{Due, FamilyReport, Reconciler, Report};
 pub use stale::is_stale;
-
-pub use crate::nft::{Family, Protocol};

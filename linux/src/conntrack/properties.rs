@@ -3,12 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, SocketAddr};
 
+use localnet_core::Protocol::{self, Sctp, Tcp, Udp};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::Protocol::{Sctp, Tcp, Udp};
 use super::fake::{Fake, Stage, flow};
-use super::{Due, Endpoints, Flow, Frontend, Protocol, Reconciler, Status, is_stale};
+use super::{Due, Endpoints, Flow, Frontend, Reconciler, Status, is_stale};
 
 /// One of ten addresses and ports. There are few, so that flows and frontends meet.
 fn address_of(pick: u8) -> SocketAddr {

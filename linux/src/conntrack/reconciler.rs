@@ -10,7 +10,9 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use super::{Conntrack, Endpoints, Error, Family, Flow, Frontend, Frontends, Protocol, Selection, is_stale};
+use localnet_core::{ByFamily, Family, Protocol};
+
+use super::{Conntrack, Endpoints, Error, Flow, Frontend, Frontends, Selection, is_stale};
 
 /// How many stale flows are held in memory before they are deleted.
 const BATCH: usize = 16_384;
@@ -61,8 +63,8 @@ pub struct Report {
     pub deleted: usize,
     /// The duration of the run.
     pub took: Duration,
-    /// The outcome by family, IPv4 first; `None` for a family of which no flows were read.
-    pub families: [Option<FamilyReport>; 2],
+    /// The outcome of each family; `None` for a family of which no flows were read.
+    pub families: ByFamily<Option<FamilyReport>>,
 }
 
 /// The outcome of a run for one family.
@@ -76,11 +78,7 @@ pub struct FamilyReport {
 
 impl Report {
     fn add(&mut self, family: Family, deleted: usize, took: Duration) {
-        let place = match family {
-            Family::V4 => 0,
-            Family::V6 => 1,
-        };
-        let of_family = self.families[place].get_or_insert_default();
+        let of_family = self.families[family].get_or_insert_default();
         of_family.deleted += deleted;
         of_family.took += took;
     }

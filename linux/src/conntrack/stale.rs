@@ -1,6 +1,8 @@
 //! [`is_stale`]: decides whether a flow is stale. Pure.
 
-use super::{Flow, Frontend, Frontends, Protocol, Serving, Status, TcpState, Tuple};
+use localnet_core::Protocol;
+
+use super::{Flow, Frontend, Frontends, Serving, Status, TcpState, Tuple};
 
 /// Whether the flow goes to one of the frontends, but not to an endpoint that is eligible for it.
 ///

@@ -117,7 +117,8 @@ fn reason(change: &Change, errno: Errno) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Protocol;
+    use localnet_core::Protocol;
+
     use super::*;
 
     #[test]

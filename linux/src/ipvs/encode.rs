@@ -2,10 +2,12 @@
 
 use std::net::IpAddr;
 
+use localnet_core::Family;
+
 use super::server::full_prefix;
 use super::uapi::{self, attribute, command, control, destination, service};
-use super::{Change, Destination, Family, Frontend, Timeouts, VirtualServer};
-use crate::netlink::{self, Command, Writer};
+use super::{Change, Destination, Frontend, Timeouts, VirtualServer};
+use crate::netlink::{self, Command, Writer, family_number};
 
 fn head(family: u16, command: u8, flags: u16, sequence: u32) -> Command {
     Command { kind: family, flags: netlink::REQUEST | flags, sequence, command, version: uapi::VERSION }
@@ -45,7 +47,7 @@ pub(super) fn change(writer: &mut Writer, family: u16, flags: u16, sequence: u32
             writer.nest(attribute::DESTINATION, |writer| {
                 write_address(writer, destination::ADDRESS, address.ip());
                 writer.bytes(destination::PORT, &address.port().to_be_bytes());
-                writer.host_u16(destination::FAMILY, number_of(Family::of(&address.ip())));
+                writer.host_u16(destination::FAMILY, family_number(Family::of(address.ip())).into());
             });
         }
     });
@@ -89,14 +91,14 @@ fn write_frontend(writer: &mut Writer, frontend: &Frontend) {
 
 fn write_name(writer: &mut Writer, frontend: &Frontend) {
     let address = frontend.address;
-    writer.host_u16(service::FAMILY, number_of(Family::of(&address.ip())));
+    writer.host_u16(service::FAMILY, family_number(Family::of(address.ip())).into());
     writer.host_u16(service::PROTOCOL, frontend.protocol.number().into());
     write_address(writer, service::ADDRESS, address.ip());
     writer.bytes(service::PORT, &address.port().to_be_bytes());
 }
 
 fn write_server(writer: &mut Writer, server: &VirtualServer) {
-    let family = Family::of(&server.frontend.address.ip());
+    let family = Family::of(server.frontend.address.ip());
     let (persistent, timeout, prefix_len) = match server.persistence {
         Some(persistence) => (service::PERSISTENT, persistence.timeout, persistence.prefix_len),
         None => (0, 0, full_prefix(family)),
@@ -126,7 +128,7 @@ fn write_destination(writer: &mut Writer, value: &Destination) {
         writer.host_u32(destination::WEIGHT, value.weight);
         writer.host_u32(destination::UPPER_THRESHOLD, value.upper_threshold);
         writer.host_u32(destination::LOWER_THRESHOLD, value.lower_threshold);
-        writer.host_u16(destination::FAMILY, number_of(Family::of(&value.address.ip())));
+        writer.host_u16(destination::FAMILY, family_number(Family::of(value.address.ip())).into());
     });
 }
 
@@ -137,14 +139,6 @@ fn write_address(writer: &mut Writer, kind: u16, address: IpAddr) {
     }
 }
 
-/// `AF_INET`, `AF_INET6`
-pub(super) fn number_of(family: Family) -> u16 {
-    match family {
-        Family::V4 => rustix::net::AddressFamily::INET.as_raw(),
-        Family::V6 => rustix::net::AddressFamily::INET6.as_raw(),
-    }
-}
-
 /// The mask of a prefix; all bits from a length of 32 on.
 pub(super) fn mask(prefix_len: u8) -> u32 {
     u32::MAX.checked_shl(u32::from(32_u8.saturating_sub(prefix_len))).unwrap_or(0)
@@ -152,7 +146,9 @@ pub(super) fn mask(prefix_len: u8) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Flags, Forwarding, Persistence, Protocol};
+    use localnet_core::Protocol;
+
+    use super::super::{Flags, Forwarding, Persistence};
     use super::*;
 
     /// Checks the encoding of a change, for family 0x20 and sequence number 7.

@@ -8,12 +8,13 @@
 
 use std::collections::BTreeMap;
 
+use localnet_core::Family;
 use rustix::io::Errno;
 
 use super::encode;
 use super::parse;
 use super::socket::{Error, Socket, refused};
-use super::{DestinationState, Family, Frontend, ServerState, VirtualServer};
+use super::{DestinationState, Frontend, ServerState, VirtualServer};
 use crate::netlink::{self, Attributes, Writer};
 
 /// How often a list that changes meanwhile is read.
@@ -80,7 +81,7 @@ impl Socket {
     /// # Errors
     /// As [`Self::list`].
     pub fn destinations(&mut self, frontend: &Frontend) -> Result<Vec<DestinationState>, Error> {
-        let family = Family::of(&frontend.address.ip());
+        let family = Family::of(frontend.address.ip());
         let read = || {
             let request =
                 |writer: &mut Writer, id, sequence| encode::destinations_request(writer, id, sequence, frontend);

@@ -32,4 +32,3 @@ pub use socket::{Applied, Error, Socket};
 pub use text::{listing, script};
 
 pub use crate::conntrack::Frontend;
-pub use crate::nft::{Family, Protocol};

@@ -2,13 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::encode::number_of;
+use localnet_core::{Family, Protocol};
+
 use super::uapi::{attribute, control, destination, service};
 use super::{
-    Connections, Destination, DestinationState, Family, Flags, Forwarding, Frontend, Persistence, Protocol, Timeouts,
-    VirtualServer,
+    Connections, Destination, DestinationState, Flags, Forwarding, Frontend, Persistence, Timeouts, VirtualServer,
 };
-use crate::netlink::{Attributes, array};
+use crate::netlink::{Attributes, array, family_of_number};
 
 /// The number of a generic netlink family.
 pub(super) fn family_id(attributes: Attributes<'_>) -> Option<u16> {
@@ -77,7 +77,7 @@ pub(super) fn timeouts(attributes: Attributes<'_>) -> Timeouts {
 }
 
 fn family(number: u16) -> Option<Family> {
-    Family::ALL.into_iter().find(|family| number_of(*family) == number)
+    family_of_number(u8::try_from(number).ok()?)
 }
 
 /// An address. The kernel sends 16 bytes whatever the family.
@@ -264,7 +264,7 @@ mod tests {
             encode::change(&mut writer, 33, 0, 2, &Change::AddDestination(expected.frontend, of_it));
             let messages: Vec<_> = messages(&writer.bytes).collect();
             prop_assert_eq!(server(messages[0].attributes()), Some(expected.clone()));
-            let family = Family::of(&expected.frontend.address.ip());
+            let family = Family::of(expected.frontend.address.ip());
             let connections = Connections::default();
             let state = DestinationState { destination: of_it, connections };
             prop_assert_eq!(destination(messages[1].attributes(), family), Some(state));

@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::{Family, Frontend};
+use localnet_core::Family;
+
+use super::Frontend;
 
 /// A virtual server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -2,10 +2,10 @@
 
 use std::net::Ipv4Addr;
 
+use localnet_core::{Family, Protocol};
+
 use super::server::full_prefix;
-use super::{
-    Change, Destination, DestinationState, Family, Flags, Forwarding, Frontend, Protocol, ServerState, VirtualServer,
-};
+use super::{Change, Destination, DestinationState, Flags, Forwarding, Frontend, ServerState, VirtualServer};
 
 /// Renders changes as input for `ipvsadm -R`.
 pub fn script(changes: &[Change]) -> String {
@@ -58,7 +58,7 @@ fn server_options(server: &VirtualServer) -> String {
     let mut options = format!("{} -s {}", frontend_options(&server.frontend), server.scheduler);
     if let Some(persistence) = server.persistence {
         options += &format!(" -p {}", persistence.timeout);
-        let family = Family::of(&server.frontend.address.ip());
+        let family = Family::of(server.frontend.address.ip());
         if persistence.prefix_len != full_prefix(family) {
             options += &match family {
                 Family::V4 => format!(" -M {}", Ipv4Addr::from(super::encode::mask(persistence.prefix_len))),

@@ -5,14 +5,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use localnet_core::Family;
+
 use super::answer::Error;
 use super::encode::write_key;
-use super::expression::number;
 use super::parse::{ChainDump, Elements, parse_chain, parse_rule, parse_set};
 use super::socket::{Dumped, Socket};
 use super::uapi::{self, chain, element, generation, msg, rule, set, table};
 use super::wire::{self, Head, Message, Writer};
-use super::{Element, Family, Name, Set, Table, Tuple};
+use super::{Element, Name, Set, Table, Tuple};
 
 /// The live state of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -270,7 +271,7 @@ impl Socket {
         fill: impl FnOnce(&mut Writer),
         each: impl FnMut(&Message<'_>),
     ) -> Result<Dumped, Error> {
-        self.request_of(number(family), kind, flags, fill, each)
+        self.request_of(wire::family_number(family), kind, flags, fill, each)
     }
 
     /// As `request`, for any netfilter family by its number.

@@ -9,9 +9,10 @@ use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use localnet_core::Protocol;
 
 use super::comment::printable_name;
-use super::{Name, Protocol, Verdict};
+use super::{Name, Verdict};
 
 /// A concatenation of values in the kernel's register layout. Each field is in network byte order (an index or mark in the
 /// machine's) and padded with zeros to a multiple of four bytes.

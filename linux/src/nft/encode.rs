@@ -1,7 +1,7 @@
 //! Encodes a transaction as one batch of netlink messages, and maps each message to the change that it came from.
 
 use super::comment::printable;
-use super::expression::{number, write as write_expressions, write_verdict};
+use super::expression::{write as write_expressions, write_verdict};
 use super::uapi::{self, chain, data, element, msg, rule, set, table, userdata as tag};
 use super::userdata;
 use super::wire::{self, Head, Writer};
@@ -73,7 +73,7 @@ impl Encoder {
             kind: uapi::SUBSYSTEM << 8 | kind,
             flags: wire::REQUEST | flags,
             sequence: self.sequence,
-            family: number(table.family),
+            family: wire::family_number(table.family),
             resource: 0,
         };
         self.sequence = self.sequence.wrapping_add(1);

@@ -4,9 +4,11 @@
 
 use std::net::IpAddr;
 
+use localnet_core::{Family, Protocol};
+
 use super::uapi::data;
-use super::wire::Writer;
-use super::{AddressField, Family, Field, Generator, InterfacePattern, Op, Protocol, Rule, Statement, Verdict};
+use super::wire::{Writer, family_number};
+use super::{AddressField, Field, FieldType, Generator, InterfacePattern, Op, Rule, Statement, Verdict};
 
 /// Writes the expressions of a rule, as the value of `NFTA_RULE_EXPRESSIONS`.
 pub(super) fn write(writer: &mut Writer, family: Family, rule: &Rule) {
@@ -201,7 +203,7 @@ impl Expressions<'_> {
             IpAddr::V4(address) => address.octets().to_vec(),
             IpAddr::V6(address) => address.octets().to_vec(),
         };
-        let offset = address_offset(Family::of(&network), field);
+        let offset = address_offset(Family::of(network), field);
         let bytes = usize::from(bits / 8);
         if bits > 0 && bits.is_multiple_of(8) {
             self.payload(NETWORK_HEADER, offset, bytes as u32, 0);
@@ -253,7 +255,7 @@ impl Expressions<'_> {
     }
 
     fn address(&mut self, field: AddressField, word: usize) {
-        let len = self.family.address_type().byte_len() as u32;
+        let len = FieldType::address(self.family).byte_len() as u32;
         self.payload(NETWORK_HEADER, address_offset(self.family, field), len, word);
     }
 
@@ -287,8 +289,8 @@ impl Expressions<'_> {
 
     /// Translates to the address and port that the lookup left in the registers.
     fn dnat(&mut self) {
-        let port = self.family.address_type().padded_len() / 4;
-        let family = number(self.family);
+        let port = FieldType::address(self.family).padded_len() / 4;
+        let family = family_number(self.family);
         self.expression("nat", |w| {
             // NFT_NAT_DNAT
             w.u32(1, 1);
@@ -322,14 +324,6 @@ impl Expressions<'_> {
             }
             w.string(1, set);
         });
-    }
-}
-
-/// `NFPROTO_IPV4`, `NFPROTO_IPV6`
-pub(super) fn number(family: Family) -> u8 {
-    match family {
-        Family::V4 => 2,
-        Family::V6 => 10,
     }
 }
 

@@ -13,16 +13,16 @@ mod evaluate;
 
 use std::net::IpAddr;
 
+use super::encode::hook_number;
 use super::parse::{RuleDump, parse_rule};
 use super::uapi::{chain, msg, rule};
 use super::wire::{self, Writer};
-use super::{Error, HookPoint, Name, Protocol, Socket};
+use super::{Error, HookPoint, Name, Socket, family_name};
 use evaluate::Evaluation;
+use localnet_core::{Family, Protocol};
 
-/// `NFPROTO_INET`, `NFPROTO_IPV4`, `NFPROTO_IPV6`
+/// `NFPROTO_INET`
 const INET: u8 = 1;
-const IPV4: u8 = 2;
-const IPV6: u8 = 10;
 /// `NF_DROP`
 const DROP: u32 = 0;
 
@@ -58,6 +58,12 @@ pub struct Packet {
     pub protocol: Protocol,
     /// The destination port.
     pub port: u16,
+}
+
+impl Packet {
+    fn family_number(&self) -> u8 {
+        wire::family_number(Family::of(self.destination))
+    }
 }
 
 /// How a packet is stopped.
@@ -106,7 +112,7 @@ impl Socket {
                 else {
                     return;
                 };
-                if except.contains(&table) || ![INET, IPV4, IPV6].contains(&family) {
+                if except.contains(&table) || !is_ip(family) {
                     return;
                 }
                 let hook = attributes.find(chain::HOOK).map(wire::Attributes);
@@ -189,21 +195,15 @@ impl ForeignRules {
     /// The names of the tables with their family, sorted and without duplicates: `inet firewall`.
     pub fn tables(&self) -> Vec<String> {
         let mut tables: Vec<String> =
-            self.chains.iter().map(|chain| format!("{} {}", family_name(chain.family), chain.table)).collect();
+            self.chains.iter().map(|chain| format!("{} {}", name_of(chain.family), chain.table)).collect();
         tables.sort_unstable();
         tables.dedup();
         tables
     }
 
     fn stops(&self, packet: &Packet, find: &mut Find<'_>) -> Vec<Stop> {
-        let family = if packet.destination.is_ipv4() { IPV4 } else { IPV6 };
-        let point = match packet.point {
-            HookPoint::Prerouting => 0,
-            HookPoint::Input => 1,
-            HookPoint::Forward => 2,
-            HookPoint::Output => 3,
-            HookPoint::Postrouting => 4,
-        };
+        let family = packet.family_number();
+        let point = hook_number(packet.point);
         let mut stops = Vec::new();
         for chain in &self.chains {
             let is_entered = chain.hook.is_some_and(|(of, _)| of == point);
@@ -221,10 +221,11 @@ impl ForeignRules {
     }
 }
 
-fn family_name(family: u8) -> &'static str {
-    match family {
-        IPV4 => "ip",
-        IPV6 => "ip6",
-        _ => "inet",
-    }
+/// Whether tables of the family see packets of IP.
+fn is_ip(family: u8) -> bool {
+    family == INET || wire::family_of_number(family).is_some()
+}
+
+fn name_of(family: u8) -> &'static str {
+    wire::family_of_number(family).map_or("inet", family_name)
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Chain, Element, Error, Family, Name, Set, Socket, Table, Transaction, TransactionSize};
+use localnet_core::Family;
+
+use super::{Chain, Element, Error, Name, Set, Socket, Table, Transaction, TransactionSize};
 
 /// The operations on nf_tables that a backend needs.
 pub trait Kernel: Send {

@@ -45,4 +45,4 @@ pub use statement::{AddressField, Field, Generator, InterfacePattern, Op, Rule, 
 pub use subscription::Subscription;
 pub use text::{element_line, listing, rule_line, script};
 pub use transaction::{Change, Transaction};
-pub use types::{Family, FieldType, Name, Protocol};
+pub use types::{FieldType, Name, family_name};

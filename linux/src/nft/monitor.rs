@@ -13,10 +13,10 @@ use netlink_sys::{AsyncSocket, SocketAddr, TokioSocket, protocols::NETLINK_NETFI
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
+use super::Table;
 use super::answer::Error;
 use super::uapi::{self, generation, msg, table};
-use super::wire::{Message, messages};
-use super::{Family, Table};
+use super::wire::{Message, family_of_number, messages};
 
 /// Room for the notifications of a commit of some ten thousand elements.
 const RECEIVE_BUFFER: usize = 8 << 20;
@@ -128,11 +128,7 @@ impl Commits {
     fn message(&mut self, message: &Message<'_>, own: &[u32]) -> Option<Commit> {
         let attributes = message.attributes();
         if message.kind != uapi::SUBSYSTEM << 8 | msg::NEW_GENERATION {
-            let family = match message.family() {
-                Some(2) => Family::V4,
-                Some(10) => Family::V6,
-                _ => return None,
-            };
+            let family = message.family().and_then(family_of_number)?;
             // The table's name has the same attribute number in every kind of message.
             if let Some(name) = attributes.string(table::NAME)
                 && !own.contains(&message.port)

@@ -2,14 +2,16 @@
 
 use std::collections::HashSet;
 
+use localnet_core::Family;
+
 use super::encode::register_len;
 use super::expression;
 use super::uapi::{chain, data, element, rule, set};
 use super::userdata;
 use super::wire::{Attributes, Writer};
 use super::{
-    Chain, ChainKind, Element, ElementData, ElementKey, Expiry, Family, Hook, HookPoint, Name, Rule, Set, SetData,
-    SetFlags, Tuple, Verdict,
+    Chain, ChainKind, Element, ElementData, ElementKey, Expiry, Hook, HookPoint, Name, Rule, Set, SetData, SetFlags,
+    Tuple, Verdict,
 };
 
 /// The live state of a chain.

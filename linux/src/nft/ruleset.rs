@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use localnet_core::Family;
+
 use super::comment::printable_name;
-use super::{Element, Family, FieldType, Name, Rule};
+use super::{Element, FieldType, Name, Rule};
 
 /// Identifies a table.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -3,9 +3,10 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use localnet_core::{Family, Protocol};
 
 use super::comment::printable_name;
-use super::{Family, FieldType, Name, Protocol};
+use super::{FieldType, Name};
 
 /// One rule: statements from left to right.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -177,7 +178,7 @@ impl Field {
     pub fn field_type(self, family: Family) -> FieldType {
         match self {
             Field::SourceAddress | Field::DestinationAddress | Field::OriginalDestinationAddress => {
-                family.address_type()
+                FieldType::address(family)
             }
             Field::Protocol => FieldType::InetProto,
             Field::SourcePort | Field::DestinationPort | Field::OriginalDestinationPort => FieldType::InetService,

@@ -3,13 +3,14 @@
 //! Both share one function per kind of object, because the script differs from the listing only in its verbs.
 
 use ipnet::IpNet;
+use localnet_core::Family;
 
 use super::encode::chain_kind;
 use super::text_value::{comment_text, duration, element_text, key_text, mark_text, verdict_text};
 use super::userdata::{INDEX_EXAMPLE_MODULUS, needs_typeof};
 use super::{
-    AddressField, Change, Element, Family, Field, FieldType, Generator, Hook, HookPoint, InterfacePattern, Op, Rule,
-    Set, SetData, Statement, Table, TableContent, Transaction,
+    AddressField, Change, Element, Field, FieldType, Generator, Hook, HookPoint, InterfacePattern, Op, Rule, Set,
+    SetData, Statement, Table, TableContent, Transaction, family_name,
 };
 
 /// Renders the transaction as a script for `nft -f`, with one change and one element per line.
@@ -108,7 +109,7 @@ fn write_elements(out: &mut String, verb: &str, table: &Table, set: &Set, elemen
 }
 
 fn table_text(table: &Table) -> String {
-    format!("{} {}", table.family.as_str(), table.name)
+    format!("{} {}", family_name(table.family), table.name)
 }
 
 fn set_word(set: &Set) -> &'static str {
@@ -225,19 +226,19 @@ fn statement_text(statement: &Statement, family: Family) -> String {
         Statement::ConnectionNew => "ct state new".to_owned(),
         Statement::ConnectionDnat => "ct status dnat".to_owned(),
         Statement::Address(field, op, prefix) => {
-            format!("{} {} {}{}", family.as_str(), address_text(*field), op_text(*op), prefix_text(*prefix))
+            format!("{} {} {}{}", family_name(family), address_text(*field), op_text(*op), prefix_text(*prefix))
         }
         Statement::InputInterface(op, InterfacePattern::Exact(name)) => format!("iifname {}\"{name}\"", op_text(*op)),
         Statement::InputInterface(op, InterfacePattern::Prefix(name)) => {
             format!("iifname {}\"{name}*\"", op_text(*op))
         }
         Statement::Local(field, op) => format!("fib {} type {}local", address_text(*field), op_text(*op)),
-        Statement::Protocol(op, protocol) => format!("meta l4proto {}{}", op_text(*op), protocol.as_str()),
+        Statement::Protocol(op, protocol) => format!("meta l4proto {}{}", op_text(*op), protocol.as_lowercase()),
         Statement::TcpOpens => "tcp flags syn / fin,syn,rst,ack".to_owned(),
         Statement::Lookup(fields, op, set) => format!("{} {}@{set}", fields_text(fields, family), op_text(*op)),
         Statement::VerdictMap(fields, map) => format!("{} vmap @{map}", fields_text(fields, family)),
         Statement::DnatMap(fields, map) => {
-            format!("dnat {} to {} map @{map}", family.as_str(), fields_text(fields, family))
+            format!("dnat {} to {} map @{map}", family_name(family), fields_text(fields, family))
         }
         Statement::MarkHas(op, bits) => {
             let op = if *op == Op::Eq { "==" } else { "!=" };
@@ -286,15 +287,15 @@ fn fields_text(fields: &[Field], family: Family) -> String {
 
 fn field_text(field: Field, family: Family) -> String {
     match field {
-        Field::SourceAddress => format!("{} saddr", family.as_str()),
-        Field::DestinationAddress => format!("{} daddr", family.as_str()),
+        Field::SourceAddress => format!("{} saddr", family_name(family)),
+        Field::DestinationAddress => format!("{} daddr", family_name(family)),
         Field::Protocol => "meta l4proto".to_owned(),
         Field::SourcePort => "th sport".to_owned(),
         Field::DestinationPort => "th dport".to_owned(),
         Field::Mark => "meta mark".to_owned(),
         Field::Priority => "meta priority".to_owned(),
         Field::InputInterface => "iifname".to_owned(),
-        Field::OriginalDestinationAddress => format!("ct original {} daddr", family.as_str()),
+        Field::OriginalDestinationAddress => format!("ct original {} daddr", family_name(family)),
         Field::OriginalDestinationPort => "ct original proto-dst".to_owned(),
         Field::Index(Generator::Random(modulus)) => format!("numgen random mod {modulus}"),
         Field::Index(Generator::Constant(0)) => "numgen inc mod 1".to_owned(),
@@ -321,8 +322,10 @@ fn listed_elements(set: &Set, elements: &[Element]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use localnet_core::Protocol;
+
     use super::*;
-    use crate::nft::{Chain, Protocol, Tuple, Verdict};
+    use crate::nft::{Chain, Tuple, Verdict};
 
     #[test]
     fn priorities_near_a_standard_priority_use_its_name() {

@@ -3,8 +3,10 @@
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use localnet_core::Protocol;
+
 use super::comment::printable;
-use super::{Element, ElementData, ElementKey, FieldType, Name, Protocol, Set, SetData, Tuple, Verdict};
+use super::{Element, ElementData, ElementKey, FieldType, Name, Set, SetData, Tuple, Verdict};
 use crate::netlink::{array, string};
 
 /// `10.0.0.1 . tcp . 80 comment "x" : goto lb`
@@ -86,7 +88,7 @@ fn value_text(field: FieldType, bytes: &[u8; 16]) -> String {
         FieldType::Ipv4Addr => IpAddr::V4(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3])).to_string(),
         FieldType::Ipv6Addr => IpAddr::V6(Ipv6Addr::from(*bytes)).to_string(),
         FieldType::InetProto => match Protocol::from_number(bytes[0]) {
-            Some(protocol) => protocol.as_str().to_owned(),
+            Some(protocol) => protocol.as_lowercase().to_owned(),
             None => bytes[0].to_string(),
         },
         FieldType::InetService => u16::from_be_bytes([bytes[0], bytes[1]]).to_string(),

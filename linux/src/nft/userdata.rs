@@ -2,10 +2,12 @@
 //!
 //! The kernel does not need it, but without it `nft list ruleset` prints keys as raw numbers that nft cannot load.
 
+use localnet_core::Family;
+
 use super::comment::printable;
 use super::uapi::userdata as tag;
 use super::wire::string;
-use super::{Family, FieldType, Set, SetData};
+use super::{FieldType, Set, SetData};
 
 /// The userdata of a rule, a chain or an element with that comment.
 pub(super) fn comment(comment: &str) -> Vec<u8> {

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use localnet_linux::conntrack::{Conntrack, Family, Flow, Kernel, Protocol, Selection, Status};
+use localnet_core::{Family, Protocol};
+use localnet_linux::conntrack::{Conntrack, Flow, Kernel, Selection, Status};
 
 use crate::namespace::{self, run};
 
@@ -45,7 +46,7 @@ pub(crate) fn redirect(rules: &[(Protocol, &str, &str)]) {
     text += "add rule inet test output ct state new\n";
     for (protocol, from, to) in rules {
         let (from, family) = (address(from), if address(from).is_ipv4() { "ip" } else { "ip6" });
-        let (ip, port, protocol) = (from.ip(), from.port(), protocol.as_str());
+        let (ip, port, protocol) = (from.ip(), from.port(), protocol.as_lowercase());
         text +=
             &format!("add rule inet test output {family} daddr {ip} {protocol} dport {port} dnat {family} to {to}\n");
     }
@@ -95,7 +96,7 @@ pub(crate) fn lines(flows: &[Flow]) -> BTreeSet<String> {
             localnet_linux::conntrack::Zone::Both(0) => String::new(),
             other => format!(" {other:?}"),
         };
-        format!("{} {} {unreplied}{} id={}{zone}", flow.protocol.as_str(), tuple(original), tuple(reply), flow.id)
+        format!("{} {} {unreplied}{} id={}{zone}", flow.protocol.as_lowercase(), tuple(original), tuple(reply), flow.id)
     };
     flows.iter().map(line).collect()
 }
@@ -103,9 +104,9 @@ pub(crate) fn lines(flows: &[Flow]) -> BTreeSet<String> {
 /// The same lines from the output of `conntrack -L`.
 pub(crate) fn listed(family: Family, protocol: Protocol) -> BTreeSet<String> {
     let family = if family == Family::V4 { "ipv4" } else { "ipv6" };
-    let listing = run("conntrack", &["-L", "-f", family, "-p", protocol.as_str(), "-o", "id"], "");
+    let listing = run("conntrack", &["-L", "-f", family, "-p", protocol.as_lowercase(), "-o", "id"], "");
     let line = |line: &str| {
-        let mut words = vec![protocol.as_str().to_owned()];
+        let mut words = vec![protocol.as_lowercase().to_owned()];
         let mut zone = String::new();
         for word in line.split_whitespace() {
             match word.split_once('=') {

@@ -2,7 +2,8 @@
 
 use std::net::{TcpListener, TcpStream};
 
-use localnet_linux::conntrack::{Conntrack, Error, Family, Kernel, Protocol, Selection, Zone};
+use localnet_core::{Family, Protocol};
+use localnet_linux::conntrack::{Conntrack, Error, Kernel, Selection, Zone};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use crate::flows::{address, dump, exchange, isolated, lines, listed, redirect, udp};

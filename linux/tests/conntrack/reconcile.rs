@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use localnet_linux::conntrack::{Due, Endpoints, Family, Frontend, Kernel, Protocol, Reconciler};
+use localnet_core::{Family, Protocol};
+use localnet_linux::conntrack::{Due, Endpoints, Frontend, Kernel, Reconciler};
 
 use crate::flows::{address, exchange, isolated, listed, redirect, udp};
 use crate::namespace::run;
@@ -21,7 +22,7 @@ fn endpoints(all: &[&str]) -> Endpoints {
 
 fn all_listed() -> BTreeSet<String> {
     let mut all = BTreeSet::new();
-    for family in Family::ALL {
+    for family in Family::BOTH {
         for protocol in [Tcp, Udp, Sctp] {
             all.append(&mut listed(family, protocol));
         }

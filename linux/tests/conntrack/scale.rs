@@ -3,7 +3,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Instant;
 
-use localnet_linux::conntrack::{Endpoints, Family, Frontend, Kernel, Protocol, Reconciler};
+use localnet_core::{Family, Protocol};
+use localnet_linux::conntrack::{Endpoints, Frontend, Kernel, Reconciler};
 
 use crate::flows::{dump, isolated, udp};
 use crate::namespace::run;

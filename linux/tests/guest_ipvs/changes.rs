@@ -1,8 +1,8 @@
 //! Changes over netlink equal those that `ipvsadm` makes from our text.
 
+use localnet_core::{Family, Protocol};
 use localnet_linux::ipvs::{
-    Change, Destination, Family, Flags, Forwarding, Persistence, Protocol, Socket, Timeouts, VirtualServer, listing,
-    script,
+    Change, Destination, Flags, Forwarding, Persistence, Socket, Timeouts, VirtualServer, listing, script,
 };
 use localnet_vm::on_ipvs;
 
@@ -33,7 +33,7 @@ fn additions() -> Vec<Change> {
     let mut changes: Vec<_> = servers.iter().cloned().map(Change::AddServer).collect();
     for server in &servers {
         let of = |address: &str, weight| Change::AddDestination(server.frontend, destination(address, weight));
-        match Family::of(&server.frontend.address.ip()) {
+        match Family::of(server.frontend.address.ip()) {
             Family::V4 => {
                 changes.extend([of("10.244.0.1:8080", 1), of("10.244.0.2:8080", 0), of("10.244.0.1:9090", 7)]);
             }

@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use localnet_linux::ipvs::{Change, Connections, Family, Persistence, Protocol, Socket, VirtualServer};
+use localnet_core::{Family, Protocol};
+use localnet_linux::ipvs::{Change, Connections, Persistence, Socket, VirtualServer};
 use localnet_vm::on_ipvs;
 
 use crate::namespace::run;

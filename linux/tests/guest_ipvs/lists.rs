@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Instant;
 
+use localnet_core::Protocol;
 use localnet_linux::ipvs::{
-    Change, Connections, Destination, Forwarding, Frontend, Persistence, Protocol, Socket, VirtualServer,
+    Change, Connections, Destination, Forwarding, Frontend, Persistence, Socket, VirtualServer,
 };
 use localnet_vm::on_ipvs;
 

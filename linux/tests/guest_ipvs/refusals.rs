@@ -1,6 +1,7 @@
 //! Refused changes are reported one by one and do not stop the others.
 
-use localnet_linux::ipvs::{Change, Destination, Error, Protocol, Socket};
+use localnet_core::Protocol;
+use localnet_linux::ipvs::{Change, Destination, Error, Socket};
 use localnet_vm::on_ipvs;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 

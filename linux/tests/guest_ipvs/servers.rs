@@ -1,6 +1,7 @@
 //! Virtual servers in a temporary network namespace, and `ipvsadm` in it.
 
-use localnet_linux::ipvs::{Change, Destination, Frontend, Protocol, Socket, VirtualServer};
+use localnet_core::Protocol;
+use localnet_linux::ipvs::{Change, Destination, Frontend, Socket, VirtualServer};
 
 use crate::namespace::{self, run};
 

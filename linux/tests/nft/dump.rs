@@ -3,9 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use localnet_core::{Family, Protocol};
 use localnet_linux::nft::{
-    Chain, Element, ElementData, Expiry, Family, Field, FieldType, Protocol, Rule, Set, Socket, Statement, Table,
-    TableContent, Transaction, Tuple, Verdict,
+    Chain, Element, ElementData, Expiry, Field, FieldType, Rule, Set, Socket, Statement, Table, TableContent,
+    Transaction, Tuple, Verdict,
 };
 
 use crate::listing::nft;
@@ -16,9 +17,9 @@ use crate::ruleset::{everything, load};
 #[test]
 fn lookups_of_original_ports_are_read_back() {
     isolated(|| {
-        for family in Family::ALL {
+        for family in Family::BOTH {
             let key = [Field::OriginalDestinationAddress, Field::Protocol, Field::OriginalDestinationPort];
-            let vips = [family.address_type(), FieldType::InetProto, FieldType::InetService];
+            let vips = [FieldType::address(family), FieldType::InetProto, FieldType::InetService];
             let chain = Chain::new("unserved")
                 .rule(Statement::vmap(key, "no-endpoints"))
                 .rule([Statement::is_not_in(key, "vips"), Statement::Verdict(Verdict::Drop)]);
@@ -38,7 +39,7 @@ fn lookups_of_original_ports_are_read_back() {
 #[test]
 fn remaining_times_of_elements_are_written_and_read_back() {
     isolated(|| {
-        for family in Family::ALL {
+        for family in Family::BOTH {
             let table = Table::new(family, "expiring");
             let own = Set::new("own", [FieldType::InetService]).dynamic(None);
             let shared = Set::new("shared", [FieldType::InetService]).dynamic(Some(60));

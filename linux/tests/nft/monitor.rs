@@ -1,6 +1,7 @@
 //! The monitor reports commits of other processes and skips our own.
 
-use localnet_linux::nft::{Chain, Event, Family, Monitor, Socket, Table, Transaction};
+use localnet_core::Family;
+use localnet_linux::nft::{Chain, Event, Monitor, Socket, Table, Transaction};
 
 use crate::listing::nft;
 use crate::namespace::isolated;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use localnet_core::{Family, Protocol};
 use localnet_linux::nft::{
-    AddressField, Chain, ChainKind, Element, ElementKey, Family, Field, FieldType, Generator, HookPoint,
-    InterfacePattern, Op, Protocol, Set, Socket, Statement, Table, TableContent, Transaction, Tuple, Verdict, listing,
-    script,
+    AddressField, Chain, ChainKind, Element, ElementKey, Field, FieldType, Generator, HookPoint, InterfacePattern, Op,
+    Set, Socket, Statement, Table, TableContent, Transaction, Tuple, Verdict, listing, script,
 };
 
 use crate::listing::{assert_same, nft};
@@ -23,7 +23,7 @@ pub(crate) fn everything(family: Family) -> TableContent {
     };
     let vip = address("10.96.0.1", "fd00:96::1");
     let pod = address("10.244.1.7", "fd00:244::7");
-    let kind = family.address_type();
+    let kind = FieldType::address(family);
     use FieldType::{Ifname, Index, InetProto, InetService, Mark, Priority};
 
     let services = Set::verdict_map("services", [kind, InetProto, InetService]).size(1000).comment("virtual addresses");
@@ -351,7 +351,7 @@ fn every_prefix(family: Family) -> TableContent {
                 Statement::Verdict(Verdict::Accept),
             ]);
         }
-        let set = Set::new(format!("prefix-{len}"), [family.address_type()]).interval();
+        let set = Set::new(format!("prefix-{len}"), [FieldType::address(family)]).interval();
         sets.push((Arc::new(set), vec![Element::new(ElementKey::prefix(prefix(len)))]));
     }
     TableContent { table: Table::new(family, "prefixes"), sets, chains: vec![chain] }

@@ -5,9 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use localnet_linux::nft::{
-    Change, Element, Error, Family, FieldType, Rule, Set, Socket, Statement, Table, Transaction, Tuple,
-};
+use localnet_core::Family;
+use localnet_linux::nft::{Change, Element, Error, FieldType, Rule, Set, Socket, Statement, Table, Transaction, Tuple};
 
 use crate::listing::nft;
 use crate::namespace::isolated;

@@ -63,7 +63,7 @@ impl World {
     /// The destination after translation of a connection's first packet.
     fn connect(&mut self, client: &str, vip: (&str, u16)) -> Option<std::net::SocketAddr> {
         let packet = packet(client, vip);
-        let table = plan::table(Family::of(&packet.source));
+        let table = plan::table(Family::of(packet.source));
         let mut held = self.backend.kernel.tables.remove(&table)?;
         self.priority = 0;
         let end = self.run(&mut held, "services", &packet);
@@ -144,7 +144,7 @@ impl World {
         let fields = fields.iter().fold(Tuple::new(), |key, field| match field {
             Field::SourceAddress => key.address(packet.source),
             Field::DestinationAddress => key.address(packet.destination),
-            Field::Protocol => key.protocol(localnet_linux::nft::Protocol::Tcp),
+            Field::Protocol => key.protocol(localnet_proto::Protocol::Tcp),
             Field::DestinationPort => key.port(packet.port),
             Field::Priority => key.priority(self.priority),
             Field::Index(Generator::Constant(value)) => key.index(*value),
@@ -498,7 +498,11 @@ fn only_the_refused_service_with_affinity_is_skipped() {
     for vague in [false, true] {
         let mut world = World::new();
         world.backend.kernel.vague = vague;
-        let bad = Tuple::new().address(VIPS[1].0.parse().unwrap()).protocol(nft::Protocol::Tcp).port(80).index(100);
+        let bad = Tuple::new()
+            .address(VIPS[1].0.parse().unwrap())
+            .protocol(localnet_proto::Protocol::Tcp)
+            .port(80)
+            .index(100);
         world.backend.kernel.hated.insert(bad.into());
         let services = || [sticky("bad", VIPS[1].0, &FOUR), sticky("web", VIPS[0].0, &FOUR)];
         world.apply(&state(services()));
@@ -636,7 +640,7 @@ proptest! {
                 }
                 Step::Connect(client, vip) => {
                     let packet = packet(CLIENTS[client], VIPS[vip]);
-                    if Family::of(&packet.source) != Family::of(&packet.destination) {
+                    if Family::of(packet.source) != Family::of(packet.destination) {
                         continue;
                     }
                     let (choices, affinity) = choices(&applied, &packet);

@@ -198,7 +198,7 @@ impl Service {
 
     fn port_objects(&self) -> Vec<Value> {
         let object = |port: &Port| {
-            let mut object = json!({ "name": port.name, "protocol": upper(port.protocol), "port": port.number });
+            let mut object = json!({ "name": port.name, "protocol": port.protocol.as_str(), "port": port.number });
             if self.has_node_ports() {
                 object["nodePort"] = port.node_port.into();
             }
@@ -223,7 +223,7 @@ impl Service {
 impl Slice {
     pub(crate) fn object(&self, service: &str) -> Value {
         let port = |port: &SlicePort| {
-            let mut object = json!({ "name": port.name, "protocol": upper(port.protocol) });
+            let mut object = json!({ "name": port.name, "protocol": port.protocol.as_str() });
             if let Some(number) = port.number {
                 object["port"] = number.into();
             }
@@ -259,11 +259,6 @@ impl SliceEndpoint {
         }
         object
     }
-}
-
-/// The name of the protocol in Kubernetes.
-pub(crate) fn upper(protocol: Protocol) -> String {
-    protocol.to_string().to_uppercase()
 }
 
 fn policy(local: bool) -> &'static str {

@@ -36,7 +36,7 @@ impl TryFrom<Answer> for Outcome {
 }
 
 fn line(question: &Question) -> String {
-    format!("{} {}/{}\n", question.source(), question.to, question.protocol)
+    format!("{} {}/{}\n", question.source(), question.to, question.protocol.as_lowercase())
 }
 
 /// The outcome of each packet according to the command, with the backend's flags.

@@ -49,7 +49,7 @@ pub(crate) struct Question {
 impl fmt::Display for Question {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { sender, protocol, to, .. } = self;
-        write!(f, "{sender} ({}) → {protocol} {to}", self.source())
+        write!(f, "{sender} ({}) → {} {to}", self.source(), protocol.as_lowercase())
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use localnet_client::route::Outcome;
+use localnet_proto::Family;
 
 use super::{ask::Asked, disturb::Disturbance, sticky::Returned};
 
@@ -40,7 +41,7 @@ pub(crate) struct Report {
     /// How many open flows continued, and how many were routed anew.
     open: [usize; 2],
     expected: BTreeMap<&'static str, usize>,
-    protocols: BTreeMap<String, usize>,
+    protocols: BTreeMap<&'static str, usize>,
     explained: BTreeMap<Intended, usize>,
     disturbances: BTreeMap<String, usize>,
 }
@@ -57,9 +58,8 @@ impl Report {
             Outcome::NotOurs => "untouched",
         };
         *self.expected.entry(kind).or_default() += 1;
-        *self.protocols.entry(asked.question.protocol.to_string()).or_default() += 1;
-        let family = if asked.question.to.is_ipv4() { "IPv4" } else { "IPv6" };
-        *self.protocols.entry(family.to_owned()).or_default() += 1;
+        *self.protocols.entry(asked.question.protocol.as_lowercase()).or_default() += 1;
+        *self.protocols.entry(Family::of(asked.question.to.ip()).as_str()).or_default() += 1;
     }
 
     /// Counts a datagram or segment on an open flow.

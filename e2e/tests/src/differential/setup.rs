@@ -4,10 +4,7 @@ use std::{collections::BTreeSet, fmt, net::IpAddr};
 
 use ipnet::IpNet;
 use localnet_client::route::{Origin, Packet, Rules};
-use localnet_lab::{
-    Protocol,
-    topology::{CLUSTER_CIDRS, NODE, POD_CIDRS, Place, of_family},
-};
+use localnet_lab::topology::{CLUSTER_CIDRS, NODE, POD_CIDRS, Place, of_family};
 
 use super::{
     cluster::{NODE_NAMES, NodeFacts},
@@ -159,13 +156,8 @@ nftables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {masquerade_all
 
     /// The packet of a question as the oracle sees it, on a node with this setup.
     pub(crate) fn packet(&self, question: &Question) -> Packet {
-        let Question { sender, protocol, to, .. } = question;
-        let protocol = match protocol {
-            Protocol::Tcp => localnet_proto::Protocol::Tcp,
-            Protocol::Udp => localnet_proto::Protocol::Udp,
-            Protocol::Sctp => localnet_proto::Protocol::Sctp,
-        };
-        let origin = self.origin(*sender, to.ip());
+        let Question { sender, protocol, to, .. } = *question;
+        let origin = self.origin(sender, to.ip());
         Packet { source: question.source(), destination: to.ip(), protocol, port: to.port(), origin }
     }
 

@@ -149,7 +149,7 @@ impl<'a> World<'a> {
         let one = |flow: &Flow| {
             let error = probe_flows(&self.network, slice::from_ref(flow)).err()?;
             let Flow { from, protocol, to, .. } = flow;
-            Some((format!("{from} {protocol} {to}"), format!("{error:#}").replace('\n', " ")))
+            Some((format!("{from} {} {to}", protocol.as_lowercase()), format!("{error:#}").replace('\n', " ")))
         };
         thread::scope(|scope| {
             let chunks = flows.chunks(flows.len().div_ceil(AT_A_TIME).max(1));

@@ -28,7 +28,8 @@ use localnet_lab::{
     Endpoint, Network, Outcome, Probe, Protocol, Running, Servers, Topology,
     topology::{NODE, POD_CIDRS, SERVICE_CIDRS},
 };
-use localnet_linux::nft::{Event, Family, Monitor, Table};
+use localnet_linux::nft::{Event, Monitor, Table};
+use localnet_proto::Family;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 use tokio::{runtime::Runtime, time::timeout};
@@ -67,7 +68,7 @@ impl Front {
 
     async fn write(&self, client: &Client, pods: &[&str]) -> anyhow::Result<()> {
         let Self { name, port, target, .. } = self;
-        let protocol = self.protocol.to_string().to_uppercase();
+        let protocol = self.protocol.as_str();
         let mut of_service = json!({ "port": port, "protocol": protocol });
         let mut spec = json!({ "clusterIP": self.address().ip() });
         if *name == WEB.name {

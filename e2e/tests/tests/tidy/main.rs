@@ -79,7 +79,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "localnet-conformance",
         &["localnet-proto", "localnet-cluster", "localnet-brain", "localnet-client", "localnet-lab"],
     ),
-    ("localnet-lab", &["localnet-proto"]),
+    ("localnet-lab", &["localnet-core"]),
     ("localnet-controlplane", &[]),
     ("localnet-vm", &[]),
     ("localnet-fuzz", &[]),

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::super::parse::{Expression, RuleDump};
 use super::super::uapi::data;
-use super::{Fate, Find, ForeignChain, ForeignRules, IPV4, IPV6, Lookup, Packet, Stop, family_name};
+use super::{Fate, Find, ForeignChain, ForeignRules, Lookup, Packet, Stop, name_of};
 use crate::netlink::{array, string};
 
 /// The maximum depth of jumps: the kernel's own limit.
@@ -121,7 +121,7 @@ impl Evaluation<'_, '_> {
                 "meta" if expression.attribute(3).is_none() => {
                     let value = match expression.number(2) {
                         META_L4PROTO => vec![Some(self.packet.protocol.number())],
-                        META_NFPROTO => vec![Some(if self.packet.destination.is_ipv4() { IPV4 } else { IPV6 })],
+                        META_NFPROTO => vec![Some(self.packet.family_number())],
                         _ => vec![None; 16],
                     };
                     put(&mut registers, expression.number(1), value);
@@ -263,7 +263,7 @@ impl Evaluation<'_, '_> {
 
 fn stop(chain: &ForeignChain, rule: Option<&RuleDump>, fate: Fate, certain: bool) -> Stop {
     Stop {
-        family: family_name(chain.family),
+        family: name_of(chain.family),
         table: chain.table.clone(),
         chain: chain.name.clone(),
         handle: rule.map(|rule| rule.handle),
