@@ -1,14 +1,24 @@
 //! The intended differences of the ipvs backend from the oracle: those that `docs/backends/ipvs.md` lists, by number.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use localnet_client::route::{self, Origin, Outcome, Packet};
+use localnet_lab::probe;
 use localnet_proto::Protocol;
 
 use crate::Backend;
 
 use super::{
-    ask::Asked, cluster::Cluster, differences::Difference, judge::judge, pair::Side, scene::Scene, write::must_move,
+    ask::{Asked, Seen},
+    cluster::Cluster,
+    differences::Difference,
+    judge::judge,
+    pair::Side,
+    scene::Scene,
+    write::must_move,
 };
 
 struct Entry {
@@ -65,19 +75,26 @@ fn is_spread_without_affinity(difference: &Difference<'_>) -> bool {
     has_no_affinity(&asked, scene) && judge(&asked, seen, topology).is_none()
 }
 
-/// Whether nf_tables translates the packet to an endpoint that has the address and port of another Service's VIP, and that Service
-/// has no endpoint for it.
+/// Whether nf_tables translates the packet to an endpoint that has the address and port of another Service's VIP, and the virtual
+/// server of that VIP has no destination. Connections to the other endpoints succeed.
 fn translated_packet_meets_another_service(difference: &Difference<'_>) -> bool {
     let Difference { asked, seen, scene, topology, .. } = difference;
-    let Outcome::Endpoints { choices, .. } = &asked.expected else { return false };
+    let Outcome::Endpoints { choices, masquerade, hairpin, .. } = &asked.expected else { return false };
     let packet = scene.setup.packet(&asked.question);
-    let meets = |choice: &SocketAddr| {
-        let translated = Packet { destination: choice.ip(), port: choice.port(), ..packet };
-        let expected = route::route(scene.state, &scene.setup.rules(choice.ip()), &translated);
-        let is_unserved = matches!(expected, Outcome::Reject | Outcome::Drop);
-        is_unserved && judge(&Asked { expected, ..(*asked).clone() }, seen, topology).is_none()
+    let meets = |choice: &&SocketAddr| {
+        // Whoever sends the packet, the destinations of a virtual server are the endpoints for traffic from outside.
+        let translated = Packet { destination: choice.ip(), port: choice.port(), origin: Origin::Outside, ..packet };
+        let outcome = route::route(scene.state, &scene.setup.rules(choice.ip()), &translated);
+        matches!(outcome, Outcome::Reject | Outcome::Drop)
     };
-    has_no_affinity(asked, scene) && choices.iter().any(meets)
+    let (met, others): (BTreeSet<SocketAddr>, BTreeSet<SocketAddr>) = choices.iter().partition(|choice| meets(choice));
+    let is_refused = !seen.others.is_empty()
+        && seen.others.iter().all(|outcome| matches!(outcome, probe::Outcome::Rejected | probe::Outcome::Dropped));
+    let expected =
+        Outcome::Endpoints { choices: others, masquerade: *masquerade, hairpin: hairpin.clone(), affinity: None };
+    let of_others = Asked { expected, cover: false, ..(*asked).clone() };
+    let answered = Seen { others: BTreeSet::new(), ..(*seen).clone() };
+    has_no_affinity(asked, scene) && !met.is_empty() && is_refused && judge(&of_others, &answered, topology).is_none()
 }
 
 /// The number of the difference that ends a flow to the endpoint `by`, which the oracle expects to continue. `expected`: the outcome
@@ -119,7 +136,83 @@ pub(crate) fn has_no_affinity(asked: &Asked, scene: &Scene<'_>) -> bool {
 mod tests {
     use std::{fs, path::Path};
 
-    use super::*;
+    use localnet_client::Snapshot;
+    use localnet_lab::topology::Place;
+
+    use super::{
+        super::{
+            pair::Pair,
+            pools,
+            question::{Question, Sender},
+            setup::Setup,
+        },
+        *,
+    };
+
+    /// Regression (SEED=1602205645 after 2 changes): one of a pod's three connections met the external IP of a Service that has no
+    /// endpoint for traffic from outside, although it has one for pods. The other connections reached the other endpoint.
+    #[test]
+    fn a_connection_that_nf_tables_translates_may_meet_a_virtual_server_without_destinations() {
+        let state: Snapshot = serde_json::from_value(serde_json::json!({
+            "node": { "name": "node-a" },
+            "services": [
+                {
+                    "service": "diff/one", "type": "NodePort", "clusterIPs": ["172.30.2.11"],
+                    "ports": [{ "name": "p", "protocol": "TCP", "port": 80, "nodePort": 30030 }],
+                    "externalTrafficToLocal": true,
+                    "endpoints": [
+                        { "address": "10.180.1.1", "ports": [{ "name": "p", "port": 8080 }], "scopes": { "shortCircuit": true } },
+                        {
+                            "address": "192.168.0.2", "local": true, "ports": [{ "name": "p", "port": 8080 }],
+                            "scopes": { "external": true, "shortCircuit": true },
+                        },
+                    ],
+                },
+                {
+                    "service": "diff/two", "type": "ClusterIP", "clusterIPs": ["172.30.1.18"], "externalIPs": ["192.168.0.2"],
+                    "ports": [{ "name": "p", "protocol": "TCP", "port": 8080, "whenEmptyIPv4": { "internal": "reject", "external": "drop" } }],
+                    "externalTrafficToLocal": true,
+                    "endpoints": [
+                        { "address": "198.18.0.1", "ports": [{ "name": "p", "port": 8080 }], "scopes": { "shortCircuit": true } },
+                    ],
+                },
+            ],
+        }))
+        .unwrap();
+        let (cluster, setup, topology) = (Cluster::default(), Setup::USUAL, pools::topology());
+        let scene = Scene {
+            seed: 0,
+            changes: 0,
+            cluster: &cluster,
+            before: &cluster,
+            state: &state,
+            setup: &setup,
+            former: None,
+        };
+        let (pod, node) = (Sender::Pod(pools::pod(Place::Local, 3)), Sender::Node);
+        let (remote, host) = ("10.180.1.1:8080".parse().unwrap(), "192.168.0.2:8080".parse().unwrap());
+        let (rejected, unrouted) = (probe::Outcome::Rejected, probe::Outcome::NoRoute);
+        for (sender, by, others, is_explained) in [
+            (pod, vec![remote], vec![rejected], true),
+            (pod, vec![], vec![rejected], true),
+            (node, vec![], vec![probe::Outcome::Dropped], true),
+            (pod, vec![host], vec![rejected], false),
+            (pod, vec![], vec![unrouted], false),
+            // IPVS itself chooses for senders outside.
+            (Sender::Client, vec![], vec![rejected], false),
+        ] {
+            let to = "192.168.0.2:30030".parse().unwrap();
+            let question = Question { sender, protocol: localnet_lab::Protocol::Tcp, to, about: String::new() };
+            let packet = setup.packet(&question);
+            let expected = route::route(&state, &setup.rules(packet.destination), &packet);
+            let asked = Asked { question, expected, cover: false };
+            let answers = by.into_iter().map(|by| ((by, asked.question.source()), 1)).collect();
+            let seen = Seen { answers, others: others.into_iter().collect(), ..Seen::default() };
+            let (pair, side) = (Pair::IPVS, Side::Ours);
+            let difference = Difference { pair, side, asked: &asked, seen: &seen, scene: &scene, topology: &topology };
+            assert_eq!(explain(&difference), is_explained.then_some(7), "{}: {seen}", asked.question);
+        }
+    }
 
     #[test]
     fn every_difference_that_is_named_is_described() {
