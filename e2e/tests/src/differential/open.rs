@@ -92,7 +92,7 @@ pub(crate) enum Became {
     /// The flow was not open or was routed anew, as expected.
     Anew,
     /// The flow continued although its endpoint no longer serves, or ended although its endpoint is ready, or a connection without
-    /// an answer still gets none although the Service has endpoints now. kube-proxy does all three.
+    /// an answer is still not translated although the Service has endpoints now. kube-proxy does all three.
     Kept,
     /// The flow ended and was routed anew, by this difference of the ipvs backend.
     Ended(usize),
@@ -126,11 +126,12 @@ impl OpenFlows {
         scene: &Scene<'_>,
         random: &mut Random,
     ) -> anyhow::Result<Vec<Followed>> {
-        self.0.retain(|open| {
-            let expected = expected(scene.state, scene, &open.question);
-            let is_connection =
-                open.question.protocol == Protocol::Tcp && open.sides.iter().all(|(_, held)| held.carried.is_some());
-            is_connection || !cannot_return(&expected, &open.question)
+        self.0.retain(|Open { question, sides }| {
+            let is_connection = |(side, held): &(Side, Held)| {
+                held.carried.is_some() && !held.cut && held.ends(*side, question, scene, world).is_none()
+            };
+            let goes_on = question.protocol == Protocol::Tcp && sides.iter().all(is_connection);
+            goes_on || !cannot_return(&expected(scene.state, scene, question), question)
         });
         let mut all = ask(world, scene, &mut self.0)?;
         let mut new = Vec::new();
@@ -181,6 +182,13 @@ fn ask(world: &World, scene: &Scene<'_>, open: &mut [Open]) -> anyhow::Result<Ve
 }
 
 impl Held {
+    /// The difference of the ipvs backend that may end the flow, if there is one.
+    fn ends(&self, side: Side, question: &Question, scene: &Scene<'_>, world: &World) -> Option<usize> {
+        let is_ipvs = side == Side::Ours && world.pair.backend == Backend::Ipvs;
+        let (by, _) = self.carried.filter(|_| is_ipvs)?;
+        ipvs::flow_ends(&scene.setup.packet(question), by, &expected(scene.state, scene, question), scene)
+    }
+
     fn follow(
         &mut self,
         side: Side,
@@ -203,8 +211,7 @@ impl Held {
             Side::Ours => self.restarted && route::target(scene.state, &rules, &packet).is_none(),
             Side::KubeProxy => kube_proxy_keeps(scene, &packet, by),
         });
-        let is_ipvs = side == Side::Ours && world.pair.backend == Backend::Ipvs;
-        let ends = before.filter(|_| is_ipvs).and_then(|(by, _)| ipvs::flow_ends(&packet, by, &asked.expected, scene));
+        let ends = self.ends(side, question, scene, world);
         let timeout = match asked.expected {
             Outcome::Drop if !goes_on => probe::SILENCE_TIMEOUT,
             _ => probe::ANSWER_TIMEOUT,
@@ -240,7 +247,9 @@ impl Held {
                         Became::Kept
                     }
                 }
-                (false, false) if side == Side::KubeProxy && was_unanswered && seen.answers.is_empty() => Became::Kept,
+                (false, false) if side == Side::KubeProxy && was_unanswered && is_untranslated(&seen, question) => {
+                    Became::Kept
+                }
                 (false, _) if is_lost => continue,
                 (false, _) if (same || before.is_some() && is_silent(&seen)) && Instant::now() < deadline => {
                     thread::park_timeout(PAUSE);
@@ -311,6 +320,11 @@ impl Scene<'_> {
 
 fn is_silent(seen: &Seen) -> bool {
     seen.others.contains(&probe::Outcome::Dropped)
+}
+
+/// Whether nobody answers, or only a server at the address itself.
+fn is_untranslated(seen: &Seen, question: &Question) -> bool {
+    seen.answers.keys().all(|(by, _)| *by == question.to)
 }
 
 fn expected(state: &Snapshot, scene: &Scene<'_>, question: &Question) -> Outcome {
