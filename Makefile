@@ -70,7 +70,7 @@ differential: deps controlplane ## Compare the oracle, our backends and kube-pro
 
 differential-ipvs: deps controlplane vm ## Compare the oracle and localnet-ipvs in the guest, with N (2000) random packets (10 minutes)
 	$(CARGO) build --locked -p localnet-brain -p localnet-ipvs -p localnet
-	N=$(or $(N),2000) SEED=$(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')) $(CARGO) test --locked -p localnet-e2e --test guest_system differential:: -- --nocapture
+	N=$(or $(N),2000) SEED=$(SEED) $(CARGO) test --locked -p localnet-e2e --test guest_system differential:: -- --nocapture
 
 fuzz: ## Fuzz each target for SECONDS (20); inputs that break a target are stored in e2e/fuzz/corpus
 	FUZZ_SECONDS=$(or $(SECONDS),20) $(CARGO) test --locked --workspace --lib --test fuzz fuzz_ -- --nocapture --test-threads 2

@@ -65,8 +65,6 @@ const ENOUGH_RETURNED: usize = 40;
 /// The default number of packets of a run, and of a run on an emulated processor.
 const PACKETS: usize = 2000;
 const PACKETS_IN_GUEST: usize = 500;
-/// The default seed of a run in a guest. `make differential-ipvs` draws a new one.
-const SEED_IN_GUEST: u64 = 424_242;
 /// The time limit of a run in a guest: for its start, and for each packet.
 const START_IN_GUEST: Duration = Duration::from_secs(600);
 const PACKET_IN_GUEST: Duration = Duration::from_secs(2);
@@ -105,7 +103,7 @@ pub fn agree(pair: Pair, parts: usize) -> anyhow::Result<()> {
 /// # Errors
 /// Returns an error if the API server does not start.
 pub fn host_side(pair: Pair) -> anyhow::Result<(HostSide, Kept)> {
-    let (packets, seed) = (packets(PACKETS_IN_GUEST)?, setting("SEED")?.unwrap_or(SEED_IN_GUEST));
+    let (packets, seed) = (packets(PACKETS_IN_GUEST)?, seed()?);
     say(&format!("differential: {pair} in a guest: {packets} packets from SEED={seed}"));
     let limit = START_IN_GUEST + PACKET_IN_GUEST * u32::try_from(packets).unwrap_or(u32::MAX);
     let (mut host_side, kept) = api_server::host_side(pair.sides().count(), true, limit)?;
