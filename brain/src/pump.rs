@@ -237,7 +237,7 @@ mod tests {
             (Revision { instance: 7, rev: 1 }, localnet_cluster::localize::Standing::Served)
         );
         let (_, unknown) = ask.why(ServiceKey::new("default", "unknown")).await.unwrap();
-        assert_eq!(unknown, Reasons::default());
+        assert_eq!(unknown.standing, localnet_cluster::localize::Standing::Absent);
         drop(sender);
         pump.await.unwrap();
         assert_eq!(ask.why(web()).await, None, "the pump has ended");

@@ -174,7 +174,9 @@ impl Cluster {
     /// The decisions about a Service and their reasons: whether it is served, and which rule excludes each endpoint that is not
     /// eligible for all of its traffic. This is computed on request, for diagnosis only.
     pub fn reasons(&self, key: &ServiceKey) -> localize::Reasons {
-        let Some(object) = self.services.get(key) else { return localize::Reasons::default() };
+        let Some(object) = self.services.get(key) else {
+            return localize::Reasons { standing: localize::Standing::Absent, ..Default::default() };
+        };
         let proxy_name = self.options.service_proxy_name.as_deref();
         localize::reasons::reasons(object, self.slices_of(key), &self.here, &self.claims.lost(object), proxy_name)
     }

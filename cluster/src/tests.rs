@@ -184,7 +184,7 @@ fn the_reasons_for_ineligible_endpoints_can_be_queried() {
     assert_eq!((web.standing, web.left_out_count, web.slices), (Standing::Served, 1, 1));
     assert_eq!(web.left_out[0].rule, localize::Rule::NotServing);
     assert_eq!(reasons("other").standing, Standing::OfAnotherProxy);
-    assert_eq!(reasons("unknown"), localize::Reasons::default());
+    assert_eq!(reasons("unknown"), localize::Reasons { standing: Standing::Absent, ..Default::default() });
 }
 
 #[test]

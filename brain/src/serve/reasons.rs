@@ -4,7 +4,7 @@ use std::{net::IpAddr, time::Duration};
 
 use localnet_core::{Diagnostic, Severity};
 use localnet_proto::{
-    Family, Revision, Scopes, ServiceKey,
+    Family, Revision, ServiceKey,
     wire::{
         self, BrainStatus, ReceivedReport, ServiceReasons, SourceTrouble, StatusRequest,
         reasons_server::Reasons as ReasonsService,
@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 
 use super::ServerState;
 use localnet_cluster::{
-    localize::{Mode, Reasons, Rule, Standing, Topology, reasons::LeftOut},
+    localize::{Mode, Reasons, Topology, reasons::LeftOut},
     objects::Conditions,
 };
 
@@ -82,7 +82,7 @@ fn service_reasons(key: &ServiceKey, revision: Revision, reasons: &Reasons) -> S
     ServiceReasons {
         service: Some(wire::ServiceKey { namespace: key.namespace.to_string(), name: key.name.to_string() }),
         state: Some(wire_revision(revision)),
-        standing: standing(reasons.standing).into(),
+        standing: reasons.standing.into(),
         findings: reasons.findings.iter().map(finding).collect(),
         left_out: reasons.left_out.iter().map(left_out).collect(),
         left_out_count: count(reasons.left_out_count),
@@ -98,18 +98,6 @@ fn conditions((address, of): &(IpAddr, Conditions)) -> wire::EndpointConditions 
     wire::EndpointConditions { address: address.to_string(), ready, serving, terminating }
 }
 
-fn standing(standing: Standing) -> wire::Standing {
-    match standing {
-        Standing::Served => wire::Standing::Served,
-        Standing::Absent => wire::Standing::Absent,
-        Standing::WithoutClusterIp => wire::Standing::WithoutClusterIp,
-        Standing::Headless => wire::Standing::Headless,
-        Standing::ExternalName => wire::Standing::ExternalName,
-        Standing::OfAnotherProxy => wire::Standing::OfAnotherProxy,
-        Standing::Unusable => wire::Standing::Unusable,
-    }
-}
-
 fn finding(of: &Diagnostic) -> wire::Finding {
     wire::Finding {
         left_out: of.severity == Severity::Error,
@@ -123,7 +111,6 @@ fn finding(of: &Diagnostic) -> wire::Finding {
 }
 
 fn left_out(of: &LeftOut) -> wire::LeftOut {
-    let Scopes { internal, external, short_circuit, established } = of.from;
     wire::LeftOut {
         slice: of.slice.to_string(),
         address: of.address.to_string(),
@@ -131,32 +118,11 @@ fn left_out(of: &LeftOut) -> wire::LeftOut {
         number: of.number.map_or(0, i32::from),
         node: of.node.to_string(),
         local: of.local,
-        from: Some(wire::EndpointScopes { internal, external, short_circuit, established }),
-        rule: rule(of.rule).into(),
+        from: Some(of.from.into()),
+        rule: of.rule.into(),
         field: of.field.clone(),
         problem: of.problem.clone(),
         remedy: of.remedy.to_owned(),
-    }
-}
-
-fn rule(rule: Rule) -> wire::Rule {
-    match rule {
-        Rule::NotReady => wire::Rule::NotReady,
-        Rule::Terminating => wire::Rule::Terminating,
-        Rule::NotServing => wire::Rule::NotServing,
-        Rule::OtherNode => wire::Rule::OtherNode,
-        Rule::OtherZone => wire::Rule::OtherZone,
-        Rule::InternalLocal => wire::Rule::InternalLocal,
-        Rule::ExternalLocal => wire::Rule::ExternalLocal,
-        Rule::Family => wire::Rule::Family,
-        Rule::PortName => wire::Rule::PortName,
-        Rule::PortProtocol => wire::Rule::PortProtocol,
-        Rule::PortNumber => wire::Rule::PortNumber,
-        Rule::AddressType => wire::Rule::AddressType,
-        Rule::Address => wire::Rule::Address,
-        Rule::Reserved => wire::Rule::Reserved,
-        Rule::Duplicate => wire::Rule::Duplicate,
-        Rule::HeadlessSlice => wire::Rule::HeadlessSlice,
     }
 }
 

@@ -8,9 +8,8 @@
 use localnet_proto::{Scopes, Verdict, WhenEmpty};
 
 use super::{
-    Here,
+    Here, Rule,
     candidates::Candidate,
-    rule::Rule,
     topology::{self, Mode},
 };
 use crate::objects::{ServiceObject, ServiceType};

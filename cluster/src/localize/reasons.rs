@@ -9,13 +9,11 @@ use localnet_core::Diagnostic;
 use localnet_proto::{Family, Port, Scopes};
 
 use super::{
-    Here, Lost, Skips, Topology,
+    Here, Lost, Rule, Skips, Standing, Topology,
     candidates::{self, Candidates},
     categorize::{self, Policy, Usage},
     front::{self, Front},
-    ports, proxied,
-    rule::Rule,
-    special,
+    ports, proxied, special,
 };
 use crate::objects::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
 
@@ -25,7 +23,7 @@ const MOST: usize = 1000;
 /// The decisions about a Service, and their reasons.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reasons {
-    /// Whether the Service is served.
+    /// Whether the Service is served, and the reason if it is not.
     pub standing: Standing,
     /// The diagnostics of the Service.
     pub findings: Vec<Diagnostic>,
@@ -41,26 +39,6 @@ pub struct Reasons {
     pub endpoints: usize,
     /// The conditions of endpoints that are not ready or are terminating. At most 1,000.
     pub unready: Vec<(IpAddr, Conditions)>,
-}
-
-/// Whether a Service is served on this node, and the reason if it is not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Standing {
-    /// The Service is served.
-    Served,
-    /// The cluster does not contain the Service.
-    #[default]
-    Absent,
-    /// The Service has no ClusterIP.
-    WithoutClusterIp,
-    /// The Service is headless.
-    Headless,
-    /// The Service is of type ExternalName.
-    ExternalName,
-    /// Its label `service.kubernetes.io/service-proxy-name` does not match the name of this proxy.
-    OfAnotherProxy,
-    /// No part of the Service can be used.
-    Unusable,
 }
 
 /// An endpoint that is not eligible for some traffic, and the rule that excludes it.
