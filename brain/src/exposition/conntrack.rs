@@ -2,29 +2,26 @@
 
 use std::fs;
 
-use prometheus::proto::MetricFamily;
+use super::page::Page;
 
-use crate::metrics::families::{counter, gauge};
-
-/// The metrics of the brain's network namespace. Empty if the kernel does not track connections there.
-pub(super) fn families() -> Vec<MetricFamily> {
+/// Adds the metrics of the brain's network namespace. Adds nothing if the kernel does not track connections there.
+pub(super) fn add(page: &mut Page) {
     let number = |name: &str| -> Option<f64> {
         let text = fs::read_to_string(format!("/proc/sys/net/netfilter/nf_conntrack_{name}")).ok()?;
         text.trim().parse().ok()
     };
-    let mut families = Vec::new();
-    let gauges = [
-        ("count", "localnet_conntrack_entries", "Number of connections that the kernel of this node tracks."),
-        ("max", "localnet_conntrack_entries_limit", "Most connections that the kernel of this node can track."),
-    ];
-    for (file, name, help) in gauges {
-        families.extend(number(file).map(|value| gauge(name, help, vec![(vec![], value)])));
+    if let Some(count) = number("count") {
+        let help = "Number of connections that the kernel of this node tracks.";
+        page.gauge("localnet_conntrack_entries", help, &[], count);
+    }
+    if let Some(most) = number("max") {
+        let help = "Most connections that the kernel of this node can track.";
+        page.gauge("localnet_conntrack_entries_limit", help, &[], most);
     }
     if let Some(dropped) = fs::read_to_string("/proc/net/stat/nf_conntrack").ok().as_deref().and_then(dropped) {
         let help = "Packets that the kernel dropped because it could not track another connection.";
-        families.push(counter("localnet_conntrack_dropped_packets_total", help, vec![(vec![], dropped as f64)]));
+        page.counter("localnet_conntrack_dropped_packets_total", help, &[], dropped as f64);
     }
-    families
 }
 
 /// The sum of the column `drop` over all processors. The kernel counts there if the table is full or memory is short.

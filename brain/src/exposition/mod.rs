@@ -8,12 +8,14 @@
 
 mod conntrack;
 mod families;
+mod page;
 mod process;
 
 use std::collections::BTreeMap;
 
 use prometheus::{Encoder as _, TextEncoder};
 
+use self::page::Page;
 use crate::{feed::State, metrics::Metrics, reports::Received};
 
 /// The content type of [`text`].
@@ -21,15 +23,16 @@ pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
 /// All metrics of a brain, of its newest state and of the latest report of each backend.
 pub fn text(metrics: &Metrics, state: &State, reports: &BTreeMap<String, Received>) -> String {
-    let mut families = metrics.gather();
-    families.extend(families::of_state(state));
-    families.extend(families::of_reports(reports));
-    families.extend(conntrack::families());
-    families.extend(process::families());
-    families.retain(|family| !family.get_metric().is_empty());
+    let mut page = Page::default();
+    families::of_state(&mut page, state);
+    families::of_pending(&mut page, metrics);
+    families::of_reports(&mut page, reports);
+    conntrack::add(&mut page);
+    process::add(&mut page);
+    let mut families: Vec<_> = metrics.gather().into_iter().chain(page.families()).collect();
     families.sort_by(|one, other| one.name().cmp(other.name()));
     let mut text = Vec::new();
-    // This fails only for an empty family. The registry skips those, and a line above removes the others.
+    // This fails only for an empty family. The registry skips those, and a page has none.
     if let Err(error) = TextEncoder::new().encode(&families, &mut text) {
         tracing::warn!(%error, "failed to write metrics");
     }

@@ -4,48 +4,33 @@ use procfs::{
     WithCurrentSystemInfo as _,
     process::{LimitValue, Process},
 };
-use prometheus::proto::MetricFamily;
 
-use crate::metrics::families::{counter, gauge};
+use super::page::Page;
 
-/// The metrics of this process, as far as `/proc` has them.
-pub(super) fn families() -> Vec<MetricFamily> {
-    let Ok(process) = Process::myself() else { return Vec::new() };
+/// Adds the metrics of this process, as far as `/proc` has them.
+pub(super) fn add(page: &mut Page) {
+    let Ok(process) = Process::myself() else { return };
     let ticks = procfs::ticks_per_second() as f64;
-    let stat = process.stat().ok();
-    let used = stat.as_ref().map(|stat| (stat.utime + stat.stime) as f64 / ticks);
-    let started = stat.as_ref().zip(procfs::boot_time_secs().ok());
-    let limits = process.limits().ok().map(|limits| limits.max_open_files.soft_limit);
-    let gauges = [
-        (
-            "process_resident_memory_bytes",
-            "Resident memory of the process, in bytes.",
-            stat.as_ref().map(|stat| stat.rss_bytes().get() as f64),
-        ),
-        (
-            "process_virtual_memory_bytes",
-            "Virtual memory of the process, in bytes.",
-            stat.as_ref().map(|stat| stat.vsize as f64),
-        ),
-        ("process_threads", "Number of threads of the process.", stat.as_ref().map(|stat| stat.num_threads as f64)),
-        (
-            "process_start_time_seconds",
-            "Unix time at which the process started, in seconds.",
-            started.map(|(stat, booted)| booted as f64 + stat.starttime as f64 / ticks),
-        ),
-        (
-            "process_open_fds",
-            "Number of open file descriptors of the process.",
-            process.fd_count().ok().map(|open| open as f64),
-        ),
-        (
-            "process_max_fds",
-            "Maximum number of open file descriptors of the process.",
-            limits.and_then(|most| if let LimitValue::Value(most) = most { Some(most as f64) } else { None }),
-        ),
-    ];
-    let help = "User and system CPU time that the process has used, in seconds.";
-    let used = used.map(|used| counter("process_cpu_seconds_total", help, vec![(vec![], used)]));
-    let gauges = gauges.into_iter().filter_map(|(name, help, value)| Some(gauge(name, help, vec![(vec![], value?)])));
-    used.into_iter().chain(gauges).collect()
+    if let Ok(stat) = process.stat() {
+        let used = (stat.utime + stat.stime) as f64 / ticks;
+        let help = "User and system CPU time that the process has used, in seconds.";
+        page.counter("process_cpu_seconds_total", help, &[], used);
+        let (resident, virtual_) = (stat.rss_bytes().get() as f64, stat.vsize as f64);
+        page.gauge("process_resident_memory_bytes", "Resident memory of the process, in bytes.", &[], resident);
+        page.gauge("process_virtual_memory_bytes", "Virtual memory of the process, in bytes.", &[], virtual_);
+        page.gauge("process_threads", "Number of threads of the process.", &[], stat.num_threads as f64);
+        if let Ok(booted) = procfs::boot_time_secs() {
+            let started = booted as f64 + stat.starttime as f64 / ticks;
+            let help = "Unix time at which the process started, in seconds.";
+            page.gauge("process_start_time_seconds", help, &[], started);
+        }
+    }
+    if let Ok(open) = process.fd_count() {
+        page.gauge("process_open_fds", "Number of open file descriptors of the process.", &[], open as f64);
+    }
+    if let Ok(limits) = process.limits()
+        && let LimitValue::Value(most) = limits.max_open_files.soft_limit
+    {
+        page.gauge("process_max_fds", "Maximum number of open file descriptors of the process.", &[], most as f64);
+    }
 }

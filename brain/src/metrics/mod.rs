@@ -10,7 +10,6 @@
 //! Backends have no metrics page. They report their totals to the brain, so that one page covers the node, as with kube-proxy. A
 //! restart of the brain loses none of these totals.
 
-pub(crate) mod families;
 mod lag;
 mod register;
 mod requests;
@@ -234,13 +233,19 @@ impl Metrics {
         Reader(self.clone())
     }
 
-    /// The families of all metrics. Some may have no value.
+    /// The families of all counted metrics.
     pub(crate) fn gather(&self) -> Vec<MetricFamily> {
-        let mut families = self.0.registry.gather();
-        let (services, slices) = self.waiting().pending();
-        families.extend(families::pending(services, slices));
-        families.push(families::behind(self.lag().seconds(Instant::now())));
-        families
+        self.0.registry.gather()
+    }
+
+    /// The number of changes of Services and of EndpointSlices that no backend has applied yet.
+    pub(crate) fn pending(&self) -> (u64, u64) {
+        self.waiting().pending()
+    }
+
+    /// Calls `each` with the lag of each backend in each family, in seconds.
+    pub(crate) fn lags(&self, mut each: impl FnMut(&str, Family, f64)) {
+        self.lag().seconds(Instant::now()).for_each(|(backend, family, seconds)| each(backend, family, seconds));
     }
 
     fn lag(&self) -> MutexGuard<'_, Lag> {
