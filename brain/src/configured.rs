@@ -7,6 +7,7 @@ use std::{
     net::SocketAddr,
 };
 
+use futures::future::OptionFuture;
 use localnet_config::{Config, IpFamilyPolicy, Node, NodePortAddresses};
 use localnet_config_file::Current;
 use localnet_core::{Diagnostic, Family, Severity};
@@ -17,10 +18,8 @@ use crate::{
     events::{Events, NodeEvent},
     feed::Feed,
     health::{
-        self, HealthzAddress, Servers,
-        clock::Clock,
-        node_ports,
-        port::{Listening, Port, Status},
+        self, HealthzAddress, Servers, node_ports,
+        port::{self, Listening, Port, Status},
     },
     reports::Reports,
     status,
@@ -47,7 +46,6 @@ pub fn health(config: &Config) -> health::Options {
 }
 
 /// The parts that follow the configuration.
-#[derive(Debug)]
 pub struct Configured {
     current: Current,
     node_ips: watch::Sender<NodeIps>,
@@ -79,10 +77,10 @@ impl Configured {
         events.post(NodeEvent::Starting);
         let options = health(&config);
         if config.bind_address_hard_fail {
-            health::check(options.healthz)?;
-            status::check(config.metrics_bind_address)?;
+            port::check(options.healthz.0, "health checks")?;
+            port::check(Some(config.metrics_bind_address), "metrics")?;
         }
-        let servers = Some(health::start(&options, feed, reports, Clock::System));
+        let servers = Some(health::start(&options, feed, reports, health::machine_clock()));
         let metrics_at = config.metrics_bind_address;
         let status = Some(status::start(metrics_at, current.clone(), feed, reports));
         let (feed, events, reports) = (feed.clone(), events.clone(), reports.clone());
@@ -104,13 +102,11 @@ impl Configured {
             }
             tokio::select! {
                 config = self.current.changed() => self.apply(&config).await,
-                changed = facts.changed() => if changed.is_err() {
-                    std::future::pending::<()>().await;
-                },
-                () = changed(ports.as_mut()) => {}
-                () = changed(metrics.as_mut()) => {}
-                error = failed(self.servers.as_mut().map(Servers::failed)) => return error,
-                error = failed(self.status.as_mut().map(status::Server::failed)) => return error,
+                Ok(()) = facts.changed() => {}
+                Some(Ok(())) = OptionFuture::from(ports.as_mut().map(watch::Receiver::changed)) => {}
+                Some(Ok(())) = OptionFuture::from(metrics.as_mut().map(watch::Receiver::changed)) => {}
+                Some(error) = OptionFuture::from(self.servers.as_mut().map(Servers::failed)) => return error,
+                Some(error) = OptionFuture::from(self.status.as_mut().map(status::Server::failed)) => return error,
             }
         }
     }
@@ -152,7 +148,7 @@ impl Configured {
             if let Some(servers) = self.servers.take() {
                 servers.stop().await;
             }
-            self.servers = Some(health::start(&options, &self.feed, &self.reports, Clock::System));
+            self.servers = Some(health::start(&options, &self.feed, &self.reports, health::machine_clock()));
             self.options = options;
         }
         if config.metrics_bind_address != self.metrics_at {
@@ -196,25 +192,6 @@ impl Configured {
         }
         self.complaints = complaints;
         Ok(())
-    }
-}
-
-/// Resolves when `part` fails. Never resolves if it is `None`.
-async fn failed(part: Option<impl Future<Output = anyhow::Error>>) -> anyhow::Error {
-    match part {
-        Some(failing) => failing.await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Resolves when the status of a port changes. Never resolves without a server.
-async fn changed(ports: Option<&mut watch::Receiver<Status>>) {
-    let changed = match ports {
-        Some(ports) => ports.changed().await.is_ok(),
-        None => false,
-    };
-    if !changed {
-        std::future::pending::<()>().await;
     }
 }
 

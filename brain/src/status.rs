@@ -22,7 +22,6 @@ use std::{
     time::{Instant, SystemTime},
 };
 
-use anyhow::Context as _;
 use k8s_openapi::jiff::Timestamp;
 use localnet_config::Config;
 use localnet_config_file::Current;
@@ -69,17 +68,6 @@ impl Server {
     pub async fn stop(mut self) {
         self.work.shutdown().await;
     }
-}
-
-/// Checks whether the server can listen on `address`.
-///
-/// # Errors
-/// Returns an error if another process uses the port, or if the node does not have the address.
-pub fn check(address: SocketAddr) -> anyhow::Result<()> {
-    let listened = port::listen(&Port { service: None, address }).map(drop);
-    listened.with_context(|| {
-        format!("failed to listen for metrics on {address}; free the port, choose another, or set bindAddressHardFail: false")
-    })
 }
 
 /// Starts the server, which retries until it can open the port. Must be called in a tokio runtime.

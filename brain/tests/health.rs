@@ -7,16 +7,17 @@
 use std::{
     future::Future,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    time::{Duration, UNIX_EPOCH},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
 use localnet_brain::{
     feed::Feed,
     health::{
         self, HealthzAddress, Options, Servers,
-        clock::Clock,
         node_ports::NodePortAddresses,
         port::{Listening, Port, Status},
+        progress::Moment,
     },
     reports::Reports,
 };
@@ -46,15 +47,16 @@ const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 struct Node {
     feed: Feed,
     reports: Reports,
-    clock: Clock,
+    clock: Arc<Mutex<Moment>>,
     servers: Servers,
 }
 
 impl Node {
     fn start(options: &Options) -> Self {
         let (feed, reports) = (Feed::new(INSTANCE), Reports::default());
-        let clock = Clock::standing(UNIX_EPOCH + THEN);
-        let servers = health::start(options, &feed, &reports, clock.clone());
+        let clock = Arc::new(Mutex::new(Moment { at: Instant::now(), wall: UNIX_EPOCH + THEN }));
+        let now = Arc::clone(&clock);
+        let servers = health::start(options, &feed, &reports, Arc::new(move || *now.lock().unwrap()));
         Self { feed, reports, clock, servers }
     }
 
@@ -90,6 +92,13 @@ impl Node {
         self.reports.record(report).unwrap();
         // Process the report now, so that it gets the current time of the clock.
         self.servers.health();
+    }
+
+    /// Advances the clock, which otherwise stands still.
+    fn advance(&self, time: Duration) {
+        let mut now = self.clock.lock().unwrap();
+        now.at += time;
+        now.wall += time;
     }
 
     fn node_eligible(&self, eligible: bool) {
@@ -209,7 +218,7 @@ async fn healthz_and_livez_answer_as_kube_proxy_does() {
 
     let rev = node.revision();
     node.report(&[(IpFamily::IPv4, rev), (IpFamily::IPv6, rev)]);
-    node.clock.advance(Duration::from_millis(25_500));
+    node.advance(Duration::from_millis(25_500));
     let now = "2026-11-21T17:03:07.5Z";
     let rest = format!("true{}", both(start, start, [true, true]));
     check(&get(address, "GET /healthz").await, &json_answer("200 OK", "", &body(now, now, yes, &rest)));
@@ -225,9 +234,9 @@ async fn healthz_and_livez_answer_as_kube_proxy_does() {
     // IPv6 is late. A success of IPv4 does not change that.
     let rev = node.revision();
     node.report(&[(IpFamily::IPv4, rev), (IpFamily::IPv6, rev - 1)]);
-    node.clock.advance(Duration::from_millis(9_500));
+    node.advance(Duration::from_millis(9_500));
     assert!(get(address, "GET /healthz").await.starts_with("HTTP/1.1 200 OK\n"));
-    node.clock.advance(Duration::from_millis(500));
+    node.advance(Duration::from_millis(500));
     let (updated, now) = (now, "2026-11-21T17:03:17.5Z");
     let rest = format!("false{}", both(updated, updated, [true, false]));
     let answer = get(address, "GET /healthz").await;
@@ -309,7 +318,7 @@ async fn health_check_ports_follow_their_services() {
     // While the proxy is unhealthy, the status is 503 with the real weight.
     let rev = node.revision();
     node.report(&[(IpFamily::IPv4, rev - 1)]);
-    node.clock.advance(Duration::from_secs(10));
+    node.advance(Duration::from_secs(10));
     for (name, port, ready) in services {
         check(&get_port(port).await, &service_answer(name, ready, false));
     }

@@ -12,7 +12,6 @@
 //! other ports are unaffected.
 
 pub mod answer;
-pub mod clock;
 mod connections;
 pub mod node_ports;
 pub mod port;
@@ -23,10 +22,9 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     str::FromStr,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::Context as _;
 use localnet_proto::{Family, Revision, ServiceKey};
 use tokio::{
     sync::watch,
@@ -36,10 +34,9 @@ use tokio::{
 
 use self::{
     answer::Answer,
-    clock::Clock,
     node_ports::NodePortAddresses,
     port::{Port, Retry, Status},
-    progress::{FamilyHealth, Health, Progress},
+    progress::{FamilyHealth, Health, Moment, Progress},
 };
 use crate::{
     feed::{Feed, HealthFacts},
@@ -95,7 +92,6 @@ impl FromStr for HealthzAddress {
 }
 
 /// The running servers. Dropping it closes all of their ports.
-#[derive(Debug)]
 pub struct Servers {
     status: watch::Receiver<Status>,
     inputs: Arc<Inputs>,
@@ -135,16 +131,12 @@ pub(crate) async fn crashed(work: &mut JoinSet<()>) -> anyhow::Error {
     std::future::pending().await
 }
 
-/// Checks whether the server of `/healthz` can listen on its address.
-///
-/// # Errors
-/// Returns an error if another process uses the port, or if the node does not have the address.
-pub fn check(HealthzAddress(address): HealthzAddress) -> anyhow::Result<()> {
-    let Some(address) = address else { return Ok(()) };
-    let listened = port::listen(&Port { service: None, address }).map(drop);
-    listened.with_context(|| {
-        format!("failed to listen for health checks on {address}; free the port, choose another, or set bindAddressHardFail: false")
-    })
+/// Returns the current time.
+pub type Clock = Arc<dyn Fn() -> Moment + Send + Sync>;
+
+/// The clocks of this machine.
+pub fn machine_clock() -> Clock {
+    Arc::new(|| Moment { at: Instant::now(), wall: SystemTime::now() })
 }
 
 /// Starts the servers. Must be called in a tokio runtime.
@@ -170,7 +162,6 @@ pub fn start(options: &Options, feed: &Feed, reports: &Reports, clock: Clock) ->
 }
 
 /// The inputs of all answers.
-#[derive(Debug)]
 struct Inputs {
     revision: watch::Receiver<Revision>,
     reports: watch::Receiver<BTreeMap<String, Received>>,
@@ -192,7 +183,7 @@ impl Inputs {
     fn health(&self) -> (Health, SystemTime) {
         // No code that holds the lock can panic halfway through a change.
         let mut tracked = self.tracked.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = self.clock.now();
+        let now = (self.clock)();
         tracked.progress.publish(*self.revision.borrow(), now.at);
         for (backend, received) in self.reports.borrow().iter() {
             if tracked.reports.get(backend) != Some(received) {

@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::Context as _;
 use http::{Request, Uri};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -165,6 +166,20 @@ pub(crate) fn listen(port: &Port) -> io::Result<TcpListener> {
         }
         bound => bound,
     }
+}
+
+/// Checks whether a server for `what` can listen on its address, if it has one.
+///
+/// # Errors
+/// Returns an error if another process uses the port, or if the node does not have the address.
+pub fn check(address: Option<SocketAddr>, what: &str) -> anyhow::Result<()> {
+    let Some(address) = address else { return Ok(()) };
+    let listened = listen(&Port { service: None, address }).map(drop);
+    listened.with_context(|| {
+        format!(
+            "failed to listen for {what} on {address}; free the port, choose another, or set bindAddressHardFail: false"
+        )
+    })
 }
 
 fn bind(address: SocketAddr, v6_only: bool) -> io::Result<TcpListener> {

@@ -24,13 +24,20 @@ use localnet_proto::{
     wire::{BackendReport, IpFamily},
 };
 
-use super::clock::Moment;
-
 /// How long a late backend must be silent, beside one that is up to date, to count as replaced.
 pub const REPLACED: Duration = Duration::from_secs(600);
 
 /// Revisions that were published within this time share the time of the first, which bounds the memory.
 const GRAIN: Duration = Duration::from_secs(1);
+
+/// A point in time, on the monotonic clock and on the wall clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The monotonic time, for durations.
+    pub at: Instant,
+    /// The wall clock time, for display. It may jump.
+    pub wall: SystemTime,
+}
 
 /// The revisions that were published, and the reports of the backends.
 #[derive(Clone, Debug)]
