@@ -1,14 +1,16 @@
 //! The flags of `localnet-brain`. The structs of groups of flags are public, because `localnet-node` shares them.
 
-use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use localnet_config::{BadDuration, Config, GoDuration, KubeProxyFlags, Mode};
+use clap::{Args, Parser, Subcommand};
+use localnet_config::{BadDuration, Config, GoDuration, KubeProxyFlags, Mode, Platform};
 use localnet_proto::{Address, DEFAULT_ADDRESS};
 
 use crate::{
     serve::{self, TlsFiles},
+    source::Source,
     telemetry::{self, LogFormat},
+    watch::file::is_label_value,
 };
 use localnet_cluster::{self as cluster, objects::node_name};
 
@@ -41,37 +43,15 @@ pub enum Command {
     Check(CheckArguments),
 }
 
-/// A backend that takes over from kube-proxy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum BackendName {
-    /// `localnet-nft`
-    Nft,
-    /// `localnet-iptables`
-    Iptables,
-    /// `localnet-ipvs`
-    Ipvs,
-}
-
-impl BackendName {
-    /// The mode of kube-proxy that it replaces.
-    pub fn mode(self) -> Mode {
-        match self {
-            Self::Nft => Mode::Nftables,
-            Self::Iptables => Mode::Iptables,
-            Self::Ipvs => Mode::Ipvs,
-        }
-    }
-}
-
 /// The flags of `localnet-brain check`.
 #[derive(Args, Clone, Debug)]
 pub struct CheckArguments {
     /// The source of the objects.
     #[command(flatten)]
     pub source: SourceArgs,
-    /// The backend that will replace kube-proxy [default: that of the configured mode, or nft]
-    #[arg(long, value_enum)]
-    pub backend: Option<BackendName>,
+    /// Mode of kube-proxy that the new backend corresponds to: iptables, ipvs or nftables [default: the configured mode, or nftables]
+    #[arg(long, value_name = "MODE", value_parser = mode)]
+    pub backend: Option<Mode>,
     /// Logging.
     #[command(flatten)]
     pub log: LogArgs,
@@ -85,7 +65,7 @@ pub struct CheckArguments {
 pub struct SourceArgs {
     /// Source of the objects: file:PATH (a file or folder of Kubernetes YAML or JSON), kube (the default kubeconfig or the service
     /// account) or kube:KUBECONFIG [default: the API server of kube-proxy's flags and --config, if there are any]
-    #[arg(long, value_name = "SOURCE", value_parser = Source::from_str, required_unless_present_any = ["config", "kubeconfig", "master", "write-config-to", "cleanup", "init-only"])]
+    #[arg(long, value_name = "SOURCE", required_unless_present_any = ["config", "kubeconfig", "master", "write-config-to", "cleanup", "init-only"])]
     pub source: Option<Source>,
     /// Name of the Node object of this machine [default: as configured, or the host name in lower case]
     #[arg(long, value_name = "NAME", value_parser = node_name)]
@@ -146,49 +126,6 @@ fn server(text: &str) -> anyhow::Result<http::Uri> {
     let url: Option<http::Uri> = text.parse().ok();
     let url = url.filter(|url| url.host().is_some() && matches!(url.scheme_str(), Some("http" | "https")));
     url.ok_or_else(|| anyhow::anyhow!("--master: {text:?} is not a URL; write it like https://10.0.0.1:6443"))
-}
-
-/// A source of objects.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// A file or folder of Kubernetes YAML or JSON.
-    File(PathBuf),
-    /// An API server.
-    Kube {
-        /// The kubeconfig. `None` means the default places.
-        kubeconfig: Option<PathBuf>,
-        /// A URL that overrides that of the kubeconfig.
-        server: Option<http::Uri>,
-    },
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::File(path) => write!(f, "file:{}", path.display()),
-            Self::Kube { server: Some(server), .. } => write!(f, "kube:{server}"),
-            Self::Kube { kubeconfig: Some(path), .. } => write!(f, "kube:{}", path.display()),
-            Self::Kube { .. } => f.write_str("kube"),
-        }
-    }
-}
-
-/// The error for a text that is not a [`Source`].
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("expected file:PATH, kube or kube:KUBECONFIG")]
-pub struct BadSource;
-
-impl FromStr for Source {
-    type Err = BadSource;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once(':') {
-            None if text == "kube" => Ok(Self::Kube { kubeconfig: None, server: None }),
-            Some(("kube", path)) if !path.is_empty() => Ok(Self::Kube { kubeconfig: Some(path.into()), server: None }),
-            Some(("file", path)) if !path.is_empty() => Ok(Self::File(path.into())),
-            _ => Err(BadSource),
-        }
-    }
 }
 
 /// The addresses to serve on, and the peers that may connect.
@@ -284,12 +221,17 @@ fn view_name(text: &str) -> Result<String, &'static str> {
 
 /// Parses a value of a label.
 fn label_value(text: &str) -> Result<String, &'static str> {
-    let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    let ends = [text.bytes().next(), text.bytes().last()];
-    let good = text.len() <= 63
-        && text.bytes().all(inner)
-        && ends.iter().all(|end| end.is_some_and(|byte| byte.is_ascii_alphanumeric()));
+    let good = !text.is_empty() && is_label_value(text);
     if good { Ok(text.to_owned()) } else { Err("not a label value: at most 63 letters, digits, '-', '_', '.'") }
+}
+
+/// Parses a mode of kube-proxy on Linux.
+fn mode(text: &str) -> Result<Mode, String> {
+    let modes = Platform::Linux.modes();
+    modes.iter().copied().find(|mode| mode.as_str() == text).ok_or_else(|| {
+        let names: Vec<_> = modes.iter().map(|mode| mode.as_str()).collect();
+        format!("expected one of {}", names.join(", "))
+    })
 }
 
 fn group(text: &str) -> Result<u32, String> {
@@ -354,23 +296,6 @@ mod tests {
         assert!(odd.starts_with("hostnameOverride: \"a/b\" is not the name of a Node"), "{odd}");
         assert!(cluster("--source kube").unwrap().external_ips);
         assert!(!cluster("--source kube --feature-gates AllowServiceExternalIPs=false").unwrap().external_ips);
-    }
-
-    #[test]
-    fn sources_are_parsed() {
-        let rows = [
-            ("file:examples", Ok(Source::File("examples".into()))),
-            ("file:/a:b", Ok(Source::File("/a:b".into()))),
-            ("kube", Ok(kube(None, None))),
-            ("kube:/etc/kubeconfig", Ok(kube(Some("/etc/kubeconfig"), None))),
-            ("kube:", Err(BadSource)),
-            ("file:", Err(BadSource)),
-            ("file", Err(BadSource)),
-            ("examples", Err(BadSource)),
-        ];
-        for (text, expected) in rows {
-            assert_eq!(text.parse::<Source>(), expected, "{text}");
-        }
     }
 
     #[test]

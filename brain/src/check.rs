@@ -45,8 +45,8 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The differences from kube-proxy with the same configuration. Pure. `localized` is the whole state, and `backend` the backend
-/// that is to replace kube-proxy.
+/// The differences from kube-proxy with the same configuration. Pure. `localized` is the whole state, and `backend` the mode of
+/// the backend that is to replace kube-proxy.
 pub fn differences(localized: &Localized, config: &Config, backend: Mode) -> Vec<Difference> {
     let mut found = BTreeSet::new();
     let services: Vec<&Service> = localized.services.iter().filter_map(|(_, service)| service.as_deref()).collect();
@@ -181,7 +181,7 @@ fn of_node(services: &[&Service], config: &Config, backend: Mode) -> Vec<Differe
         add(
             Some(13),
             format!(
-                "the NodePorts of {node_ports} Services no longer answer on 127.0.0.1; only the iptables backend supports that"
+                "the NodePorts of {node_ports} Services no longer answer on 127.0.0.1; only a backend of mode iptables supports that"
             ),
         );
     }
@@ -203,11 +203,7 @@ fn answers_on_localhost(config: &Config) -> bool {
 /// The mode of the backend that is to replace kube-proxy: the one in the arguments, otherwise the one that `localnet-node` would
 /// choose.
 fn replacing_mode(arguments: &CheckArguments, config: &Config) -> Mode {
-    match arguments.backend {
-        Some(backend) => backend.mode(),
-        None if config.explicit.mode => config.mode,
-        None => Mode::Nftables,
-    }
+    arguments.backend.unwrap_or(if config.explicit.mode { config.mode } else { Mode::Nftables })
 }
 
 /// Reads the cluster once and prints the differences. Returns whether there are any.

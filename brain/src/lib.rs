@@ -29,6 +29,7 @@ pub mod pump;
 pub mod reports;
 pub mod run;
 pub mod serve;
+pub mod source;
 mod stamp;
 pub mod status;
 pub mod telemetry;

@@ -66,12 +66,9 @@ fn programs_nothing(flags: &KubeProxyFlags) -> anyhow::Result<()> {
     let to_do = flags.to_do()?;
     ensure!(
         !to_do.cleanup,
-        "--cleanup: localnet-brain does not program the node; run the command cleanup of the backend, such as localnet-nft cleanup"
+        "--cleanup: localnet-brain does not program the node; run the command cleanup of its backend"
     );
-    ensure!(
-        !to_do.init_only,
-        "--init-only: localnet-brain needs no privileges; run the command init of the backend, such as localnet-nft init"
-    );
+    ensure!(!to_do.init_only, "--init-only: localnet-brain needs no privileges; run the command init of its backend");
     Ok(())
 }
 

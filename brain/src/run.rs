@@ -12,7 +12,7 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
-    args::{Arguments, Source},
+    args::Arguments,
     batch::Batch,
     configured::{self, Configured},
     events::Events,
@@ -22,6 +22,7 @@ use crate::{
     pump::{self, Questions},
     reports::Reports,
     serve::{self, Listener},
+    source::Source,
     views::{Allowed, Started, Views},
     watch::{file, kube},
 };

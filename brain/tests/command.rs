@@ -103,7 +103,9 @@ fn a_failure_is_one_line_and_exit_code_1() {
 fn flags_that_only_a_backend_can_obey_are_refused() {
     let (_folder, source, listen) = folder();
     let serve = ["--source", source.as_str(), "--listen", listen.as_str()];
-    for (flag, command) in [("--cleanup", "localnet-nft cleanup"), ("--init-only", "localnet-nft init")] {
+    for (flag, command) in
+        [("--cleanup", "the command cleanup of its backend"), ("--init-only", "the command init of its backend")]
+    {
         check_failure(&[&serve[..], &[flag]].concat(), 1, &[flag, command]);
         check_failure(&[flag], 1, &[flag, command]);
         check_failure(&["check", "--source", &source, flag], 2, &[flag, command]);

@@ -239,7 +239,7 @@ metadata: { name: node-b }
 async fn of_two_nodes(allowed: &[&str]) -> (Channel, Arc<TempDir>) {
     let folder = Arc::new(TempDir::new().unwrap());
     std::fs::write(folder.path().join("cluster.yaml"), CLUSTER).unwrap();
-    let source: localnet_brain::args::Source =
+    let source: localnet_brain::source::Source =
         format!("file:{}", folder.path().join("cluster.yaml").display()).parse().unwrap();
     let open = move |name: String| {
         let source = source.clone();

@@ -76,7 +76,7 @@ fn is_part(text: &str) -> bool {
 }
 
 /// Whether the text is a valid value of an object's label. May be empty.
-fn is_label_value(text: &str) -> bool {
+pub(crate) fn is_label_value(text: &str) -> bool {
     let ends = [text.bytes().next(), text.bytes().last()];
     text.len() <= 63
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))

@@ -9,7 +9,7 @@ use kube::{
     api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams},
     runtime::wait::await_condition,
 };
-use localnet_brain::{args::Source, exposition, reports::Reports};
+use localnet_brain::{exposition, reports::Reports, source::Source};
 use localnet_cluster::{self as cluster, localize::NodeIps};
 use localnet_controlplane::{ControlPlane, NewNode, Options};
 use localnet_e2e::PATIENCE;
