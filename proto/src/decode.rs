@@ -23,7 +23,7 @@ use crate::{
     wire,
 };
 
-/// An answer that is no valid state.
+/// The error for an answer that is not a valid state.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{object}: {field}: {problem}")]
 pub struct DecodeError {
@@ -51,7 +51,7 @@ impl Assembler {
     /// Adds the next item of the stream, in its encoded form.
     ///
     /// # Errors
-    /// The bytes are no item, or the item is invalid at this place.
+    /// Returns an error if the bytes are not an item, or if the item may not follow the previous ones.
     pub fn push_bytes(&mut self, item: bytes::Bytes) -> Result<(), DecodeError> {
         self.push(wire::NextItem::decode(item).map_err(|error| answer_error("NextItem", error))?)
     }
@@ -59,8 +59,8 @@ impl Assembler {
     /// Adds the next item of the stream.
     ///
     /// # Errors
-    /// A field has an invalid value, or the item is invalid at this place: for example a second token, or a continuation
-    /// without its service.
+    /// Returns an error if a field has an invalid value, or if the item may not follow the previous ones: for example a second
+    /// token, or a continuation without its service.
     pub fn push(&mut self, item: wire::NextItem) -> Result<(), DecodeError> {
         if self.next.is_none() && item.next.is_none() {
             return Err(answer_error("Next", "the first item must name the state"));
@@ -109,13 +109,13 @@ impl Assembler {
     /// Returns the update. Call it only after the stream ended with OK.
     ///
     /// # Errors
-    /// The answer is empty, a full state has no node, or a service is both sent and removed.
+    /// Returns an error if the answer is empty, a full state has no node, or a service is both sent and removed.
     pub fn finish(self) -> Result<Update, DecodeError> {
         let next = self.next.ok_or_else(|| answer_error("Next", "the answer is empty"))?;
         let revision = Revision { instance: next.instance_id, rev: next.rev };
         if next.delta {
             if let Some(both) = self.removed.iter().find(|key| self.services.contains_key(*key)) {
-                return Err(service_error(both, "Removed", "is sent as well"));
+                return Err(service_error(both, "Removed", "the same answer also sends it"));
             }
             let services = self.services.into_values().map(Change::Service);
             let changes = self.node.map(Change::Node).into_iter().chain(services);
@@ -313,7 +313,7 @@ fn endpoint_of(key: &ServiceKey, endpoint: &wire::Endpoint, names: &mut Names) -
     let error = |field| move |problem: String| service_error(key, field, problem);
     let addresses = addresses(endpoint.i_ps.as_ref()).map_err(error("Endpoint.IPs"))?;
     let [address] = addresses[..] else {
-        let problem = format!("{} addresses, one is expected", addresses.len());
+        let problem = format!("{} addresses instead of one", addresses.len());
         return Err(service_error(key, "Endpoint.IPs", problem));
     };
     let ports: Result<_, String> = exact(

@@ -91,7 +91,7 @@ pub struct Service {
     /// The port of the health check for load balancers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub health_check_node_port: Option<u16>,
-    /// The IPVS scheduler that the service's author asked for; `None` for the default.
+    /// The IPVS scheduler that the service's annotation names; `None` for the default.
     #[serde(default, rename = "ipvsScheduler", skip_serializing_if = "is_default")]
     pub ipvs_scheduler: Option<Arc<str>>,
     /// Whether, on Windows, traffic to the load balancer IPs keeps its destination address and goes to endpoints on this node.
