@@ -1,10 +1,10 @@
 //! Decides which Service owns an address and port that several Services claim.
 //!
 //! Kubernetes allows two Services with the same external IP and port. In files, they may also share a ClusterIP, NodePort or
-//! healthCheckNodePort. A packet can go to only one of them. The oldest Service is the owner. Between Services of the same age,
-//! it is the one whose name sorts first. So every node chooses the same owner, whatever the order of events. Services may share
-//! an address on different ports. A Service that loses one port of an address is not served on that address at all, and takes
-//! none of its ports from other Services.
+//! healthCheckNodePort. A packet can go to only one of them. The oldest Service is the owner. If several are equally old, the
+//! owner is the one whose name sorts first. So every node chooses the same owner, in whatever order the events arrive. Services
+//! may share an address on different ports. If a Service loses one port of an address, it is not served on that address at all,
+//! and takes no other port of the address from other Services.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -75,7 +75,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Adds a claimant. Returns the Services that win or lose the place by it.
+    /// Adds a claimant. Returns the Services that gain or lose the place as a result.
     fn insert(&mut self, claimant: Claimant, ports: BTreeSet<PortKey>) -> Vec<ServiceKey> {
         for port in &ports {
             *self.ports.entry(*port).or_default() += 1;
@@ -118,7 +118,7 @@ impl Shared {
 }
 
 impl Claims {
-    /// Replaces the claims `before` of `key` with `after`. Returns the other Services that win or lose by it.
+    /// Replaces the claims `before` of `key` with `after`. Returns the other Services that gain or lose a place as a result.
     pub(super) fn change(&mut self, key: &ServiceKey, before: Claimed, mut after: Claimed) -> Vec<ServiceKey> {
         let mut touched = Vec::new();
         for (place, ports) in before.places {

@@ -1,4 +1,4 @@
-//! The size of a loss: how much of a kind a list suddenly lacks (docs/decisions/0021-shrink-guard.md).
+//! The size of a loss: how many Services or endpoints a list suddenly lacks (docs/decisions/0021-shrink-guard.md).
 
 /// A loss of fewer Services or endpoints than this is never suspicious.
 const MIN_LOSS: usize = 20;
@@ -8,7 +8,7 @@ const MIN_LOSS: usize = 20;
 pub struct Lack {
     /// How many Services or endpoints are missing.
     pub lost: usize,
-    /// How many there were.
+    /// How many existed before.
     pub of: usize,
 }
 

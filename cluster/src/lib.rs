@@ -47,7 +47,7 @@ pub struct Options {
     pub service_proxy_name: Option<String>,
     /// Whether `spec.externalIPs` of Services is used: the feature gate `AllowServiceExternalIPs`.
     pub external_ips: bool,
-    /// How long Services and endpoints are held that are suddenly missing from a list. If zero, they are removed at once.
+    /// How long to hold Services and endpoints that suddenly disappear from a list. If zero, they are removed at once.
     pub shrink_hold: Duration,
 }
 
@@ -127,8 +127,8 @@ impl Cluster {
         self.synced.len() == Kind::ALL.len()
     }
 
-    /// Localizes what was marked since the last call. `None` until every kind has been listed completely, because an incomplete
-    /// state is never served.
+    /// Localizes the Services that were marked since the last call. `None` until every kind has been listed completely, because
+    /// an incomplete state is never served.
     pub fn localize(&mut self) -> Option<Localized> {
         if !self.is_synced() {
             return None;
@@ -164,8 +164,8 @@ impl Cluster {
         localize::service(object, self.slices_of(key), &self.here, &self.claims.lost(object))
     }
 
-    /// How topology hints narrow the endpoints of a Service, for each port and family, and why they are ignored where they are.
-    /// `None` if the Service is not served on this node.
+    /// How topology hints narrow the endpoints of a Service, or why they are ignored, for each port and family. `None` if the
+    /// Service is not served on this node.
     pub fn topology(&self, key: &ServiceKey) -> Option<Vec<localize::Topology>> {
         let object = self.proxied(key)?;
         Some(localize::topology(object, self.slices_of(key), &self.here, &self.claims.lost(object)))

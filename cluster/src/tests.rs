@@ -72,7 +72,7 @@ fn no_state_exists_before_every_kind_is_listed() {
     for kind in Kind::ALL {
         assert_eq!(cluster.localize(), None);
         cluster.handle(Event::Apply(Object::Service(web("10.96.0.1", &[(80, "TCP")]))));
-        assert_eq!(cluster.localize(), None, "an object is no list");
+        assert_eq!(cluster.localize(), None, "an object is not a list");
         let objects = if kind == Kind::Service { vec![Object::Service(named("a", "10.96.0.1"))] } else { vec![] };
         cluster.handle(replace(kind, objects));
     }

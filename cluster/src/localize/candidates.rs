@@ -92,7 +92,7 @@ pub(super) fn merge<'a>(
         let joined = join(ports, slice, skips);
         pairs += joined.len() * slice.endpoints.len();
         if pairs > MOST {
-            let problem = format!("its {} ports and their endpoints are more than {MOST} pairs", ports.len());
+            let problem = format!("its {} ports and their endpoints make more than {MOST} pairs", ports.len());
             skips.service(Code::ServiceTooLarge, "spec.ports", problem, "split it into several Services");
             return None;
         }

@@ -15,8 +15,8 @@ use super::{
     front::Front,
 };
 
-/// What two ports of an address must have in common to share an entry. The last field is a counter: if an address has two numbers
-/// for a port, it needs two entries.
+/// The properties that two ports of an address must share to be in one entry. The last field is a counter: if an address has two
+/// numbers for a port, it needs two entries.
 type Group<'a> = (IpAddr, bool, Option<&'a Arc<str>>, Scopes, usize);
 
 /// The ports with their verdicts for the case without endpoints, and the endpoints of a Service, sorted.

@@ -71,7 +71,7 @@ fn cluster_ips(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> 
             skips.service(
                 Code::AddressFamilyMismatch,
                 format!("spec.clusterIPs[{position}]"),
-                format!("{address} is not of the family that spec.ipFamilies names for it"),
+                format!("{address} does not have the family that spec.ipFamilies names at this position"),
                 "give spec.ipFamilies and spec.clusterIPs the same order",
             );
         } else if found.iter().all(|other| Family::of(*other) != family) {
@@ -93,10 +93,10 @@ fn warn_of_node_address(field: String, address: IpAddr, object: &ServiceObject, 
         Code::AddressOfNode,
         field,
         format!(
-            "{address} is an address of this node: the Service takes its port {}, so clients cannot reach programs of the node there",
+            "{address} is an address of this node: the Service takes over its port {}, so clients cannot reach programs on the node there",
             ports.join(", ")
         ),
-        "none if that is intended; otherwise give the Service its own address",
+        "if this is not intended, give the Service an address of its own",
     );
 }
 
@@ -130,7 +130,7 @@ fn usable(
             skip(
                 Code::AddressTaken,
                 format!("{address} port {port}/{protocol} belongs to Service {to}, which is older or sorts first"),
-                "change the address or port of one of the two",
+                "change the address or port of one of the two Services",
             );
         } else {
             usable.push((position, address));
@@ -223,7 +223,7 @@ mod tests {
             found,
             [(Severity::Warning, "spec.externalIPs[1]"), (Severity::Warning, "status.loadBalancer.ingress[0]")]
         );
-        let expected = "192.168.0.1 is an address of this node: the Service takes its port 80/TCP, so clients cannot reach programs of the node there";
+        let expected = "192.168.0.1 is an address of this node: the Service takes over its port 80/TCP, so clients cannot reach programs on the node there";
         assert_eq!(skips.skipped[0].problem, expected);
     }
 

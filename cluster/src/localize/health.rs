@@ -76,7 +76,7 @@ pub fn health_check<'a>(
     Some(HealthCheck { port, v4: count(Family::V4), v6: count(Family::V6) })
 }
 
-/// Whether load balancers may choose the node: it is not about to be deleted.
+/// Whether load balancers may choose the node. They may not if it is about to be deleted.
 pub fn is_eligible(node: &NodeObject) -> bool {
     !node.deleting && !node.taints.iter().any(|key| **key == *TO_BE_DELETED)
 }

@@ -45,7 +45,7 @@ pub use topology::{Mode, Reason, Topology};
 pub struct Localized {
     /// The facts about the node, if they may have changed.
     pub node: Option<Node>,
-    /// The Services that may have changed, sorted. `None` for a Service that is not served, or no longer.
+    /// The Services that may have changed, sorted. `None` for a Service that the node does not serve, or no longer serves.
     pub services: Vec<(ServiceKey, Option<Arc<Service>>)>,
     /// The answers to load balancers' health checks for those of the Services that have a health check port, sorted.
     pub health_checks: Vec<(ServiceKey, HealthCheck)>,
@@ -140,7 +140,7 @@ pub fn service<'a>(
     };
     if let Some(bytes) = encode::too_large(&service) {
         let problem = format!(
-            "is too large to be sent: {} MiB in one message, of which readers accept {} MiB",
+            "is too large: it needs a message of {} MiB, and readers accept at most {} MiB",
             bytes.div_ceil(1 << 20),
             encode::MAX_ITEM_BYTES >> 20
         );
@@ -187,7 +187,7 @@ fn health_check_node_port(object: &ServiceObject, lost: &[Lost], skips: &mut Ski
             Code::HealthCheckPortMissing,
             HEALTH_CHECK_NODE_PORT,
             "a load balancer with externalTrafficPolicy Local has no port for its health checks",
-            "set it, or let the API server allocate one by removing it",
+            "set the field, or remove it so that the API server allocates a port",
         );
         return None;
     };
@@ -196,7 +196,7 @@ fn health_check_node_port(object: &ServiceObject, lost: &[Lost], skips: &mut Ski
         Code::AddressTaken,
         HEALTH_CHECK_NODE_PORT,
         format!("{port}/TCP belongs to Service {}, which is older or sorts first", taken.to),
-        "give one of the two another port",
+        "give one of the two Services another port",
     );
     None
 }

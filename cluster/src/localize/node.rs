@@ -96,7 +96,7 @@ pub fn node<'a>(
     facts.service_cidrs = cidrs.into_iter().collect();
     let mut limit = |object: &Subject, field: &str, length: usize| {
         if length > MOST {
-            let problem = format!("{length} are too many; the first {MOST} are used");
+            let problem = format!("has {length} entries; only the first {MOST} are used");
             skip(Code::ListTooLong, object, field, problem, "remove unused entries");
         }
     };
@@ -198,7 +198,7 @@ mod tests {
         };
         assert_eq!(cut(MOST), ([MOST; 3], vec![]));
         let too_many = ["Node n status.addresses", "Node n spec.podCIDRs", "ServiceCIDRs spec.cidrs"];
-        let too_many = too_many.map(|of| format!("{of}: 1001 are too many; the first 1000 are used"));
+        let too_many = too_many.map(|of| format!("{of}: has 1001 entries; only the first 1000 are used"));
         assert_eq!(cut(MOST + 1), ([MOST; 3], too_many.to_vec()));
     }
 

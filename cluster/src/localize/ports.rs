@@ -94,6 +94,6 @@ fn node_port(
     });
     let Some(taken) = taken else { return Some(number) };
     let problem = format!("{number}/{protocol} belongs to Service {}, which is older or sorts first", taken.to);
-    skip(Code::AddressTaken, ".nodePort", problem, "give one of the two another nodePort");
+    skip(Code::AddressTaken, ".nodePort", problem, "give one of the two Services another nodePort");
     None
 }

@@ -259,7 +259,7 @@ impl Explained<'_> {
             return Err(why(Rule::AddressType, "addressType", problem, "use a slice of type IPv4 or IPv6"));
         }
         if slice.headless {
-            let problem = "the slice is marked as one of a headless Service".to_owned();
+            let problem = "a label assigns the slice to a headless Service".to_owned();
             let field = "metadata.labels[service.kubernetes.io/headless]";
             return Err(why(
                 Rule::HeadlessSlice,
@@ -280,7 +280,7 @@ impl Explained<'_> {
                 slice.ports.iter().map(|of| format!("{:?}", of.name.as_deref().unwrap_or_default())).collect();
             let has = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
             let problem = format!("the slice has no port named {:?}; it has {has}", &*port.name);
-            let remedy = "name the Service's port, and its targetPort, as the pod's container port is named";
+            let remedy = "give the Service's port, and its targetPort, the name of the container's port";
             return Err(why(Rule::PortName, "ports[].name", problem, remedy));
         }
         let mut numbers = Vec::new();
@@ -325,7 +325,7 @@ impl Explained<'_> {
             Rule::Terminating => (
                 of("conditions.terminating"),
                 "it is terminating, and other endpoints are ready".to_owned(),
-                "none: the endpoint finishes its connections",
+                "no action is needed: the endpoint finishes its connections",
             ),
             Rule::NotReady => (
                 of("conditions.ready"),
@@ -398,7 +398,7 @@ fn duplicate(at: At<'_>, other: &str) -> Why {
         rule: Rule::Duplicate,
         field: format!("endpoints[{}]", at.position),
         problem,
-        remedy: "none while an endpoint moves between slices; otherwise remove one of the two",
+        remedy: "remove one of the two, unless the endpoint is moving between slices",
     }
 }
 

@@ -42,7 +42,7 @@ fn filter(family: Family, ranges: &[IpNet], load_balancer_ips: &[IpAddr], here: 
     if targets.is_empty() || source_ranges.is_empty() || source_ranges.iter().any(|range| range.prefix_len() == 0) {
         return None;
     }
-    // If the load balancer's address is on the node, the node's own packets to it have it as source address, too.
+    // If the load balancer's address is on the node, the node's own packets to this address also have it as their source.
     let node = here.primary_address(family);
     if node.is_some_and(|node| source_ranges.iter().any(|range| range.contains(&node))) {
         source_ranges.extend(targets.iter().map(|target| IpNet::from(*target)));

@@ -495,7 +495,7 @@ fn a_service_that_is_too_large_to_send_is_skipped_by_name() {
     let (none, skipped) = service(&object, &[], &here(1, ""), &[]);
     assert_eq!(none, None);
     let [skip] = &*skipped else { panic!("{skipped:?}") };
-    let problem = "is too large to be sent: 7 MiB in one message, of which readers accept 4 MiB";
+    let problem = "is too large: it needs a message of 7 MiB, and readers accept at most 4 MiB";
     assert_eq!((skip.subject.to_string(), &*skip.problem), ("Service default/web".to_owned(), problem));
 }
 
@@ -517,7 +517,7 @@ fn a_service_with_too_many_ports_and_endpoints_is_skipped_by_name() {
     let (none, skipped) = served(513);
     assert_eq!(none, None);
     let [skip] = &*skipped else { panic!("{skipped:?}") };
-    let problem = "its 1024 ports and their endpoints are more than 1048576 pairs";
+    let problem = "its 1024 ports and their endpoints make more than 1048576 pairs";
     assert_eq!((&*skip.field, &*skip.problem), ("spec.ports", problem));
     assert_eq!(topology(&object, &slices(513), &here(1, ""), &[]), []);
 }

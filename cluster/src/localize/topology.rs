@@ -21,7 +21,7 @@ pub enum Mode {
     SameZone,
 }
 
-/// How hints narrow the endpoints of one port in one family, and why they are ignored where they are.
+/// How hints narrow the endpoints of one port in one family, or why they are ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     /// The name of the port. May be empty.

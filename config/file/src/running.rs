@@ -237,7 +237,7 @@ mod tests {
         let mut work = JoinSet::new();
         work.spawn(async {});
         let hour = tokio::time::timeout(Duration::from_secs(3600), Following { work }.failed()).await;
-        assert!(hour.is_err(), "a task that ends without a crash is no error");
+        assert!(hour.is_err(), "a task that ends without a crash is not an error");
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! Reports when a file may have changed.
 //!
-//! It watches folders and never files: editors and ConfigMaps replace a file by another one with the same name. Changes without
-//! an event, such as those in a parent folder, are found by polling.
+//! It watches folders and never files: editors and ConfigMaps replace a file with another one of the same name. Polling finds
+//! changes without an event, such as those in a parent folder.
 
 use std::{
     fmt, fs,
@@ -41,7 +41,7 @@ impl Watch {
         let changed = Arc::new(Notify::new());
         let notify = Arc::clone(&changed);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // A failed watch may have missed a change. Reading a file is no change.
+            // A failed watch may have missed a change. Reading a file does not change it.
             if event.map_or(true, |event| !is_only_read(event.kind)) {
                 notify.notify_one();
             }

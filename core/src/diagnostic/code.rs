@@ -311,7 +311,7 @@ mod tests {
             let of_letters = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_lowercase());
             assert!(text.split('-').all(of_letters), "{text}");
             assert_eq!(text.parse(), Ok(*code));
-            assert!(!Code::ALL[..position].iter().any(|other| other.as_str() == text), "{text} stands there twice");
+            assert!(!Code::ALL[..position].iter().any(|other| other.as_str() == text), "{text} occurs twice");
             assert!(code.meaning().ends_with('.') && code.remedy().ends_with('.'), "{text}");
         }
         assert_eq!("from-the-future".parse::<Code>(), Err(UnknownCode));

@@ -80,7 +80,7 @@ impl Subject {
         }
     }
 
-    /// The object that the subject is, or that is at its place.
+    /// The object: the subject itself, or the object at its place in a text.
     pub fn object(&self) -> Option<&Object> {
         match self {
             Self::Text { object, .. } => object.as_deref(),
@@ -89,13 +89,13 @@ impl Subject {
         }
     }
 
-    /// The Service that the subject is, if it is one.
+    /// The Service, if the subject is a Service.
     pub fn service_key(&self) -> Option<ServiceKey> {
         let Object { namespace, name, .. } = self.object().filter(|object| object.kind == SERVICE)?;
         Some(ServiceKey { namespace: Arc::clone(namespace), name: Arc::clone(name) })
     }
 
-    /// Whether the subject is printed as nothing.
+    /// Whether the subject is printed as an empty text.
     pub fn is_unnamed(&self) -> bool {
         matches!(self, Self::Text { file: None, line: 0, object: None } | Self::Program)
     }
