@@ -44,7 +44,7 @@ fn init_sets_up_the_node_and_writes_no_rule() {
 fn contradicting_flags_are_refused() {
     for (arguments, expected) in [
         (&["--cleanup", "--init-only"][..], "--cleanup: cannot be combined with --init-only"),
-        (&["--init-only", "--dry-run"], "--dry-run changes nothing, and --init-only does"),
+        (&["--init-only", "--dry-run"], "--dry-run changes nothing, but --init-only does"),
         (&["init", "--cleanup"], "--cleanup: the command init does not do that"),
         (&["init", "--write-config-to", "/nowhere"], "--write-config-to: the command init does not"),
     ] {

@@ -210,8 +210,8 @@ mod tests {
     async fn contradicting_flags_are_refused() {
         for (flags, expected) in [
             (&["--init-only"][..], "--init-only: Windows has no settings that need more privileges; remove the flag"),
-            (&["--init-only", "--dry-run"], "--dry-run changes nothing, and --init-only does"),
-            (&["--cleanup", "--dry-run"], "--dry-run changes nothing, and --cleanup does"),
+            (&["--init-only", "--dry-run"], "--dry-run changes nothing, but --init-only does"),
+            (&["--cleanup", "--dry-run"], "--dry-run changes nothing, but --cleanup does"),
             (&["--cleanup", "--init-only"], "--cleanup: cannot be combined with --init-only"),
             (&["cleanup", "--cleanup"], "--cleanup: the command cleanup does not do that"),
             (&["cleanup", "--init-only"], "--init-only: the command cleanup does not do that"),

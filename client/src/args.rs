@@ -31,10 +31,10 @@ pub struct ClientArgs {
     /// Apply one state, print how to resume, and exit
     #[arg(long)]
     pub once: bool,
-    /// Instance of the brain whose state was applied last; needs --rev
+    /// Brain instance of the last applied state; needs --rev
     #[arg(long, value_name = "NUMBER", default_value_t = 0, requires = "rev")]
     pub instance_id: u64,
-    /// Revision that was applied last; wait for another one
+    /// Revision of the last applied state: wait for a state with another revision
     #[arg(long, value_name = "NUMBER", default_value_t = 0, requires = "instance_id")]
     pub rev: u64,
     /// CA certificates that verify the brain's TLS certificate

@@ -59,9 +59,9 @@ pub trait Backend: Send {
     /// Returns an error if something could not be removed.
     fn cleanup(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
 
-    /// Resolves when another program changed what the last sync had programmed. The loop then calls `sync` with the
-    /// present state and no changes. The default, for a backend that cannot notice such changes, never resolves. Must
-    /// be cancel-safe.
+    /// Resolves when another program changed objects that the last sync had programmed. The loop then calls `sync` with the
+    /// present state and no changes. The default, for a backend that cannot notice such changes, never resolves. Must be
+    /// cancel-safe.
     fn disturbed(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
@@ -81,8 +81,8 @@ pub struct Synced {
     /// [`Backend::retry_refused`]. If the kernel lacks memory or space, that is an error of the sync, not a refused
     /// service.
     pub refused: BTreeSet<ServiceKey>,
-    /// Families that had a full sync because the applied state was unknown: the backend compared everything with the
-    /// live state and wrote what differed. The first sync need not list its families.
+    /// Families that had a full sync because the applied state was unknown: the backend compared everything with the live state
+    /// and wrote the differences. The first sync need not list its families.
     pub full: Vec<Family>,
 }
 

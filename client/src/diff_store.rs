@@ -363,6 +363,6 @@ mod tests {
         assert_eq!(diff.removed, [(&9, &9)]);
         store.set(7, 7);
         store.set(9, 9);
-        assert!(store.diff().is_empty(), "a change that is undone is no change");
+        assert!(store.diff().is_empty(), "an undone change is not a change");
     }
 }

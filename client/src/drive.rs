@@ -264,7 +264,7 @@ impl<B: Backend> Sync<B> {
                 if result.is_ok() {
                     let Revision { instance, rev } = self.state.revision;
                     let text = format!("to resume this watch, use --instance-id {instance} --rev {rev}\n");
-                    // A closed standard error is no reason to fail.
+                    // A closed standard error must not stop the program.
                     _ = io::stderr().write_all(text.as_bytes());
                 }
                 return result;
@@ -389,8 +389,8 @@ impl<B: Backend> Sync<B> {
 /// The diagnostic for a Node without `spec.podCIDRs`. kube-proxy waits five minutes for them and then exits. localnet
 /// programs the node without them, and uses them as soon as the Node has them.
 fn no_pod_cidrs(node: &str) -> Diagnostic {
-    let problem = "has no spec.podCIDRs, by which detectLocalMode NodeCIDR recognizes this node's pods: no traffic to ClusterIPs is masqueraded";
-    let remedy = "let kube-controller-manager allocate them (--allocate-node-cidrs), or configure detectLocalMode ClusterCIDR with detectLocal.clusterCIDRs";
+    let problem = "has no spec.podCIDRs, so detectLocalMode NodeCIDR cannot recognize this node's pods: no traffic to ClusterIPs is masqueraded";
+    let remedy = "let kube-controller-manager allocate pod CIDRs (--allocate-node-cidrs), or configure detectLocalMode ClusterCIDR with detectLocal.clusterCIDRs";
     Diagnostic::new(Code::PodCidrsMissing, Subject::node(node), problem).remedy(remedy)
 }
 

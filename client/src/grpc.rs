@@ -157,7 +157,7 @@ fn is_out_of_files(error: &io::Error) -> bool {
 }
 
 fn failed(status: &Status) -> SourceError {
-    // tonic's own message is only "transport error"; the causes below it tell what went wrong.
+    // tonic's own message is only "transport error"; its causes describe the problem.
     let mut texts: Vec<String> = vec![status.message().to_owned()];
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {

@@ -40,8 +40,8 @@ pub trait Listener: Send {
     fn set_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint);
     /// Deletes an endpoint.
     fn delete_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint);
-    /// Discards everything from earlier calls. All of it is set again before the next commit. Follows
-    /// [`Listener::disturbed`].
+    /// Discards everything from earlier calls. The adapter calls it after [`Listener::disturbed`], and sets everything again
+    /// before the next commit.
     fn reset(&mut self);
     /// Makes the subsystem hold the result of all calls so far, which is the complete state of this revision. After an
     /// error, or if a family failed, it is called again, with or without further calls before it.
@@ -49,7 +49,7 @@ pub trait Listener: Send {
     /// # Errors
     /// Returns an error if the commit failed in both families.
     fn commit(&mut self, revision: Revision) -> impl Future<Output = anyhow::Result<Synced>> + Send;
-    /// See [`Backend::retry_refused`]. Nothing is set again for it.
+    /// See [`Backend::retry_refused`]. The adapter does not set anything again.
     fn retry_refused(&mut self) {}
     /// Removes everything that this backend ever wrote.
     ///

@@ -1,7 +1,7 @@
 //! Runs a backend as a program with a configuration, and restarts it in place when the configuration changes.
 //!
-//! A restart costs one sync: the backend adopts what is in the kernel and writes what differs. No other code has to
-//! handle the change from one configuration to another.
+//! A restart costs one sync: the backend adopts the live state and writes the differences. No other code has to handle the change
+//! from one configuration to another.
 
 use std::{path::PathBuf, pin::pin, sync::Arc};
 

@@ -140,8 +140,8 @@ pub fn fate(state: &Snapshot, rules: &Rules, packet: &Packet, by: SocketAddr) ->
     if goes_on { Fate::GoesOn } else { Fate::Anew }
 }
 
-/// The service port that claims the packet. An address precedes a NodePort. If two services claim the same, the first
-/// by name has it.
+/// The service port that claims the packet. An address precedes a NodePort. If two services claim the same destination, the one
+/// whose name sorts first owns it.
 pub fn target<'a>(state: &'a Snapshot, rules: &Rules, packet: &Packet) -> Option<Target<'a>> {
     let family = Family::of(packet.destination);
     let services = || state.services.values().map(|service| &**service).filter(|service| service.has_family(family));
@@ -188,8 +188,7 @@ mod tests {
     const POD: &str = "10.0.0.2";
     const CLIENT: &str = "203.0.113.2";
 
-    /// One load balancer service, as `services` in the text form of a snapshot. The arguments are what differs between
-    /// the rows.
+    /// One load balancer service, as `services` in the text form of a snapshot. The arguments differ between the rows.
     fn state(policy_local: bool, when_empty: &str, endpoints: &str) -> Snapshot {
         let text = format!(
             r#"{{"node": {{"name": "n", "serviceCIDRs": ["172.30.0.0/16"]}}, "services": [{{

@@ -12,7 +12,7 @@
 //! Each line describes one destination: its address, protocol and port. After that come the endpoints over which new
 //! connections are spread, or `reject` or `drop`.
 //!
-//! - `outside` marks what clients outside of the cluster get, if that differs (external policy Local).
+//! - `outside` marks the line for clients outside of the cluster, if they get other endpoints (external policy Local).
 //! - `affinity` is followed by the seconds for which a client keeps its endpoint.
 //! - A NodePort is a destination on each address that answers it. If all of the node's addresses answer it, the
 //!   addresses `0.0.0.0` and `::` stand for them.
@@ -193,7 +193,7 @@ impl Expected {
         Self::without(state, &Lacks::default())
     }
 
-    /// What `state` requires of a kernel that cannot hold what `lacks` lists.
+    /// The requirements of `state`, without those that a kernel with the limits `lacks` cannot meet.
     pub fn without(state: &Snapshot, lacks: &Lacks) -> Self {
         let entry = |vip: &Vip| lacks.leave(vip, &state.node.addresses);
         let mut expected = Self::default();
@@ -211,8 +211,8 @@ impl Expected {
         expected
     }
 
-    /// The differences, one a line, as text for people: what `served` lacks, and what it should not have. Empty if
-    /// there are none.
+    /// The differences as text for people, one on each line: the missing and the unexpected entries of `served`. Empty if there
+    /// are none.
     pub fn differences(&self, served: &Served) -> String {
         const MOST: usize = 10;
         let (mut lacks, mut more) = (BTreeSet::new(), BTreeSet::new());

@@ -20,7 +20,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-/// A source that delivers what the test sends to it.
+/// A source that delivers the updates that the test sends.
 struct Script {
     answers: Mutex<mpsc::UnboundedReceiver<Result<Update, SourceError>>>,
     requested: Arc<StdMutex<Vec<(Revision, bool)>>>,
@@ -252,7 +252,7 @@ async fn a_failed_family_does_not_delay_the_other_and_is_retried() {
     assert!(report.families.iter().all(|(_, one)| one.applied == 1 && one.error.is_none()));
 }
 
-/// A kernel may accept later what it refuses now. Refused services are retried without a change, with growing delays.
+/// A kernel may later accept a service that it refuses now. Refused services are retried without a change, with growing delays.
 #[tokio::test(start_paused = true)]
 async fn a_service_that_the_kernel_refuses_is_retried_without_a_change() {
     let (mut backend, mut called, _) = fake(0);

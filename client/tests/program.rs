@@ -160,7 +160,7 @@ fn a_dry_run_removes_and_sets_nothing() {
         let config = Arguments::parse_from(["backend", flag]).config;
         assert!(config.to_do(false).is_ok());
         let error = config.to_do(true).err().map(|error| error.to_string());
-        let expected = format!("--dry-run changes nothing, and {flag} does: remove one of the two flags");
+        let expected = format!("--dry-run changes nothing, but {flag} does; remove one of the two flags");
         assert_eq!(error, is_set.then_some(expected), "{flag}");
     }
 }

@@ -1,4 +1,4 @@
-//! Logs what was applied: immediately after a quiet second, and merged into one line a second during a burst.
+//! Logs applied revisions: immediately after a second without one, and merged into one line a second during a burst.
 
 use std::time::Duration;
 

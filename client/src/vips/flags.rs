@@ -39,14 +39,14 @@ impl ConfigArgs {
             Begin::Run(running) => Ok(Some(running)),
             Begin::Done { messages } => {
                 let lines: String = messages.iter().map(|line| format!("{line}\n")).collect();
-                // A closed standard error is no reason to fail.
+                // A closed standard error must not stop the program.
                 _ = io::stderr().write_all(lines.as_bytes());
                 Ok(None)
             }
         }
     }
 
-    /// What kube-proxy's flags request besides programming the node.
+    /// The tasks that kube-proxy's flags request besides programming the node.
     ///
     /// # Errors
     /// Returns an error if such a flag is neither true nor false, or if it would make a change although `dry_run` is
@@ -54,7 +54,7 @@ impl ConfigArgs {
     pub fn to_do(&self, dry_run: bool) -> anyhow::Result<ToDo<'_>> {
         let to_do = self.kube_proxy.to_do()?;
         for (is_set, flag) in [(to_do.cleanup, "--cleanup"), (to_do.init_only, "--init-only")] {
-            ensure!(!(is_set && dry_run), "--dry-run changes nothing, and {flag} does: remove one of the two flags");
+            ensure!(!(is_set && dry_run), "--dry-run changes nothing, but {flag} does; remove one of the two flags");
         }
         Ok(to_do)
     }
@@ -89,7 +89,8 @@ impl ConfigArgs {
             let (mode, programmed) = (config.mode.as_str(), ours.as_str());
             warn!(
                 mode,
-                programmed, "the configuration is for another mode; this backend uses the section of that mode"
+                programmed,
+                "the configured mode is not the mode of this backend; using the settings of the configured mode"
             );
         }
     }
