@@ -10,9 +10,9 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
     let machine = &figures.machine;
     let mut page = String::from(
         "# Performance\n\n\
-         `make bench` writes this page, [performance.json](performance.json) and the plots; no figure is typed by hand. \
-         To reproduce it, run `make bench` as root. `QUICK=1` only checks that the benchmark works, and writes to \
-         `target/bench`.\n\n",
+         This page compares the speed and memory of localnet and kube-proxy. `make bench` measures both in one run, as root, \
+         and writes this page, [performance.json](performance.json) and the plots. `QUICK=1` only checks that the benchmark \
+         works, and writes to `target/bench`.\n\n",
     );
     // Writing to a string cannot fail, here and below.
     _ = write!(

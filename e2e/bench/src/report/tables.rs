@@ -145,8 +145,8 @@ fn quantiles(change: &Change) -> [String; 5] {
 fn change(figures: &Figures) -> Table {
     let table = Table::new(
         "One endpoint changed → packets go elsewhere",
-        "Nothing else changes. “Event” counts from the API server's first word of the change: its answer to the write, \
-         or its watch event to a third client. “Write” counts from the request to the API server.",
+        "Nothing else changes. “Event” counts from the moment when the API server announces the change: in its answer to the \
+         write, or in a watch event to a third client. “Write” counts from the request to the API server.",
         &[
             "size",
             "contestant",
