@@ -68,7 +68,7 @@ impl BackendCommand {
     /// Starts the command, in a namespace if there is one. `flags` are kube-proxy's flags for the node.
     ///
     /// # Errors
-    /// The process cannot be started.
+    /// Returns an error if the process cannot be started.
     pub fn start(&self, inside: Option<&Namespace>, flags: &[String]) -> anyhow::Result<Backend> {
         let log = self.folder.join("log");
         let output = File::options().create(true).append(true).open(&log).context("opening the log of the backend")?;
@@ -98,7 +98,7 @@ impl BackendCommand {
     /// Runs the command to its end.
     ///
     /// # Errors
-    /// It fails, or exceeds `patience`.
+    /// Returns an error if the command fails or exceeds `patience`.
     pub fn run(&self, inside: Option<&Namespace>, flags: &[String], patience: Duration) -> anyhow::Result<()> {
         let mut backend = self.start(inside, flags)?;
         let ended = backend.await_exit(patience)?;
@@ -109,7 +109,7 @@ impl BackendCommand {
     /// Runs the command to its end, and returns the lines of its output, sorted.
     ///
     /// # Errors
-    /// It cannot be started, or fails.
+    /// Returns an error if the command cannot be started or fails.
     pub fn output_lines(&self, inside: Option<&Namespace>) -> anyhow::Result<Vec<String>> {
         let mut command = Command::new("sh");
         command.args(["-c", &self.filled(&[])]);
@@ -155,7 +155,7 @@ impl Backend {
     /// Sends a signal to the backend and to all processes that it started.
     ///
     /// # Errors
-    /// No process is left.
+    /// Returns an error if no process is left.
     pub fn signal(&mut self, signal: Signal) -> anyhow::Result<()> {
         let id = i32::try_from(self.process.child().id()).ok().and_then(Pid::from_raw).context("a process id")?;
         kill_process_group(id, signal).context("sending a signal to the backend")
@@ -164,7 +164,7 @@ impl Backend {
     /// Checks that the backend still runs.
     ///
     /// # Errors
-    /// It has exited; the error contains the end of its log.
+    /// Returns an error with the end of the backend's log if the backend has exited.
     pub fn is_alive(&mut self) -> anyhow::Result<()> {
         is_alive(&mut self.process, &self.log)
     }
@@ -172,7 +172,7 @@ impl Backend {
     /// Waits until the backend exits.
     ///
     /// # Errors
-    /// It does not exit within `patience`.
+    /// Returns an error if the backend does not exit within `patience`.
     pub fn await_exit(&mut self, patience: Duration) -> anyhow::Result<ExitStatus> {
         let deadline = Instant::now() + patience;
         loop {
@@ -200,7 +200,8 @@ impl Backend {
     /// Waits until the backend holds exactly `state`.
     ///
     /// # Errors
-    /// It does not within `patience`, holds another state of this revision, or reports an error.
+    /// Returns an error if the backend does not hold `state` within `patience`, holds another state of this revision, or reports
+    /// an error.
     pub fn await_state(
         &mut self,
         brain: &Brain,

@@ -63,7 +63,7 @@ impl Brain {
     /// Starts to serve. A TCP listener is in the namespace, if there is one; a unix socket can be reached from every namespace.
     ///
     /// # Errors
-    /// The address cannot be bound.
+    /// Returns an error if the address cannot be bound.
     pub fn start(&mut self, inside: Option<&Namespace>) -> anyhow::Result<()> {
         let service = Endpoints { shared: Arc::clone(&self.shared), feed: self.feed.clone() };
         let reports = BackendsServer::new(Reports(Arc::clone(&self.shared)));
@@ -155,7 +155,7 @@ impl Brain {
     /// Waits until `condition` returns a value for the log.
     ///
     /// # Errors
-    /// It does not within `patience`; the error contains `what`.
+    /// Returns an error that contains `what` if there is no value within `patience`.
     pub fn wait<T>(
         &self,
         patience: Duration,
@@ -165,10 +165,10 @@ impl Brain {
         self.wait_while(patience, what, || Ok(()), condition)
     }
 
-    /// As [`Self::wait`], but ends with the error of `check` as soon as that fails.
+    /// Like [`Self::wait`], but also returns an error of `check` at once.
     ///
     /// # Errors
-    /// The condition does not hold within `patience`, or `check` fails.
+    /// Returns an error if the condition does not return a value within `patience`, or if `check` fails.
     pub fn wait_while<T>(
         &self,
         patience: Duration,
@@ -223,7 +223,7 @@ impl fmt::Debug for Brain {
 /// a backend that tries to reach a stopped brain could connect to itself.
 ///
 /// # Errors
-/// No port is free, or the namespace cannot be entered.
+/// Returns an error if no port is free, or if the namespace cannot be entered.
 pub fn free_port(inside: Option<&Namespace>) -> anyhow::Result<u16> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let mut ports = std::iter::repeat_with(|| 12_100 + NEXT.fetch_add(1, Ordering::Relaxed) % 1_000).take(1_000);

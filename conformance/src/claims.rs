@@ -1,7 +1,7 @@
 //! What a backend claims to support. Pure.
 //!
-//! A level checks only what is claimed, so that the kit can also test a simple proxy in user space. The table counts what is not
-//! claimed; nothing is left out silently.
+//! A level checks only the claims of a backend, so that the kit can also test a simple proxy in user space. The table counts the
+//! checks that were not claimed, so nothing is skipped silently.
 
 use std::{collections::BTreeSet, fmt, net::SocketAddr, str::FromStr};
 
@@ -96,7 +96,7 @@ impl Claim {
     }
 }
 
-/// A text that is no [`Claim`].
+/// The error for a text that is not a [`Claim`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadClaim(String);
 

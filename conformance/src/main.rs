@@ -21,9 +21,9 @@ use rustix::process::Signal;
 #[derive(Debug, Parser)]
 #[command(name = "localnet-conformance", version)]
 struct Arguments {
-    /// The backend's command. The kit replaces {api} by the brain's address (unix:///…) and {socket} by the path in it. If the command
-    /// contains {tcp}, {tcp} is an IP address and a port, and {api} is tcp://…. {dump} is a file for the backend's state, {folder} a
-    /// folder for this run alone, and {flags} kube-proxy's flags for the node
+    /// The backend's command. The kit replaces {api} with the brain's address (unix:///…) and {socket} with the path in it. If
+    /// the command contains {tcp}, {tcp} is an IP address and a port, and {api} is tcp://…. {dump} is a file for the backend's
+    /// state, {folder} a folder for this run alone, and {flags} kube-proxy's flags for the node
     #[arg(long, value_name = "COMMAND")]
     backend: String,
     /// Levels to check: wire, state, packets, life
@@ -60,7 +60,8 @@ struct Arguments {
     /// A command that reads the kernel's state and prints what it serves: see docs/writing-a-backend.md
     #[arg(long, value_name = "COMMAND")]
     read_back: Option<String>,
-    /// What the kernel cannot hold whatever the backend does, separated by commas: verdicts, scopes, seconds, ports, host-network, sources
+    /// Limits of the kernel, which the kit does not test, separated by commas: verdicts, scopes, seconds, ports, host-network,
+    /// sources
     #[arg(long, value_name = "LACKS", value_delimiter = ',', requires = "read_back")]
     cannot_hold: Vec<Lack>,
     /// A command after which the kernel refuses the backend's changes, until --clear

@@ -1,4 +1,4 @@
-//! The faults of answers, and what the backend has done: shared by the brain and its services.
+//! The faults of answers, and the record of the backend's actions. The brain and its services share both.
 
 use std::{
     collections::VecDeque,
@@ -27,7 +27,7 @@ pub enum Fault {
     Edit(fn(Vec<Bytes>) -> Vec<Bytes>),
 }
 
-/// What the backend has done.
+/// The record of the backend's actions.
 #[derive(Debug, Default)]
 pub struct Log {
     /// The requests of `Next`, in order.

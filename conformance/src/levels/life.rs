@@ -204,7 +204,7 @@ fn brain_unavailable_keeps_everything(life: &mut Life<'_>) -> anyhow::Result<Ver
     Ok(life.bench.verdict())
 }
 
-/// Not claimed, for a backend that proxies in its own process: nothing of it remains when it exits.
+/// "Not claimed" for a backend that proxies in its own process, because nothing remains in the kernel when it exits.
 fn proxies_in_process(life: &Life<'_>) -> Option<Verdict> {
     let claims = &life.bench.options.claims;
     let itself = claims.has(Claim::Answers) && !claims.has(Claim::Source);

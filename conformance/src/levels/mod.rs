@@ -93,7 +93,7 @@ impl Options {
 /// Runs the checks, and calls `report` with each outcome at once.
 ///
 /// # Errors
-/// A level cannot start: a Case cannot be read, or network namespaces cannot be created.
+/// Returns an error if a level cannot start, because a Case cannot be read or network namespaces cannot be created.
 pub fn run(options: &Options, report: impl Fn(&Outcome) + Sync) -> anyhow::Result<Outcomes> {
     let mut outcomes = Outcomes::default();
     for level in &options.levels {

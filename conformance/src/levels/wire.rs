@@ -216,7 +216,7 @@ fn await_token(bench: &Bench<'_>, revision: Revision) -> anyhow::Result<usize> {
     })
 }
 
-/// A stream that was cut has no effect: the backend requests it again, and holds nothing of it before.
+/// A cut stream has no effect: the backend requests the answer again, and until then applies no part of it.
 fn cut(bench: &mut Bench<'_>, fault: Fault) -> anyhow::Result<()> {
     let before = state([service(1, 1), service(2, 1), service(3, 1)]);
     let held = bench.apply(&before)?;
