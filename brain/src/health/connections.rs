@@ -2,7 +2,7 @@
 //!
 //! A health check must not wait for peers that connect and then send nothing, or a load balancer would drain the node. So
 //! the port always accepts a new connection. If the port or the quota of the peer is full, the connection that has been
-//! idle for longest is closed.
+//! idle for longest is closed. The test `probes_are_answered_among_six_hundred_slow_clients` needs this.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! One port: opens it, with retries, and serves HTTP/1 on it.
+//! One port: opens it, with retries, and lets hyper serve HTTP/1 on it. hyper's deadline for the head of a request is the same
+//! for each request; the test `a_connection_without_a_request_is_closed` needs a shorter one for the first.
 
 use std::{
     collections::BTreeMap,

@@ -1,8 +1,9 @@
 //! The life of one connection, from the handshake to the end.
 //!
 //! A peer must finish the handshake and send the HTTP/2 preface within [`HANDSHAKE`]. After that it must use the connection
-//! ([`super::usage`]) and answer pings. The memory that it can occupy is bounded by limits on streams, headers, flow
-//! control windows and the send buffer.
+//! ([`super::usage`]) and answer pings. The memory that it can occupy is bounded by hyper's limits on streams, headers, flow
+//! control windows and the send buffer. hyper has no deadline for the preface, which the test
+//! `a_peer_without_a_complete_preface_is_disconnected_after_10_s` needs.
 
 use std::{fmt::Display, io, time::Duration};
 
