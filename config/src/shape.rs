@@ -4,7 +4,7 @@
 
 use localnet_core::{
     Code, Diagnostic, Subject,
-    yaml::{Node, Tree},
+    yaml::{Node, Tree, Type},
 };
 use serde_json::Value;
 
@@ -122,20 +122,17 @@ fn is_number_too(path: &str) -> bool {
 
 /// Returns the expected type of a field and the remedy.
 fn wanted(found: &Node, pattern: &Value) -> (&'static str, &'static str) {
-    match (pattern, found) {
-        (Value::Bool(_), _) => ("true or false", "write true or false, without quotes"),
-        (Value::Number(_), Node::Text(_)) => ("a number", "write it in digits, without quotes"),
-        (Value::Number(_), _) => ("a number", "write it in digits"),
-        (Value::String(default), Node::Number(_)) if default.parse::<GoDuration>().is_ok() => {
-            ("a duration", "write it with a unit, like 30s")
+    let wanted = match pattern {
+        Value::String(default) if matches!(found, Node::Number(_)) && default.parse::<GoDuration>().is_ok() => {
+            return ("a duration", "write it with a unit, like 30s");
         }
-        (Value::String(_), Node::Number(_) | Node::Bool(_)) => ("a text", "put it in quotes"),
-        (Value::String(_), _) => ("a text", "write one value"),
-        (Value::Array(_), _) => ("a list", "begin each of its items with '- '"),
-        (Value::Object(_) | Value::Null, _) => {
-            ("a map of fields", "write its fields as name: value, indented below it")
-        }
-    }
+        Value::Bool(_) => Type::Bool,
+        Value::Number(_) => Type::Number,
+        Value::String(_) => Type::Text,
+        Value::Array(_) => Type::List,
+        Value::Object(_) | Value::Null => Type::Map,
+    };
+    wanted.expected(found)
 }
 
 /// Returns a remedy that suggests a known field with a similar name.

@@ -4,7 +4,7 @@ mod error;
 mod tree;
 
 pub use error::diagnose;
-pub use tree::{Key, Node, Tree};
+pub use tree::{Key, Node, Tree, Type};
 
 /// A YAML document that has content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

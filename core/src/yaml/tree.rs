@@ -11,14 +11,10 @@ use serde_saphyr::Spanned;
 
 use crate::Subject;
 
-/// A position in a text: line and column, from 1.
-type Place = (u64, u64);
-
-/// A value and the place where it begins.
+/// A value and the line on which it begins.
 #[derive(Debug)]
 pub struct Tree {
-    /// Line and column, from 1.
-    pub place: Place,
+    line: u64,
     /// The value.
     pub node: Node,
 }
@@ -50,9 +46,22 @@ pub struct Key {
 }
 
 impl Tree {
+    /// A map of fields, which begins at the first of them.
+    pub fn of_fields(fields: Vec<(Key, Self)>) -> Self {
+        Self { line: fields.first().map_or(1, |(key, _)| key.line), node: Node::Map(fields) }
+    }
+
     /// The line on which the value begins, from 1.
     pub fn line(&self) -> u64 {
-        self.place.0
+        self.line
+    }
+
+    /// The text, if the value is one.
+    pub fn text(&self) -> Option<&str> {
+        match &self.node {
+            Node::Text(text) => Some(text),
+            _ => None,
+        }
     }
 
     /// Returns the value without lines. The last of several fields with the same name applies, and a field without value is
@@ -83,59 +92,31 @@ impl Tree {
         fields.iter().rev().find(|(key, _)| key.name == name).map(|(key, tree)| (key, tree))
     }
 
+    /// Returns a field such as `spec.ports[1].port`.
+    pub fn at(&self, path: &str) -> Option<&Self> {
+        self.find(path).ok().map(|(_, field)| field)
+    }
+
     /// Returns the line of a field such as `spec.ports[1].port`. If the field is missing, it is the line on which the value of its
     /// nearest parent begins.
     pub fn line_of(&self, path: &str) -> u64 {
-        self.find(path).0
+        self.find(path).map_or_else(Self::line, |(line, _)| line)
     }
 
-    /// Whether a field exists.
-    pub fn has(&self, path: &str) -> bool {
-        self.find(path).1
-    }
-
-    /// The line of a field and true; or false, and the line on which the value of its nearest parent begins.
-    fn find(&self, path: &str) -> (u64, bool) {
-        let (mut node, mut line) = (self, self.line());
+    /// The line and the value of a field, or its nearest parent.
+    fn find(&self, path: &str) -> Result<(u64, &Self), &Self> {
+        let mut found = (self.line, self);
         for step in path.split(['.', '[', ']']).filter(|step| !step.is_empty()) {
+            let (_, node) = found;
             let next = match &node.node {
                 Node::List(items) => {
-                    step.parse().ok().and_then(|position: usize| items.get(position)).map(|item| (item.line(), item))
+                    step.parse().ok().and_then(|position: usize| items.get(position)).map(|item| (item.line, item))
                 }
                 _ => node.field(step).map(|(key, tree)| (key.line, tree)),
             };
-            let Some((next_line, next)) = next else { return (node.line(), false) };
-            (node, line) = (next, next_line);
+            found = next.ok_or(node)?;
         }
-        (line, true)
-    }
-
-    /// The field whose value is at a place, or the last one before it.
-    pub fn field_at(&self, place: Place) -> String {
-        let mut found = (self.place, String::new());
-        self.search(place, &mut String::new(), &mut found);
-        found.1
-    }
-
-    fn search(&self, place: Place, path: &mut String, found: &mut (Place, String)) {
-        if self.place <= place && self.place >= found.0 {
-            *found = (self.place, path.clone());
-        }
-        let length = path.len();
-        let mut inside = |step: String, tree: &Self| {
-            path.push_str(&step);
-            tree.search(place, path, found);
-            path.truncate(length);
-        };
-        match &self.node {
-            Node::Map(fields) => fields.iter().for_each(|(key, tree)| {
-                inside(if length == 0 { key.name.clone() } else { format!(".{}", key.name) }, tree);
-            }),
-            Node::List(items) => {
-                items.iter().enumerate().for_each(|(position, tree)| inside(format!("[{position}]"), tree));
-            }
-            _ => {}
-        }
+        Ok(found)
     }
 
     /// Returns the position of a field, for a diagnostic.
@@ -156,11 +137,43 @@ impl Tree {
     }
 }
 
+/// The type that a value should have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Type {
+    /// `true` or `false`.
+    Bool,
+    /// A number.
+    Number,
+    /// A number without a fraction.
+    Whole,
+    /// A text.
+    Text,
+    /// A list.
+    List,
+    /// A map of fields.
+    Map,
+}
+
+impl Type {
+    /// Describes the type for a message, and the remedy for a value of another type.
+    pub fn expected(self, found: &Node) -> (&'static str, &'static str) {
+        match (self, found) {
+            (Self::Bool, _) => ("true or false", "write true or false, without quotes"),
+            (Self::Whole, Node::Number(_)) => ("a whole number", "remove the fraction"),
+            (Self::Number | Self::Whole, Node::Text(_)) => ("a number", "write it in digits, without quotes"),
+            (Self::Number | Self::Whole, _) => ("a number", "write it in digits"),
+            (Self::Text, Node::Number(_) | Node::Bool(_)) => ("a text", "put it in quotes"),
+            (Self::Text, _) => ("a text", "write one value"),
+            (Self::List, _) => ("a list", "begin each of its items with '- '"),
+            (Self::Map, _) => ("a map of fields", "write its fields as name: value, indented below it"),
+        }
+    }
+}
+
 impl<'de> Deserialize<'de> for Tree {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned: Spanned<Node> = Spanned::deserialize(deserializer)?;
-        let place = (spanned.referenced.line(), spanned.referenced.column());
-        Ok(Self { place, node: spanned.value })
+        Ok(Self { line: spanned.referenced.line(), node: spanned.value })
     }
 }
 
@@ -278,14 +291,13 @@ mod tests {
     }
 
     #[test]
-    fn fields_have_lines_and_places_have_fields() {
+    fn fields_are_found_by_their_paths() {
         let text = "kind: Service\nspec:\n  ports:\n  - name: a\n    port: 1\n  - name: b\n    port: x\n";
         let tree = read(text);
         assert_eq!(tree.line_of("spec.ports[1].port"), 7);
         assert_eq!(tree.line_of("spec.ports[0].name"), 4);
         assert_eq!(tree.line_of("spec.ports[1].nodePort"), 6);
-        assert_eq!((tree.has("spec.ports[1].port"), tree.has("spec.ports[1].nodePort")), (true, false));
-        assert_eq!(tree.field_at((7, 11)), "spec.ports[1].port");
-        assert_eq!(tree.field_at((1, 7)), "kind");
+        assert_eq!(tree.at("kind").and_then(Tree::text), Some("Service"));
+        assert!(tree.at("spec.ports[1].nodePort").is_none() && tree.at("spec.ports[2]").is_none());
     }
 }

@@ -5,18 +5,9 @@ use std::{collections::BTreeSet, net::IpAddr};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
 use localnet_core::{Code, Diagnostic, Subject};
+use localnet_proto::Protocol;
 
 use localnet_cluster::objects::{NodeObject, Object, Parsed, ServiceCidrObject, ServiceObject, SliceObject};
-
-/// The list of ClusterIPs. A file may contain only [`CLUSTER_IP`] instead.
-pub(super) const CLUSTER_IPS: &str = "clusterIPs";
-/// The single ClusterIP.
-pub(super) const CLUSTER_IP: &str = "clusterIP";
-
-/// The name of the object in messages: `Service default/web`.
-pub(super) fn named(object: &Object) -> localnet_core::Object {
-    localnet_core::Object::new(object.kind().as_str(), object.namespace(), object.name())
-}
 
 /// All problems of an object.
 pub(super) fn check(object: &Object) -> Vec<Diagnostic> {
@@ -139,7 +130,7 @@ impl List {
     }
 
     fn service(&mut self, service: &ServiceObject) {
-        self.addresses(|position| format!("spec.{CLUSTER_IPS}[{position}]"), &service.cluster_ips);
+        self.addresses(|position| format!("spec.clusterIPs[{position}]"), &service.cluster_ips);
         self.addresses(|position| format!("spec.externalIPs[{position}]"), &service.external_ips);
         self.addresses(|position| format!("status.loadBalancer.ingress[{position}].ip"), &service.load_balancer_ips);
         self.cidrs("spec.loadBalancerSourceRanges", &service.source_ranges);
@@ -149,18 +140,7 @@ impl List {
         let (mut names, mut numbers, mut node_ports) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for (position, port) in service.ports.iter().enumerate() {
             let field = |name: &str| format!("spec.ports[{position}].{name}");
-            let protocol = match &port.protocol {
-                Parsed::Good(protocol) => *protocol,
-                Parsed::Bad(text) => {
-                    self.push(
-                        Code::ProtocolInvalid,
-                        field("protocol"),
-                        format!("{text:?} is not a protocol"),
-                        "use TCP, UDP or SCTP",
-                    );
-                    continue;
-                }
-            };
+            let Some(protocol) = self.protocol(field("protocol"), &port.protocol) else { continue };
             self.port_number(field("port"), port.port);
             if port.node_port != 0 {
                 self.port_number(field("nodePort"), port.node_port);
@@ -183,6 +163,17 @@ impl List {
         }
     }
 
+    fn protocol(&mut self, field: String, protocol: &Parsed<Protocol>) -> Option<Protocol> {
+        match protocol {
+            Parsed::Good(protocol) => Some(*protocol),
+            Parsed::Bad(text) => {
+                let problem = format!("{text:?} is not a protocol");
+                self.push(Code::ProtocolInvalid, field, problem, "use TCP, UDP or SCTP");
+                None
+            }
+        }
+    }
+
     fn port_number(&mut self, field: String, number: i32) {
         if u16::try_from(number).is_ok_and(|number| number > 0) {
             return;
@@ -195,15 +186,7 @@ impl List {
             self.push(Code::ValueUnsupported, "addressType", "is not an address type", "use IPv4 or IPv6");
         }
         for (position, port) in slice.ports.iter().enumerate() {
-            if let Parsed::Bad(text) = &port.protocol {
-                let problem = format!("{text:?} is not a protocol");
-                self.push(
-                    Code::ProtocolInvalid,
-                    format!("ports[{position}].protocol"),
-                    problem,
-                    "use TCP, UDP or SCTP",
-                );
-            }
+            self.protocol(format!("ports[{position}].protocol"), &port.protocol);
             if let Some(name) = port.name.as_deref().filter(|name| !name.is_empty()) {
                 self.label(format!("ports[{position}].name"), name);
             }

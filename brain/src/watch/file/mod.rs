@@ -19,5 +19,4 @@ mod watcher;
 
 pub(crate) use checks::is_label_value;
 pub use load::{Loaded, load};
-pub(crate) use reading::parse_tree;
 pub use watcher::run;

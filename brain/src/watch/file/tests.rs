@@ -146,7 +146,9 @@ fn only_yaml_and_json_files_of_the_folder_itself_are_read() {
 fn a_problem_names_file_line_object_and_field() {
     check_problems(
         &format!("{WEB}---\n{}", WEB.replace("port: 80", "port: eighty")),
-        &["a.yaml:19: Service default/web: spec.ports[0].port: \"eighty\" is not a number; write it in digits"],
+        &[
+            "a.yaml:19: Service default/web: spec.ports[0].port: is \"eighty\", not a number; write it in digits, without quotes",
+        ],
     );
     check_problems(
         &WEB.replace("10.96.0.10", "10.96.0.300"),
@@ -180,27 +182,34 @@ fn a_problem_names_file_line_object_and_field() {
     );
 }
 
-/// A scalar that is not a number or a Boolean is quoted as it is written.
 #[test]
-fn a_scalar_of_another_type_is_quoted() {
+fn a_value_of_another_type_is_refused_with_its_remedy() {
     let port = |text: &str| WEB.replace("port: 80", &format!("port: {text}"));
     let rows = [
-        ("eighty # http", "\"eighty\" is not a number; write it in digits"),
-        ("'8o'", "\"8o\" is not a number; write it in digits"),
-        ("80.5", "80.5 is not a whole number; remove the fraction"),
+        ("eighty # http", "is \"eighty\", not a number; write it in digits, without quotes"),
+        ("'8o'", "is \"8o\", not a number; write it in digits, without quotes"),
+        ("80.5", "is 80.5, not a whole number; remove the fraction"),
         ("99999999999", "99999999999 is out of range; use a smaller number"),
+        ("[80]", "is a list, not a number; write it in digits"),
     ];
     for (text, problem) in rows {
         check_problems(&port(text), &[&format!("a.yaml:9: Service default/web: spec.ports[0].port: {problem}")]);
     }
     check_problems(
         &WEB.replace("  - name: http\n    port: 80\n", "  - {port: many, name: http}\n"),
-        &["a.yaml:8: Service default/web: spec.ports[0].port: \"many\" is not a number; write it in digits"],
+        &[
+            "a.yaml:8: Service default/web: spec.ports[0].port: is \"many\", not a number; write it in digits, without quotes",
+        ],
+    );
+    // As in kubectl, a number is no text.
+    check_problems(
+        &WEB.replace("name: http", "name: 80"),
+        &["a.yaml:8: Service default/web: spec.ports[0].name: is 80, not a text; put it in quotes"],
     );
     check_problems(
         &SLICE.replace("[10.1.0.1]", "[10.1.0.1]\n  conditions: {ready: perhaps}"),
         &[
-            "a.yaml:12: EndpointSlice default/web-1: endpoints[0].conditions.ready: \"perhaps\" is neither true nor false; write true or false",
+            "a.yaml:12: EndpointSlice default/web-1: endpoints[0].conditions.ready: is \"perhaps\", not true or false; write true or false, without quotes",
         ],
     );
 }
@@ -214,7 +223,9 @@ fn a_problem_in_a_list_names_the_item() {
     let bad = format!("{}x{}", &list[..at], &list[at + 2..]);
     check_problems(
         &bad,
-        &["a.yaml:17: Service default/b: spec.ports[0].port: \"x\" is not a number; write it in digits"],
+        &[
+            "a.yaml:17: Service default/b: spec.ports[0].port: is \"x\", not a number; write it in digits, without quotes",
+        ],
     );
     let bad = format!("{}99999{}", &list[..at], &list[at + 2..]);
     check_problems(
@@ -522,7 +533,7 @@ async fn an_unreadable_file_is_a_trouble_until_it_is_readable() {
     assert!(source.troubles.all().is_empty());
     fs::write(&file, WEB.replace("80", "x")).unwrap();
     let message = source.trouble().await;
-    assert!(message.contains("web.yaml:9: Service default/web: spec.ports[0].port: \"x\""), "{message}");
+    assert!(message.contains("web.yaml:9: Service default/web: spec.ports[0].port: is \"x\", not a"), "{message}");
     fs::write(&file, web(2)).unwrap();
     assert_eq!(source.next().await, ["10.96.0.2"]);
     assert!(source.troubles.all().is_empty());
@@ -622,7 +633,7 @@ async fn an_invalid_file_at_the_start_is_an_error_of_one_line() {
     let message = format!("{error:#}");
     assert!(
         message.ends_with(
-            "web.yaml:9: Service default/web: spec.ports[0].port: \"x\" is not a number; write it in digits"
+            "web.yaml:9: Service default/web: spec.ports[0].port: is \"x\", not a number; write it in digits, without quotes"
         ),
         "{message}"
     );

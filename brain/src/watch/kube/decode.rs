@@ -10,8 +10,6 @@ use kube::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::watch::file::parse_tree;
-
 /// An object that cannot be decoded, because one of its fields has another type than the API prescribes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unreadable {
@@ -136,16 +134,14 @@ fn refused<K>(line: &str) -> Option<Change<K>> {
 
 /// Decodes one object. `None` if that fails and the object has no name.
 fn item<K: DeserializeOwned>(object: &Value) -> Option<Item<K>> {
-    // Write the object on one line again, so that the column of an error leads to the field.
-    let text = object.to_string();
-    let error = match serde_json::from_str(&text) {
+    let error = match serde_path_to_error::deserialize(object) {
         Ok(object) => return Some(Item::Read(object)),
         Err(error) => error,
     };
     let name = meta(object, "name").to_owned();
-    let field = parse_tree(&text).map(|tree| tree.field_at((1, error.column() as u64))).unwrap_or_default();
-    let problem = error.to_string();
-    let problem = problem.split(" at line ").next().unwrap_or_default().to_owned();
+    let (field, problem) = (error.path().to_string(), error.inner().to_string());
+    // The path of the object itself.
+    let field = if field == "." { String::new() } else { field };
     (!name.is_empty())
         .then(|| Item::Unreadable(Unreadable { namespace: meta(object, "namespace").to_owned(), name, field, problem }))
 }
