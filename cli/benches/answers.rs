@@ -17,7 +17,7 @@ use std::{
 
 use jiff::Timestamp;
 use localnet::{
-    causes::Answer,
+    answer::Answer,
     configuration::Configuration,
     diff,
     doctor::{self, Evidence, Findings},
@@ -242,7 +242,7 @@ fn measure(services: usize) -> anyhow::Result<()> {
         let answer = Answer::of(&evidence);
         // The namespace has no route to pods, and nothing else is wrong.
         anyhow::ensure!(
-            answer.causes.iter().all(|cause| [Code::NoRoute, Code::ForwardingOff].contains(&cause.id)),
+            answer.causes.iter().all(|cause| [Code::NoRoute, Code::ForwardingOff].contains(&cause.code)),
             "{answer:?}"
         );
         show(&answer, Format::Table)

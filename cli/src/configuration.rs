@@ -92,7 +92,7 @@ impl Configuration {
         given.extend(args.masquerade_bit.map(|_| MASQUERADE_BIT));
         let from_command_line = || -> Result<Config, Failure> {
             let args = ConfigArgs { masquerade_bit: args.masquerade_bit, kube_proxy: args.flags.clone() };
-            let mode = backend.map_or(Mode::Nftables, |backend| mode(&backend.name));
+            let mode = backend.and_then(|backend| backend.mode).unwrap_or(Mode::Nftables);
             let running = args.begin(mode)?;
             let running = running.ok_or_else(|| Failure::Usage("this command writes no configuration".to_owned()))?;
             Ok(args.config(running.config()))
@@ -175,15 +175,6 @@ impl Configuration {
             (None, _) => {}
         }
         facts
-    }
-}
-
-/// The mode that an empty `mode` stands for in a backend.
-fn mode(backend: &str) -> Mode {
-    match backend {
-        "iptables" => Mode::Iptables,
-        "ipvs" => Mode::Ipvs,
-        _ => Mode::Nftables,
     }
 }
 

@@ -1,13 +1,13 @@
 //! `localnet doctor`: checks the node as a whole and prints one line per check. Judging the evidence is pure.
 
 use localnet_client::Snapshot;
-use localnet_core::{Code, Diagnostic};
+use localnet_core::{Code, Diagnostic, Severity, Subject};
 use localnet_linux::nft::family_name;
 use localnet_proto::{ByFamily, Family};
 use serde::Serialize;
 
 use crate::{
-    causes::{differs_remedy, is_guessed},
+    diagnostics::{is_guessed, no_backend, of_backend, of_source, rules_differ, usual},
     kernel::Kernel,
     origin::Origin,
     output::Show,
@@ -29,17 +29,19 @@ pub struct Check {
     /// A stable identifier for programs.
     pub id: &'static str,
     /// The verdict.
-    pub is: Is,
-    /// The observed facts.
+    pub verdict: Verdict,
+    /// The observed facts; empty if there is a diagnostic.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub seen: String,
-    /// How to correct it; empty if the check passes.
-    pub remedy: String,
+    /// What is wrong or unknown; `None` if the check passes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub diagnostic: Option<Diagnostic>,
 }
 
 /// The verdict of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Is {
+pub enum Verdict {
     /// The check passes.
     Ok,
     /// Unusual; may be a problem.
@@ -79,196 +81,171 @@ pub struct Evidence {
 }
 
 impl Findings {
+    fn ok(&mut self, id: &'static str, seen: String) {
+        self.checks.push(Check { id, verdict: Verdict::Ok, seen, diagnostic: None });
+    }
+
+    fn add(&mut self, id: &'static str, diagnostic: Diagnostic) {
+        let verdict = match (diagnostic.code, diagnostic.severity) {
+            (Code::StatusUnknown | Code::ConfigurationUnknown | Code::KernelDenied | Code::KernelNotRead, _) => {
+                Verdict::Unknown
+            }
+            (_, Severity::Warning) => Verdict::Warning,
+            (_, Severity::Error) => Verdict::Failing,
+        };
+        self.checks.push(Check { id, verdict, seen: String::new(), diagnostic: Some(diagnostic) });
+    }
+
     /// Judges the evidence.
     pub fn of(evidence: &Evidence) -> Self {
-        let mut checks = Vec::new();
-        let mut add =
-            |id, is, seen: String, remedy: &str| checks.push(Check { id, is, seen, remedy: remedy.to_owned() });
+        let mut findings = Self::default();
         match &evidence.state {
             None => {}
             Some(Ok((services, 0))) => {
-                add("state", Is::Ok, format!("{services} Services, each with an eligible endpoint"), "");
+                findings.ok("state", format!("{services} Services, each with an eligible endpoint"));
             }
-            Some(Ok((services, bare))) => add(
-                "state",
-                Is::Warning,
-                format!("{services} Services, {bare} of them without an eligible endpoint"),
-                "localnet get services lists them; localnet explain --why-not shows the cause",
-            ),
-            Some(Err(error)) => add(
-                "state",
-                Is::Failing,
-                error.clone(),
-                "start localnet-brain, or give its address with --api; the kernel stays unchanged until then",
-            ),
+            Some(Ok((services, bare))) => {
+                let problem = format!("{services} Services, {bare} of them without an eligible endpoint");
+                let remedy = "localnet get services lists them; localnet explain --why-not shows the cause";
+                findings.add("state", warning(Code::NoEndpointServes, problem).remedy(remedy));
+            }
+            Some(Err(error)) => findings.add("state", of(Code::BrainUnreachable, error.clone())),
         }
         match &evidence.status {
             None => {}
-            Some(Err(error)) => {
-                add("backends", Is::Unknown, error.clone(), "upgrade localnet-brain to the version of this command");
-            }
+            Some(Err(error)) => findings.add("backends", of(Code::StatusUnknown, error.clone())),
             Some(Ok(status)) => {
-                for trouble in &status.troubles {
-                    let remedy = "correct what the message names; the brain retries with backoff, and the state stays unchanged until then";
-                    add("source", Is::Failing, trouble.line(), remedy);
-                }
+                of_source(status).for_each(|problem| findings.add("source", problem));
                 // Without a state, backends have nothing to report.
                 if !matches!(evidence.state, Some(Err(_))) {
-                    of_backends(status, &mut add);
+                    findings.backends(status);
                 }
             }
         }
         if let Some(origin) = &evidence.configuration {
             let seen = format!("{}: {}", origin.text, origin.values);
-            match origin.source {
-                "defaults" => add(
-                    "configuration",
-                    Is::Unknown,
-                    seen,
-                    "the checks below use it; pass --config or --cluster-cidr if the backend's differs",
-                ),
-                _ => add("configuration", Is::Ok, seen, ""),
+            match is_guessed(Some(origin)) {
+                true => findings.add("configuration", of(Code::ConfigurationUnknown, seen)),
+                false => findings.ok("configuration", seen),
             }
         }
-        of_tables(evidence, &mut add);
-        for (family, forwards) in evidence.forwards {
-            let seen = format!(
-                "{} packets are {}passed on",
-                family_name(family),
-                if forwards == Some(true) { "" } else { "not " }
-            );
-            match forwards {
-                Some(true) => add("forwarding", Is::Ok, seen, ""),
-                Some(false) => {
-                    let remedy = match family {
-                        Family::V4 => "set net.ipv4.ip_forward to 1",
-                        Family::V6 => "set net.ipv6.conf.all.forwarding to 1",
-                    };
-                    add("forwarding", Is::Warning, seen, remedy);
-                }
-                None => {}
-            }
-        }
-        if evidence.route_localnet.is_some_and(|value| value != 0) {
-            let seen = "route_localnet is on: neighbours may reach programs that listen on 127.0.0.1 (CVE-2020-8558)"
-                .to_owned();
-            add(
-                "route-localnet",
-                Is::Warning,
-                seen,
-                "localnet needs it only for NodePorts on localhost; otherwise set it to 0",
-            );
-        }
-        if let Some((count, max)) = evidence.tracked.filter(|(_, max)| *max > 0) {
-            let seen = format!("{count} of {max} tracked flows");
-            let remedy = "raise net.netfilter.nf_conntrack_max: localnet-nft init, conntrack.maxPerCore";
-            match count * 100 / max {
-                100.. => add("tracking", Is::Failing, seen + ": new connections are dropped", remedy),
-                80.. => add("tracking", Is::Warning, seen, remedy),
-                _ => add("tracking", Is::Ok, seen, ""),
-            }
-        }
-        Self { checks }
+        findings.tables(evidence);
+        findings.settings(evidence);
+        findings
     }
 
     /// Whether any check fails.
     pub fn fail(&self) -> bool {
-        self.checks.iter().any(|check| check.is == Is::Failing)
+        self.checks.iter().any(|check| check.verdict == Verdict::Failing)
     }
-}
 
-fn of_backends(status: &Status, add: &mut impl FnMut(&'static str, Is, String, &str)) {
-    if status.backends.is_empty() {
-        let remedy = "start localnet-nft or another backend";
-        add("backends", Is::Failing, "no backend has reported: nothing programs the node".to_owned(), remedy);
-    }
-    for backend in &status.backends {
-        let name = &backend.name;
-        for of in &backend.families {
-            let family = of.family;
-            let age = backend.age_millis / 1000;
-            match (of.error.as_str(), of.behind) {
-                ("", 0) if status.unread => add(
-                    "backends",
-                    Is::Failing,
-                    format!("{name} {family}: it last reported {age} s ago, and no backend waits for the next state"),
-                    "check that it runs and reaches the brain; its log has the error",
-                ),
-                ("", 0) => add("backends", Is::Ok, format!("{name} {family}: revision {} is applied", of.applied), ""),
-                ("", behind) => add(
-                    "backends",
-                    Is::Failing,
-                    format!("{name} {family}: lags by {behind} revisions; it last reported {age} s ago"),
-                    "check that it runs and reaches the brain; its log has the error",
-                ),
-                (error, _) => add(
-                    "backends",
-                    Is::Failing,
-                    format!("{name} {family}: {error}"),
-                    "correct what the error names; the backend retries with backoff",
-                ),
+    fn backends(&mut self, status: &Status) {
+        no_backend(status).into_iter().for_each(|missing| self.add("backends", missing));
+        for backend in &status.backends {
+            let name = &backend.name;
+            for family in &backend.families {
+                match of_backend(backend, family) {
+                    Some(problem) => self.add("backends", problem),
+                    None if status.unread => {
+                        let age = backend.age_millis / 1000;
+                        let problem = format!(
+                            "{name} {}: it last reported {age} s ago, and no backend waits for the next state",
+                            family.family
+                        );
+                        self.add("backends", of(Code::BackendStopped, problem));
+                    }
+                    None => {
+                        let seen = format!("{name} {}: revision {} is applied", family.family, family.applied);
+                        self.ok("backends", seen);
+                    }
+                }
+            }
+            if let Some(first) = backend.skipped.first() {
+                let count = backend.skipped_count;
+                let problem = format!("{name} skips {count} parts of Services, such as {first}");
+                let remedy = "change the Services as the reasons suggest: localnet get revision -o wide";
+                self.add("skipped", warning(Code::BackendSkips, problem).remedy(remedy));
+            }
+            for warning in &backend.warnings {
+                let problem = format!("{name}: {}", warning.problem);
+                self.add("warnings", Diagnostic { problem, ..warning.clone() });
             }
         }
-        if backend.skipped_count > 0 {
-            let first = backend.skipped.first().map(|(of, why)| format!(", such as {of}: {why}")).unwrap_or_default();
-            let seen = format!("{name} skips {} parts of Services{first}", backend.skipped_count);
-            add(
-                "skipped",
-                Is::Warning,
-                seen,
-                "change the Services as the reasons suggest: localnet get revision -o wide",
-            );
-        }
-        for warning in &backend.warnings {
-            add("warnings", Is::Warning, format!("{name}: {warning}"), "");
-        }
     }
-}
 
-fn of_tables(evidence: &Evidence, add: &mut impl FnMut(&'static str, Is, String, &str)) {
-    match &evidence.tables {
-        None => {}
-        // The reason may name a further remedy.
-        Some(Err(unread)) => {
-            let remedy = if unread.code == Code::KernelDenied { "run it as root, on the node" } else { "" };
-            add("tables", Is::Unknown, unread.to_string(), remedy);
-        }
-        Some(Ok(tables)) => {
-            for (family, is_there, damaged) in tables {
-                let table = format!("table {} localnet", family_name(*family));
-                match (is_there, damaged.as_slice()) {
-                    (true, []) => add("tables", Is::Ok, format!("{table} has its chains"), ""),
-                    (true, damaged) => add(
-                        "tables",
-                        if is_guessed(evidence.configuration.as_ref()) { Is::Warning } else { Is::Failing },
-                        format!("{table}: not as planned: {}", damaged.join(", ")),
-                        differs_remedy(evidence.configuration.as_ref()),
-                    ),
-                    (false, _) => {
-                        add(
-                            "tables",
-                            Is::Failing,
-                            format!("{table} does not exist"),
-                            "start the backend: it creates the table within a second",
-                        );
+    fn tables(&mut self, evidence: &Evidence) {
+        match &evidence.tables {
+            None => {}
+            // The reason may name a further remedy.
+            Some(Err(unread)) => {
+                let remedy = if unread.code == Code::KernelDenied { unread.code.remedy() } else { "" };
+                self.add("tables", unread.clone().remedy(remedy));
+            }
+            Some(Ok(tables)) => {
+                for (family, is_there, damaged) in tables {
+                    let table = format!("table {} localnet", family_name(*family));
+                    let differ = rules_differ(damaged, Subject::Program, evidence.configuration.as_ref());
+                    match differ {
+                        _ if !is_there => {
+                            self.add("tables", of(Code::TableMissing, format!("{table} does not exist")));
+                        }
+                        None => self.ok("tables", format!("{table} has its chains")),
+                        Some(differ) => {
+                            let problem = format!("{table}: not as planned: {}", damaged.join(", "));
+                            self.add("tables", Diagnostic { problem, ..differ });
+                        }
                     }
                 }
             }
         }
+        for other in evidence.others.iter().filter(|table| table.ends_with(" kube-proxy")) {
+            let problem = format!("table {other} is kube-proxy's: the first rule that matches translates a packet");
+            self.add("other-proxy", of(Code::OtherProxy, problem));
+        }
+        if evidence.legacy {
+            let problem = "ip_tables (iptables-legacy) has rules, which this command does not read";
+            self.add("legacy", of(Code::LegacyRules, problem));
+        }
     }
-    for other in evidence.others.iter().filter(|table| table.ends_with(" kube-proxy")) {
-        let remedy = "stop kube-proxy, then localnet-nft cleanup --kube-proxy";
-        add(
-            "other-proxy",
-            Is::Warning,
-            format!("table {other} is kube-proxy's: the first rule that matches translates a packet"),
-            remedy,
-        );
+
+    fn settings(&mut self, evidence: &Evidence) {
+        for (family, forwards) in evidence.forwards {
+            let setting = match family {
+                Family::V4 => "net.ipv4.ip_forward",
+                Family::V6 => "net.ipv6.conf.all.forwarding",
+            };
+            match forwards {
+                None => {}
+                Some(true) => self.ok("forwarding", format!("the node forwards {family} packets")),
+                Some(false) => {
+                    let problem = format!("the node does not forward {family} packets");
+                    let remedy = format!("set {setting} to 1");
+                    self.add("forwarding", warning(Code::ForwardingOff, problem).remedy(remedy));
+                }
+            }
+        }
+        if evidence.route_localnet.is_some_and(|value| value != 0) {
+            let problem =
+                "route_localnet is on: neighbours may reach programs that listen on 127.0.0.1 (CVE-2020-8558)";
+            self.add("route-localnet", of(Code::RouteLocalnet, problem));
+        }
+        if let Some((count, max)) = evidence.tracked.filter(|(_, max)| *max > 0) {
+            let seen = format!("{count} of {max} tracked flows");
+            match count * 100 / max {
+                100.. => self.add("tracking", of(Code::TrackingFull, seen + ": new connections are dropped")),
+                80.. => self.add("tracking", warning(Code::TrackingFull, seen)),
+                _ => self.ok("tracking", seen),
+            }
+        }
     }
-    if evidence.legacy {
-        let seen = "ip_tables (iptables-legacy) has rules, which this command does not read".to_owned();
-        add("legacy", Is::Warning, seen, "list them with iptables-legacy-save");
-    }
+}
+
+fn of(code: Code, problem: impl Into<String>) -> Diagnostic {
+    usual(code, Subject::Program, problem)
+}
+
+fn warning(code: Code, problem: String) -> Diagnostic {
+    of(code, problem).severity(Severity::Warning)
 }
 
 /// Reads the evidence from the kernel.
@@ -314,39 +291,38 @@ pub fn count(state: &Snapshot) -> (usize, usize) {
 impl Show for Findings {
     fn human(&self, style: Style) -> String {
         let mut table = Table::of_prose();
+        let mut row = |word: &str, tone, id: &str, text: &str, of_text| {
+            table.toned([(word.to_owned(), tone), (id.to_owned(), None), (text.to_owned(), of_text)]);
+        };
         for check in &self.checks {
-            let (word, tone) = match check.is {
-                Is::Ok => ("ok", Tone::Good),
-                Is::Warning => ("warning", Tone::Odd),
-                Is::Failing => ("FAILING", Tone::Bad),
-                Is::Unknown => ("unknown", Tone::Dim),
+            let (word, tone) = match check.verdict {
+                Verdict::Ok => ("ok", Tone::Good),
+                Verdict::Warning => ("warning", Tone::Odd),
+                Verdict::Failing => ("FAILING", Tone::Bad),
+                Verdict::Unknown => ("unknown", Tone::Dim),
             };
-            table.toned([(word.to_owned(), Some(tone)), (check.id.to_owned(), None), (check.seen.clone(), None)]);
-            if !check.remedy.is_empty() {
-                table.toned([
-                    (String::new(), None),
-                    (String::new(), None),
-                    (format!("-> {}", check.remedy), Some(Tone::Dim)),
-                ]);
+            let text = check.diagnostic.as_ref().map_or(&check.seen, |of| &of.problem);
+            row(word, Some(tone), check.id, text, None);
+            if let Some(of) = check.diagnostic.as_ref().filter(|of| !of.remedy.is_empty()) {
+                row("", None, "", &format!("-> {}", of.remedy), Some(Tone::Dim));
             }
         }
         table.text(style, 0)
     }
 
     fn names(&self) -> Vec<String> {
-        self.checks.iter().filter(|check| check.is == Is::Failing).map(|check| check.id.to_owned()).collect()
+        let failing = self.checks.iter().filter(|check| check.verdict == Verdict::Failing);
+        failing.map(|check| check.id.to_owned()).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use localnet_core::Subject;
-
     use super::*;
-    use crate::reasons::{Backend, FamilyStatus, Trouble};
+    use crate::reasons::{Backend, FamilyStatus, SourceProblem};
 
     fn healthy() -> Evidence {
-        let family = FamilyStatus { family: localnet_proto::Family::V4, applied: 9, behind: 0, error: String::new() };
+        let family = FamilyStatus { family: Family::V4, applied: 9, lag: 0, error: String::new() };
         let backend = Backend { name: "nft".to_owned(), families: vec![family], ..Backend::default() };
         Evidence {
             status: Some(Ok(Status { revision: 9, backends: vec![backend], ..Status::default() })),
@@ -359,19 +335,22 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(change: impl FnOnce(&mut Evidence), id: &str, is: Is) {
+    fn check(change: impl FnOnce(&mut Evidence), id: &str, is: Verdict) {
         let mut evidence = healthy();
         change(&mut evidence);
         let findings = Findings::of(&evidence);
-        let found = findings.checks.iter().find(|check| check.id == id && check.is != Is::Ok);
-        assert_eq!(found.map(|check| check.is), Some(is), "{findings:?}");
-        assert_eq!(findings.fail(), is == Is::Failing);
+        let found = findings.checks.iter().find(|check| check.id == id && check.verdict != Verdict::Ok);
+        assert_eq!(found.map(|check| check.verdict), Some(is), "{findings:?}");
+        assert_eq!(findings.fail(), is == Verdict::Failing);
     }
 
     #[test]
     fn all_checks_of_a_healthy_node_are_ok() {
         let findings = Findings::of(&healthy());
-        assert!(findings.checks.iter().all(|check| check.is == Is::Ok && check.remedy.is_empty()), "{findings:?}");
+        assert!(
+            findings.checks.iter().all(|check| check.verdict == Verdict::Ok && check.diagnostic.is_none()),
+            "{findings:?}"
+        );
         assert_eq!(findings.checks.len(), 5);
         assert!(!findings.fail());
     }
@@ -385,59 +364,64 @@ mod tests {
             evidence.forwards = ByFamily::from_fn(|of| Some(of != family));
             let findings = Findings::of(&evidence);
             let remedies: Vec<_> =
-                findings.checks.iter().filter(|check| check.is != Is::Ok).map(|check| check.remedy.as_str()).collect();
-            assert_eq!(remedies, [format!("set {setting} to 1")]);
+                findings.checks.iter().filter_map(|check| Some(&check.diagnostic.as_ref()?.remedy)).collect();
+            assert_eq!(remedies, [&format!("set {setting} to 1")]);
         }
     }
 
     #[test]
     fn each_problem_has_its_severity() {
-        check(|evidence| evidence.state = Some(Err("refused".to_owned())), "state", Is::Failing);
-        check(|evidence| evidence.state = Some(Ok((3, 1))), "state", Is::Warning);
-        check(|evidence| evidence.status = Some(Ok(Status::default())), "backends", Is::Failing);
-        check(|evidence| evidence.status = Some(Err("old".to_owned())), "backends", Is::Unknown);
+        check(|evidence| evidence.state = Some(Err("refused".to_owned())), "state", Verdict::Failing);
+        check(|evidence| evidence.state = Some(Ok((3, 1))), "state", Verdict::Warning);
+        check(|evidence| evidence.status = Some(Ok(Status::default())), "backends", Verdict::Failing);
+        check(|evidence| evidence.status = Some(Err("old".to_owned())), "backends", Verdict::Unknown);
         let troubled = |evidence: &mut Evidence| {
             let Some(Ok(status)) = &mut evidence.status else { panic!("a node that is healthy has a status") };
-            status.troubles.push(Trouble::default());
+            status.source_problems.push(SourceProblem {
+                code: Code::YamlInvalid,
+                of: vec!["files".to_owned()],
+                problem: "a.yaml:1: no".to_owned(),
+                age_millis: 0,
+            });
         };
-        check(troubled, "source", Is::Failing);
+        check(troubled, "source", Verdict::Failing);
         let no_state_yet = |evidence: &mut Evidence| {
             troubled(evidence);
             evidence.state = Some(Err("it does not answer".to_owned()));
         };
-        check(no_state_yet, "source", Is::Failing);
+        check(no_state_yet, "source", Verdict::Failing);
         let unread = |evidence: &mut Evidence| {
             let Some(Ok(status)) = &mut evidence.status else { panic!("a node that is healthy has a status") };
             status.unread = true;
         };
-        check(unread, "backends", Is::Failing);
-        check(|evidence| evidence.tables = Some(Ok(vec![(Family::V4, false, vec![])])), "tables", Is::Failing);
+        check(unread, "backends", Verdict::Failing);
+        check(|evidence| evidence.tables = Some(Ok(vec![(Family::V4, false, vec![])])), "tables", Verdict::Failing);
         check(
             |evidence| evidence.tables = Some(Ok(vec![(Family::V4, true, vec!["services".to_owned()])])),
             "tables",
-            Is::Failing,
+            Verdict::Failing,
         );
         let guessed = |evidence: &mut Evidence| {
             evidence.tables = Some(Ok(vec![(Family::V4, true, vec!["services".to_owned()])]));
             evidence.configuration = Some(Origin { source: "defaults", ..Origin::default() });
         };
-        check(guessed, "tables", Is::Warning);
-        for (code, remedy) in [(Code::KernelDenied, "run it as root, on the node"), (Code::KernelNotRead, "")] {
+        check(guessed, "tables", Verdict::Warning);
+        for (code, remedy) in [(Code::KernelDenied, Code::KernelDenied.remedy()), (Code::KernelNotRead, "")] {
             let unread = |evidence: &mut Evidence| {
                 evidence.tables = Some(Err(Diagnostic::new(code, Subject::Program, "any text")));
             };
-            check(unread, "tables", Is::Unknown);
+            check(unread, "tables", Verdict::Unknown);
             let mut evidence = healthy();
             unread(&mut evidence);
             let checks = Findings::of(&evidence).checks;
-            let tables = checks.iter().find(|check| check.id == "tables").unwrap();
-            assert_eq!((tables.seen.as_str(), tables.remedy.as_str()), ("any text", remedy));
+            let tables = checks.iter().find(|check| check.id == "tables").unwrap().diagnostic.as_ref().unwrap();
+            assert_eq!((tables.problem.as_str(), tables.remedy.as_str()), ("any text", remedy));
         }
-        check(|evidence| evidence.others = vec!["ip kube-proxy".to_owned()], "other-proxy", Is::Warning);
-        check(|evidence| evidence.forwards = ByFamily::new(Some(false), None), "forwarding", Is::Warning);
-        check(|evidence| evidence.route_localnet = Some(1), "route-localnet", Is::Warning);
-        check(|evidence| evidence.tracked = Some((100, 100)), "tracking", Is::Failing);
-        check(|evidence| evidence.tracked = Some((85, 100)), "tracking", Is::Warning);
-        check(|evidence| evidence.legacy = true, "legacy", Is::Warning);
+        check(|evidence| evidence.others = vec!["ip kube-proxy".to_owned()], "other-proxy", Verdict::Warning);
+        check(|evidence| evidence.forwards = ByFamily::new(Some(false), None), "forwarding", Verdict::Warning);
+        check(|evidence| evidence.route_localnet = Some(1), "route-localnet", Verdict::Warning);
+        check(|evidence| evidence.tracked = Some((100, 100)), "tracking", Verdict::Failing);
+        check(|evidence| evidence.tracked = Some((85, 100)), "tracking", Verdict::Warning);
+        check(|evidence| evidence.legacy = true, "legacy", Verdict::Warning);
     }
 }

@@ -173,9 +173,9 @@ pub struct Explanation {
     /// How long the sender keeps its endpoint, in seconds.
     pub affinity_seconds: Option<u32>,
     /// Endpoints of the port that are not eligible for this traffic, and the rules that decide.
-    pub left_out: Vec<LeftOut>,
+    pub ineligible: Vec<LeftOut>,
     /// How many endpoints of the Service are not eligible for some traffic.
-    pub left_out_count: usize,
+    pub ineligible_count: usize,
     /// How topology hints narrow the endpoints.
     pub hints: Vec<Hints>,
     /// Why the brain's reasons are unknown.
@@ -349,9 +349,9 @@ pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, h
     if let Some((key, port)) = &key {
         match reasons(brain, key).await {
             Ok(why) => {
-                explanation.left_out_count = why.left_out_count;
+                explanation.ineligible_count = why.left_out_count;
                 let of_port = |of: &LeftOut| *of.port_name == **port && of.is_of(family) && scope(&of.from);
-                explanation.left_out = why.left_out.into_iter().filter(of_port).collect();
+                explanation.ineligible = why.left_out.into_iter().filter(of_port).collect();
                 let of_port = |of: &Hints| *of.port_name == **port && of.family == family;
                 explanation.hints = why.hints.into_iter().filter(of_port).collect();
             }
@@ -487,7 +487,7 @@ impl Explanation {
 
     fn reasons(&self, style: Style) -> String {
         let mut text = String::new();
-        for hints in self.hints.iter().filter(|_| self.outcome == "endpoints" || !self.left_out.is_empty()) {
+        for hints in self.hints.iter().filter(|_| self.outcome == "endpoints" || !self.ineligible.is_empty()) {
             let line = match hints.nearness {
                 "everywhere" if hints.not_same_zone == "no endpoint has a hint" => continue,
                 "everywhere" => format!("topology hints are ignored: {}", hints.not_same_zone),
@@ -497,10 +497,10 @@ impl Explanation {
             // Writing to a string cannot fail.
             _ = writeln!(text, "  {line}");
         }
-        if !self.left_out.is_empty() {
+        if !self.ineligible.is_empty() {
             text.push_str("not eligible\n");
             let mut table = Table::bare();
-            for of in &self.left_out {
+            for of in &self.ineligible {
                 let at = if of.number == 0 { of.address.clone() } else { format!("{}:{}", of.address, of.number) };
                 let mut cells = vec![(at, None), (of.rule.clone(), Some(Tone::Odd)), (of.problem.clone(), None)];
                 if style.wide {

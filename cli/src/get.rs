@@ -285,7 +285,7 @@ impl Show for Status {
         table.row([brain, self.revision.to_string(), NONE.to_owned(), format!("{} services", self.services)]);
         for backend in &self.backends {
             for family in &backend.families {
-                let (state, tone) = match (family.error.as_str(), family.behind) {
+                let (state, tone) = match (family.error.as_str(), family.lag) {
                     ("", 0) => ("applied".to_owned(), Some(Tone::Good)),
                     ("", _) => (format!("last reported {} s ago", backend.age_millis / 1000), Some(Tone::Odd)),
                     (error, _) => (error.to_owned(), Some(Tone::Bad)),
@@ -293,14 +293,14 @@ impl Show for Status {
                 table.toned([
                     (format!("{} {}", backend.name, family.family), None),
                     (family.applied.to_string(), None),
-                    (family.behind.to_string(), None),
+                    (family.lag.to_string(), None),
                     (state, tone),
                 ]);
             }
         }
         let mut text = table.text(style, 0);
-        for trouble in &self.troubles {
-            text.push_str(&format!("{}\n", trouble.line()));
+        for problem in &self.source_problems {
+            text.push_str(&format!("{}\n", problem.line()));
         }
         for backend in &self.backends {
             match &backend.configuration {
@@ -314,8 +314,8 @@ impl Show for Status {
             }
         }
         for backend in self.backends.iter().filter(|_| style.wide) {
-            for (service, reason) in &backend.skipped {
-                text.push_str(&format!("{} skips a part of {service}: {reason}\n", backend.name));
+            for skipped in &backend.skipped {
+                text.push_str(&format!("{} skips a part of {skipped}\n", backend.name));
             }
             for warning in &backend.warnings {
                 text.push_str(&format!("{} warns: {warning}\n", backend.name));

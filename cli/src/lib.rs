@@ -21,18 +21,22 @@
 //! | [`reasons`] | the brain's reasons and status as plain values; pure |
 //! | [`path`] | the chains, rules and elements that a packet meets; pure |
 //! | [`explain`] | follows one packet from the state to the kernel |
-//! | [`causes`] | ranks what is wrong; pure |
-//! | [`why_not`] | gathers the evidence for [`causes`] |
+//! | [`why_not`], [`evidence`] | gathers the evidence about a Service that does not answer |
+//! | [`causes`], [`answer`] | ranks what is wrong, and prints it; pure |
+//! | [`diagnostics`] | what both `--why-not` and `doctor` may find; pure |
 //! | [`kernel`] | reads the kernel; no other file does |
 //! | [`diff`], [`top`], [`doctor`] | check the node as a whole |
 //!
 //! The command only reads. It changes neither the state nor the kernel nor any flow.
 
+pub mod answer;
 pub mod args;
 pub mod causes;
 pub mod configuration;
+pub mod diagnostics;
 pub mod diff;
 pub mod doctor;
+pub mod evidence;
 pub mod explain;
 pub mod failure;
 pub mod get;

@@ -2,9 +2,12 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use localnet_client::vips::{Effective, Unreadable};
-use localnet_core::Code;
-use localnet_proto::{Family, Revision, Scopes, wire};
+use localnet_client::{
+    Mode,
+    vips::{Effective, Unreadable},
+};
+use localnet_core::{Code, Diagnostic, Object, Severity, Subject};
+use localnet_proto::{Family, Revision, Scopes, ServiceKey, wire};
 use serde::{Serialize, Serializer};
 
 use crate::origin::Values;
@@ -26,7 +29,7 @@ pub struct Why {
     /// How topology hints narrow the endpoints.
     pub hints: Vec<Hints>,
     /// The diagnostics of the Service and its EndpointSlices.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<Diagnostic>,
     /// The conditions of the endpoints that are not ready or are terminating.
     pub unready: Vec<Conditions>,
 }
@@ -128,24 +131,6 @@ pub struct Hints {
     pub not_same_zone: String,
 }
 
-/// A diagnostic of an object: an error or a warning.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Finding {
-    /// The diagnostic's code. It is empty if an older brain sent it, and may be unknown here if a newer brain did.
-    pub code: String,
-    /// Whether the object or field is skipped.
-    pub left_out: bool,
-    /// The object.
-    pub object: String,
-    /// The field.
-    pub field: String,
-    /// What is wrong.
-    pub problem: String,
-    /// How to correct it.
-    pub remedy: String,
-}
-
 fn count(number: i32) -> usize {
     usize::try_from(number).unwrap_or_default()
 }
@@ -167,7 +152,7 @@ impl From<wire::ServiceReasons> for Why {
             endpoints: count(reasons.endpoints),
             left_out_count: count(reasons.left_out_count),
             hints: reasons.topology.into_iter().map(Into::into).collect(),
-            findings: reasons.findings.into_iter().map(Into::into).collect(),
+            findings: reasons.findings.into_iter().map(finding).collect(),
             left_out: reasons.left_out.into_iter().map(Into::into).collect(),
             unready: reasons.unready.into_iter().map(Into::into).collect(),
         }
@@ -220,18 +205,29 @@ impl From<wire::Topology> for Hints {
     }
 }
 
-impl From<wire::Finding> for Finding {
-    fn from(of: wire::Finding) -> Self {
-        let wire::Finding { left_out, object, field, problem, remedy, code, severity: _ } = of;
-        Self { code, left_out, object, field, problem, remedy }
-    }
+/// Reads the code of a diagnostic. An older program sends none, a newer one may send one that this program does not know.
+fn code(text: &str) -> Code {
+    text.parse().unwrap_or(Code::Unknown)
 }
 
-impl Finding {
-    /// Whether the finding has this code.
-    pub fn is(&self, code: Code) -> bool {
-        self.code == code.as_str()
-    }
+fn finding(of: wire::Finding) -> Diagnostic {
+    let severity = if of.left_out { Severity::Error } else { Severity::Warning };
+    let subject = Object::from(of.object.as_str());
+    Diagnostic::new(code(&of.code), subject, of.problem).field(of.field).remedy(of.remedy).severity(severity)
+}
+
+fn skipped(of: wire::SkippedService) -> Diagnostic {
+    let key = of.service.unwrap_or_default();
+    let subject = Subject::service(&ServiceKey::new(key.namespace, key.name));
+    // An older backend sends only the reason.
+    let problem = if of.problem.is_empty() { of.reason } else { of.problem };
+    Diagnostic::new(code(&of.code), subject, problem).field(of.field).remedy(of.remedy)
+}
+
+fn warning(of: wire::BackendWarning) -> Diagnostic {
+    let problem = if of.problem.is_empty() { of.note } else { of.problem };
+    let warning = Diagnostic::new(code(&of.code), Subject::Program, problem).remedy(of.remedy);
+    warning.severity(Severity::Warning)
 }
 
 impl LeftOut {
@@ -256,17 +252,17 @@ pub struct Status {
     /// The backends that have sent reports.
     pub backends: Vec<Backend>,
     /// The problems that keep the brain from reading changes.
-    pub troubles: Vec<Trouble>,
+    pub source_problems: Vec<SourceProblem>,
     /// Whether no backend is connected to receive changes.
     pub unread: bool,
 }
 
 /// A problem that keeps the brain from reading changes. The state is as old as the problem.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Trouble {
-    /// The diagnostic's code; empty if an older brain sent it.
-    pub code: String,
+pub struct SourceProblem {
+    /// The diagnostic's code.
+    pub code: Code,
     /// The files or resources that cannot be read; resources by the names that kubectl uses.
     pub of: Vec<String>,
     /// The cause and the remedy.
@@ -281,16 +277,19 @@ pub struct Trouble {
 pub struct Backend {
     /// Its name.
     pub name: String,
+    /// The mode of kube-proxy that it corresponds to; `None` if there is none or an older backend does not report it.
+    #[serde(skip)]
+    pub mode: Option<Mode>,
     /// The report's age in milliseconds.
     pub age_millis: u64,
     /// The revision that each family has reached.
     pub families: Vec<FamilyStatus>,
-    /// The Services that the backend skips, each with the reason.
-    pub skipped: Vec<(String, String)>,
+    /// What the backend skips of Services.
+    pub skipped: Vec<Diagnostic>,
     /// The number of skipped Services; `skipped` may be shorter.
     pub skipped_count: usize,
     /// The warnings of the backend.
-    pub warnings: Vec<String>,
+    pub warnings: Vec<Diagnostic>,
     /// The configuration that the backend reports, or why it cannot be read; `None` if it reports none.
     #[serde(serialize_with = "values")]
     pub configuration: Option<Result<Effective, Unreadable>>,
@@ -324,7 +323,7 @@ pub struct FamilyStatus {
     /// The revision that the kernel holds; 0 if none of this brain's.
     pub applied: u64,
     /// The number of revisions that are not applied yet.
-    pub behind: u64,
+    pub lag: u64,
     /// Why the latest revision could not be applied; empty if it was.
     pub error: String,
 }
@@ -342,8 +341,8 @@ impl Status {
     /// Whether each backend has applied the latest revision in each family and the brain can read changes.
     pub fn is_well(&self) -> bool {
         let mut families = self.backends.iter().flat_map(|backend| &backend.families);
-        let all = families.all(|family| family.behind == 0 && family.error.is_empty());
-        all && !self.backends.is_empty() && self.troubles.is_empty() && !self.unread
+        let all = families.all(|family| family.lag == 0 && family.error.is_empty());
+        all && !self.backends.is_empty() && self.source_problems.is_empty() && !self.unread
     }
 
     /// The backend with the latest report. It programs the node.
@@ -364,28 +363,28 @@ impl From<wire::BrainStatus> for Status {
             services: count(status.services),
             backends: backends.collect(),
             version: status.version,
-            troubles: troubles(status.troubles),
+            source_problems: source_problems(status.troubles),
             unread: status.unread,
         }
     }
 }
 
 /// Merges problems that have the same cause: watches lose an API server at the same time.
-fn troubles(all: Vec<wire::SourceTrouble>) -> Vec<Trouble> {
-    let mut troubles: Vec<Trouble> = Vec::new();
-    for wire::SourceTrouble { of, problem, age_millis, code } in all {
-        match troubles.iter_mut().find(|trouble| trouble.problem == problem) {
-            Some(trouble) => {
-                trouble.of.push(of);
-                trouble.age_millis = trouble.age_millis.max(age_millis);
+fn source_problems(all: Vec<wire::SourceTrouble>) -> Vec<SourceProblem> {
+    let mut problems: Vec<SourceProblem> = Vec::new();
+    for wire::SourceTrouble { of, problem, age_millis, code: text } in all {
+        match problems.iter_mut().find(|known| known.problem == problem) {
+            Some(known) => {
+                known.of.push(of);
+                known.age_millis = known.age_millis.max(age_millis);
             }
-            None => troubles.push(Trouble { code, of: vec![of], problem, age_millis }),
+            None => problems.push(SourceProblem { code: code(&text), of: vec![of], problem, age_millis }),
         }
     }
-    troubles
+    problems
 }
 
-impl Trouble {
+impl SourceProblem {
     /// Returns one line with the resources, the duration and the cause.
     pub fn line(&self) -> String {
         format!("{} cannot be read for {} s: {}", self.of.join(", "), self.age_millis / 1000, self.problem)
@@ -399,23 +398,20 @@ fn backend(report: wire::BackendReport, age_millis: u64, at: Revision) -> Backen
         FamilyStatus {
             family: if family.family() == wire::IpFamily::IPv6 { Family::V6 } else { Family::V4 },
             applied,
-            behind: at.rev.saturating_sub(applied),
+            lag: at.rev.saturating_sub(applied),
             error: family.error.clone(),
         }
     });
     let families = families.collect();
-    let skipped = report.skipped.into_iter().map(|skipped| {
-        let key = skipped.service.unwrap_or_default();
-        (format!("{}/{}", key.namespace, key.name), skipped.reason)
-    });
     Backend {
         configuration: report.configuration.as_ref().map(Effective::try_from),
+        mode: Mode::ALL.into_iter().find(|mode| mode.as_str() == report.proxy_mode),
         name: report.backend,
         age_millis,
         families,
-        skipped: skipped.collect(),
+        skipped: report.skipped.into_iter().map(skipped).collect(),
         skipped_count: count(report.skipped_count),
-        warnings: report.warnings.into_iter().map(|warning| warning.note).collect(),
+        warnings: report.warnings.into_iter().map(warning).collect(),
     }
 }
 
@@ -446,7 +442,7 @@ mod tests {
         let of = |instance, applied| {
             let backend = backend(report(instance, applied), 0, at);
             let family = backend.family(Family::V4).unwrap();
-            (family.applied, family.behind)
+            (family.applied, family.lag)
         };
         assert_eq!((of(7, 9), of(7, 4), of(8, 9)), ((9, 0), (4, 5), (0, 9)));
     }
@@ -460,8 +456,19 @@ mod tests {
             code: "api-unreachable".to_owned(),
         };
         let all = vec![trouble("nodes", "away", 1_000), trouble("services", "away", 2_000), trouble("x", "no", 1)];
-        let lines: Vec<String> = troubles(all).iter().map(Trouble::line).collect();
+        let lines: Vec<String> = source_problems(all).iter().map(SourceProblem::line).collect();
         assert_eq!(lines, ["nodes, services cannot be read for 2 s: away", "x cannot be read for 0 s: no"]);
+    }
+
+    #[test]
+    fn a_code_of_another_version_is_unknown() {
+        for (text, expected) in [("address-taken", Code::AddressTaken), ("", Code::Unknown), ("new", Code::Unknown)] {
+            let of =
+                wire::Finding { code: text.to_owned(), object: "Service shop/web".to_owned(), ..Default::default() };
+            let found = finding(of);
+            assert_eq!((found.code, found.severity), (expected, Severity::Warning));
+            assert_eq!(found.subject, Subject::service(&ServiceKey::new("shop", "web")));
+        }
     }
 
     #[test]

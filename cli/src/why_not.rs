@@ -15,11 +15,11 @@ use localnet_linux::{
     nft::{HookPoint, foreign},
     routes::Route,
 };
-use localnet_proto::{Family, Port, Protocol, Service, ServiceKey};
+use localnet_proto::{Family, Port, Protocol, Scopes, Service, ServiceKey};
 use tokio::time::timeout;
 
 use crate::{
-    causes::{Evidence, Front, scope_of, shown},
+    evidence::{Evidence, Front, OnNode},
     explain::{self, Judged, World, outcome_name},
     kernel,
     path::{self, Path},
@@ -86,8 +86,8 @@ pub async fn ask(brain: Option<&Brain>, service: &ServiceKey, status: Option<Sta
 /// Gathers the evidence about a port of a Service.
 pub async fn gather(world: &mut World, question: &Question, replies: Replies) -> Evidence {
     let mut evidence = Evidence {
-        asked: format!("{}:{}", question.service, question.port),
-        service: question.service.to_string(),
+        service: question.service.clone(),
+        port: question.port.clone(),
         why: replies.why,
         status: replies.status,
         configuration: Some(world.configuration.origin.clone()),
@@ -172,16 +172,15 @@ async fn check(world: &mut World, question: &Question, service: &Service, port: 
     let ours = judged.service() == Some(&service.key);
     let explained = explain::from_state(world, &judged);
     let mut front = Front {
-        to: shown(to.0, to.1),
+        to: socket,
         kind: explained.destination,
-        family: Some(family),
         port_name: port.name.to_string(),
-        scope: scope_of(judged.scope()),
+        scope: only(judged.scope()),
         outcome: if ours { outcome_name(&judged.outcome) } else { "notOurs" },
         because: explained.why,
         filtered: filtered(&judged, has_source),
         taken_by: judged.service().filter(|_| !ours).map(ToString::to_string),
-        ..Front::default()
+        node: OnNode::default(),
     };
     let Outcome::Endpoints { choices, .. } = &judged.outcome else { return front };
     if !ours {
@@ -197,22 +196,23 @@ async fn check(world: &mut World, question: &Question, service: &Service, port: 
     let of_kernel = family;
     let (rows, _) = explain::in_kernel(world, family, &steps);
     let Ok(kernel) = &mut world.kernel else { return front };
-    front.no_table = matches!(kernel.chains(of_kernel), Ok(None));
-    front.missing = rows.into_iter().filter(|row| matches!(row.held, "no" | "other")).collect();
-    front.damaged = kernel.damaged(of_kernel, &chains).unwrap_or_default();
-    front.stops = stops(world, &packet, has_source, &choices);
+    let node = &mut front.node;
+    node.no_table = matches!(kernel.chains(of_kernel), Ok(None));
+    node.missing = rows.into_iter().filter(|row| matches!(row.held, "no" | "other")).collect();
+    node.damaged = kernel.damaged(of_kernel, &chains).unwrap_or_default();
+    node.stops = stops(world, &packet, has_source, &choices);
     let leaves = choices.iter().any(|endpoint| !world.has(endpoint.ip()));
-    front.does_not_forward = packet.origin != Origin::Node && leaves && kernel::forwards(of_kernel) == Some(false);
+    node.does_not_forward = packet.origin != Origin::Node && leaves && kernel::forwards(of_kernel) == Some(false);
     if let Ok(routes) = kernel::routes(choices.iter().map(SocketAddr::ip).collect::<BTreeSet<_>>()).await {
         let none = routes.into_iter().filter_map(|(address, route)| match route {
             Route::None(why) => Some((address, why)),
             Route::Local | Route::Out { .. } => None,
         });
-        front.no_routes = none.collect();
+        node.no_routes = none.collect();
     }
     let source = has_source.then_some(packet.source);
     let flows = explain::flows(&packet, source, &serving).unwrap_or_default();
-    front.stale = flows.into_iter().filter(|flow| flow.stale).collect();
+    node.stale = flows.into_iter().filter(|flow| flow.stale).collect();
     front
 }
 
@@ -272,4 +272,15 @@ fn stops(
         }
     }
     found
+}
+
+/// Returns the scope of a packet as a set with one element.
+fn only(is: fn(&Scopes) -> bool) -> Scopes {
+    let one = |scopes: Scopes| is(&scopes);
+    Scopes {
+        internal: one(Scopes { internal: true, ..Scopes::default() }),
+        external: one(Scopes { external: true, ..Scopes::default() }),
+        short_circuit: one(Scopes { short_circuit: true, ..Scopes::default() }),
+        established: false,
+    }
 }

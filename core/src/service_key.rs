@@ -5,7 +5,7 @@ use std::{error::Error, fmt, str::FromStr, sync::Arc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// The identity of a Service, written as `namespace/name`. Ordered by namespace, then by name.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceKey {
     /// The namespace.
     pub namespace: Arc<str>,

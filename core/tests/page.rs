@@ -13,7 +13,8 @@ meaning of a code never changes. Texts may change in any release, so programs sh
 
 | source | field with the code |
 |---|---|
-| `localnet explain --why-not … -o json` | `causes[].id` |
+| `localnet explain --why-not … -o json` | `causes[].code` |
+| `localnet doctor -o json` | `checks[].diagnostic.code` |
 | `localnetv1.Reasons/Why` | `Findings[].Code` |
 | `localnetv1.Reasons/Status` | `Troubles[].Code`, and each backend's `Skipped[].Code` and `Warnings[].Code` |
 | the brain's log | `code` of `skipped` and `suspicious` |

@@ -14,10 +14,11 @@ use tokio::task::spawn_blocking;
 
 use super::{Answered, Diff, Doctor, Explain, Get, OfNode, Output, Top, Watch, When};
 use crate::{
-    causes::{Answer, Evidence},
+    answer::Answer,
     configuration::{Configuration, ConfigurationArgs},
     diff,
     doctor::{self, Evidence as NodeEvidence, Findings},
+    evidence::Evidence,
     explain::{self, Many, World},
     failure::Failure,
     get::{Endpoints, Filter, Kind, NodeFacts, Services},
@@ -185,8 +186,8 @@ pub(super) async fn explain(global: &Global, arguments: Explain) -> Answered {
                 why_not::gather(&mut world, &question, replies).await
             }
             Err(failure) => Evidence {
-                asked: format!("{}:{}", question.service, question.port),
-                service: question.service.to_string(),
+                service: question.service,
+                port: question.port,
                 no_state: Some(failure.to_string()),
                 status: match brain {
                     Some(brain) => global.status(brain).await.ok(),

@@ -1,14 +1,28 @@
 //! The causes that follow from given evidence.
 
-use localnet_proto::wire;
+use std::net::IpAddr;
+
+use localnet_core::Object;
+use localnet_linux::nft::foreign::{Fate, Stop};
+use localnet_proto::{
+    Family, Scopes, ServiceKey,
+    wire::{self, Rule},
+};
 
 use super::*;
-use crate::reasons::{Backend, FamilyStatus, Finding, Trouble};
+use crate::{
+    answer::Answer,
+    evidence::{Front, OnNode},
+    explain::{FlowRow, PathRow},
+    output::Show as _,
+    reasons::{Backend, FamilyStatus, LeftOut, SourceProblem, Standing, Status, Why},
+    style::Style,
+};
 
 fn served() -> Evidence {
     Evidence {
-        asked: "shop/web:http".to_owned(),
-        service: "shop/web".to_owned(),
+        service: ServiceKey::new("shop", "web"),
+        port: "http".to_owned(),
         is_served: true,
         why: Some(Why { standing: Standing::Served, slices: 1, endpoints: 2, ..Why::default() }),
         status: Some(Status { revision: 9, backends: vec![backend(9, "")], ..Status::default() }),
@@ -18,20 +32,21 @@ fn served() -> Evidence {
 }
 
 fn backend(applied: u64, error: &str) -> Backend {
-    let family = FamilyStatus { family: Family::V4, applied, behind: 9 - applied, error: error.to_owned() };
+    let family = FamilyStatus { family: Family::V4, applied, lag: 9 - applied, error: error.to_owned() };
     Backend { name: "nft".to_owned(), families: vec![family], ..Backend::default() }
 }
 
 fn front(outcome: &'static str) -> Front {
     Front {
-        to: "10.96.0.1:80".to_owned(),
+        to: "10.96.0.1:80".parse().unwrap(),
         kind: "ClusterIP",
-        family: Some(Family::V4),
         port_name: "http".to_owned(),
         scope: Scopes { internal: true, ..Scopes::default() },
         outcome,
         because: "no endpoint serves it".to_owned(),
-        ..Front::default()
+        filtered: None,
+        taken_by: None,
+        node: OnNode::default(),
     }
 }
 
@@ -44,15 +59,9 @@ fn left_out(rule: Rule) -> LeftOut {
 }
 
 /// A cause is recognized by the code of a finding, however its text reads.
-fn finding(code: &str) -> Finding {
-    Finding {
-        code: code.to_owned(),
-        left_out: true,
-        object: "Service shop/web".to_owned(),
-        field: "spec.clusterIPs[0]".to_owned(),
-        problem: "any text".to_owned(),
-        remedy: "correct it".to_owned(),
-    }
+fn finding(code: Code) -> Diagnostic {
+    let finding = Diagnostic::new(code, Object::service("shop", "web"), "any text").field("spec.clusterIPs[0]");
+    finding.remedy("correct it").severity(Severity::Error)
 }
 
 fn row(found: Option<&str>) -> PathRow {
@@ -84,8 +93,10 @@ fn check(change: impl FnOnce(&mut Evidence), expected: &[&str]) {
     let mut evidence = served();
     change(&mut evidence);
     let causes = rank(&evidence);
-    let found: Vec<String> =
-        causes.iter().map(|cause| format!("{}{}", cause.id, if cause.certain { "" } else { "?" })).collect();
+    let found: Vec<String> = causes
+        .iter()
+        .map(|cause| format!("{}{}", cause.code, if cause.severity == Severity::Error { "" } else { "?" }))
+        .collect();
     assert_eq!(found, expected);
     assert!(causes.iter().all(|cause| !cause.problem.is_empty() && !cause.remedy.is_empty()));
 }
@@ -113,22 +124,28 @@ fn each_problem_in_the_cluster_is_a_cause() {
     check(
         |evidence| {
             standing(Standing::Unusable)(evidence);
-            evidence.why.as_mut().unwrap().findings.push(finding("address-taken"));
+            evidence.why.as_mut().unwrap().findings.push(finding(Code::AddressTaken));
         },
         &["address-taken"],
     );
-    for unknown in ["", "from-the-future"] {
-        check(
-            |evidence| {
-                standing(Standing::Unusable)(evidence);
-                evidence.why.as_mut().unwrap().findings.push(finding(unknown));
-            },
-            &["service-unusable"],
-        );
-    }
+    check(
+        |evidence| {
+            standing(Standing::Unusable)(evidence);
+            evidence.why.as_mut().unwrap().findings.push(finding(Code::Unknown));
+        },
+        &["service-unusable"],
+    );
     // Findings about a Service that the node serves.
-    check(|evidence| evidence.why.as_mut().unwrap().findings.push(finding("address-taken")), &["address-taken"]);
-    check(|evidence| evidence.why.as_mut().unwrap().findings.push(finding("")), &["left-out"]);
+    check(|evidence| evidence.why.as_mut().unwrap().findings.push(finding(Code::AddressTaken)), &["address-taken"]);
+    check(|evidence| evidence.why.as_mut().unwrap().findings.push(finding(Code::PortInvalid)), &["port-invalid"]);
+    check(
+        |evidence| {
+            evidence.other_ports = Some(vec!["dns".to_owned()]);
+            let finding = finding(Code::PortInvalid).field("spec.ports[1].port");
+            evidence.why.as_mut().unwrap().findings.push(finding);
+        },
+        &["port-skipped", "port-invalid"],
+    );
     check(|evidence| evidence.other_ports = Some(vec!["dns".to_owned()]), &["port-absent"]);
     check(|evidence| evidence.lacks_family = Some(Family::V6), &["family-missing"]);
     check(|evidence| evidence.not_its_address = Some("x".to_owned()), &["not-its-address"]);
@@ -183,7 +200,7 @@ fn a_problem_of_the_backend_explains_missing_elements() {
     let with = |backends: Vec<Backend>, missing: bool| {
         move |evidence: &mut Evidence| {
             evidence.status.as_mut().unwrap().backends = backends;
-            evidence.fronts[0].missing = if missing { vec![row(None)] } else { vec![] };
+            evidence.fronts[0].node.missing = if missing { vec![row(None)] } else { vec![] };
         }
     };
     check(with(vec![], true), &["backend-missing", "elements-missing"]);
@@ -197,12 +214,12 @@ fn a_problem_of_the_backend_explains_missing_elements() {
 
 #[test]
 fn missing_elements_rank_before_foreign_rules() {
-    check(|evidence| evidence.fronts[0].no_table = true, &["table-missing"]);
-    check(|evidence| evidence.fronts[0].damaged = vec!["services".to_owned()], &["rules-differ"]);
-    check(|evidence| evidence.fronts[0].missing = vec![row(Some("goto lb-3"))], &["elements-differ"]);
+    check(|evidence| evidence.fronts[0].node.no_table = true, &["table-missing"]);
+    check(|evidence| evidence.fronts[0].node.damaged = vec!["services".to_owned()], &["rules-differ"]);
+    check(|evidence| evidence.fronts[0].node.missing = vec![row(Some("goto lb-3"))], &["elements-differ"]);
     check(
         |evidence| {
-            let front = &mut evidence.fronts[0];
+            let front = &mut evidence.fronts[0].node;
             front.stops = vec![stop(true), stop(false)];
             front.no_routes = vec![("10.0.0.1".parse().unwrap(), "unreachable".to_owned())];
             front.does_not_forward = true;
@@ -217,7 +234,7 @@ fn missing_elements_rank_before_foreign_rules() {
             evidence.fronts.push(self::front("endpoints"));
         }
         let endpoint = |last| (IpAddr::from([10, 0, 0, last]), "Network is unreachable".to_owned());
-        evidence.fronts[front].no_routes = (first..first + 3).map(endpoint).collect();
+        evidence.fronts[front].node.no_routes = (first..first + 3).map(endpoint).collect();
     }
     let causes = rank(&evidence);
     assert_eq!(causes.len(), 1, "{causes:?}");
@@ -233,7 +250,7 @@ fn missing_elements_rank_before_foreign_rules() {
         answered: false,
         stale: true,
     };
-    check(|evidence| evidence.fronts[0].stale = vec![flow()], &["stale-flow"]);
+    check(|evidence| evidence.fronts[0].node.stale = vec![flow()], &["stale-flow"]);
 }
 
 #[test]
@@ -241,16 +258,17 @@ fn causes_at_the_cluster_ip_rank_first_and_findings_last() {
     check(
         |evidence| {
             let mut outside = front("drop");
-            (outside.to, outside.scope) = ("192.0.2.1:80".to_owned(), Scopes { external: true, ..Scopes::default() });
+            (outside.to, outside.scope) =
+                ("192.0.2.1:80".parse().unwrap(), Scopes { external: true, ..Scopes::default() });
             evidence.fronts.push(outside);
-            evidence.fronts[0].missing = vec![row(None)];
+            evidence.fronts[0].node.missing = vec![row(None)];
             let why = evidence.why.as_mut().unwrap();
             let mut out = left_out(Rule::ExternalLocal);
             out.from = Scopes { external: true, ..Scopes::default() };
             why.left_out = vec![out];
-            why.findings = vec![finding("address-invalid")];
+            why.findings = vec![finding(Code::AddressInvalid)];
         },
-        &["elements-missing", "external-policy-local", "left-out"],
+        &["elements-missing", "external-policy-local", "address-invalid"],
     );
 }
 
@@ -265,10 +283,9 @@ fn an_unavailable_brain_ranks_first() {
 #[test]
 fn an_outdated_state_ranks_first_only_if_it_matters() {
     let troubled = |evidence: &mut Evidence| {
-        let code = "yaml-invalid".to_owned();
-        let trouble =
-            Trouble { code, of: vec!["files".to_owned()], problem: "a.yaml:1: no".to_owned(), age_millis: 7_000 };
-        evidence.status.as_mut().unwrap().troubles.push(trouble);
+        let (code, of) = (Code::YamlInvalid, vec!["files".to_owned()]);
+        let problem = SourceProblem { code, of, problem: "a.yaml:1: no".to_owned(), age_millis: 7_000 };
+        evidence.status.as_mut().unwrap().source_problems.push(problem);
     };
     check(troubled, &["source-fails"]);
     check(
@@ -298,8 +315,8 @@ fn an_outdated_state_ranks_first_only_if_it_matters() {
     check(
         |evidence| {
             troubled(evidence);
-            evidence.fronts[0].no_table = true;
-            evidence.fronts[0].stops = vec![stop(false)];
+            evidence.fronts[0].node.no_table = true;
+            evidence.fronts[0].node.stops = vec![stop(false)];
         },
         &["table-missing", "source-fails", "foreign-rule?"],
     );
@@ -312,7 +329,7 @@ fn an_answer_is_readable() {
     evidence.unanswered_node_port = Some(30080);
     let text = Answer::of(&evidence).human(Style::default());
     assert!(text.contains("   not checked NodePort 30080: no address of this node answers it"), "{text}");
-    evidence.fronts[0].no_table = true;
+    evidence.fronts[0].node.no_table = true;
     let text = Answer::of(&evidence).human(Style::default());
     assert!(text.starts_with("1. table-missing at 10.96.0.1:80\n   the kernel has no table"), "{text}");
     assert_eq!(Answer::of(&evidence).names(), ["table-missing"]);

@@ -51,6 +51,9 @@ macro_rules! codes {
 }
 
 codes! {
+    /// A version of localnet that differs from this one reports a problem that this one does not know.
+    Unknown = "unknown", Error, "Read the message.";
+
     // Files: a configuration, or objects that the brain serves without an API server.
     /// A file or folder cannot be read.
     FileUnreadable = "file-unreadable", Error, "Check the path, and that the program's user may read it.";
@@ -181,15 +184,15 @@ codes! {
 
     // Causes that `localnet explain --why-not` names if a Service does not answer.
     /// The brain cannot be reached, or has no state yet.
-    BrainUnreachable = "brain-unreachable", Error, "Start localnet-brain, or select another brain with --api.";
+    BrainUnreachable = "brain-unreachable", Error, "Start localnet-brain, or select another brain with --api. Until then, the kernel stays unchanged.";
     /// The brain cannot read changes of the cluster, and serves the last state that it could read.
-    SourceFails = "source-fails", Error, "Correct the problem that the message names.";
+    SourceFails = "source-fails", Error, "Correct the problem that the message names. Until then, the state stays unchanged.";
     /// The Service does not have the requested address.
     NotItsAddress = "not-its-address", Error, "Use one of the Service's addresses.";
     /// The Service has no ClusterIP of the family, so the node does not serve it in that family.
-    FamilyMissing = "family-missing", Error, "Add the family to spec.ipFamilies.";
+    FamilyMissing = "family-missing", Error, "Add the family to spec.ipFamilies, with spec.ipFamilyPolicy PreferDualStack.";
     /// The cluster has no such Service.
-    ServiceAbsent = "service-absent", Error, "Check name and namespace.";
+    ServiceAbsent = "service-absent", Error, "Check name and namespace: kubectl get services -A.";
     /// The Service is headless: clients connect to its endpoints directly.
     ServiceHeadless = "service-headless", Error, "Check DNS and the pods, or give the Service a ClusterIP.";
     /// The Service is of type ExternalName, which is only a DNS name.
@@ -201,17 +204,15 @@ codes! {
     /// localnet can serve no part of the Service.
     ServiceUnusable = "service-unusable", Error, "Correct the field that the message names.";
     /// localnet skips the port, because a field of it is invalid.
-    PortLeftOut = "port-left-out", Error, "Correct the field that the message names.";
+    PortSkipped = "port-skipped", Error, "Correct the field that the message names.";
     /// The Service has no such port.
     PortAbsent = "port-absent", Error, "Use one of spec.ports[].port; targetPort and nodePort are other numbers.";
-    /// localnet skips part of the Service.
-    LeftOut = "left-out", Error, "Correct the field that the message names.";
     /// spec.loadBalancerSourceRanges does not contain the sender.
     SourceRanges = "source-ranges", Error, "Add the sender to spec.loadBalancerSourceRanges.";
     /// No endpoint is eligible for traffic to the port.
-    NoEndpointServes = "no-endpoint-serves", Error, "Check the EndpointSlices of the Service.";
+    NoEndpointServes = "no-endpoint-serves", Error, "Check the EndpointSlices of the Service: kubectl get endpointslices.";
     /// The Service has no endpoints.
-    NoEndpoints = "no-endpoints", Error, "Check that spec.selector matches running pods.";
+    NoEndpoints = "no-endpoints", Error, "Check that spec.selector matches running pods: kubectl get pods -l SELECTOR, kubectl get endpointslices.";
     /// No endpoint is ready.
     EndpointsNotReady = "endpoints-not-ready", Error, "Find out why no pod becomes ready: kubectl describe pod.";
     /// Topology hints send the traffic to other nodes or zones.
@@ -239,31 +240,43 @@ codes! {
     /// The kernel has no route to an endpoint.
     NoRoute = "no-route", Error, "Check the CNI plugin, and the output of: ip route get ADDRESS.";
     /// The kernel does not have localnet's table.
-    TableMissing = "table-missing", Error, "Start the backend: it writes the table within a second.";
+    TableMissing = "table-missing", Error, "Start the backend: it creates the table within a second. Its log names the program that deleted it.";
     /// Chains in localnet's table are missing or differ from the plan.
-    RulesDiffer = "rules-differ", Error, "Start the backend. localnet diff lists the differences.";
+    RulesDiffer = "rules-differ", Error, "Start the backend: it repairs this within a second. localnet diff lists all differences.";
     /// An element in localnet's table differs from the plan.
-    ElementsDiffer = "elements-differ", Error, "Start the backend. localnet diff lists the differences.";
+    ElementsDiffer = "elements-differ", Error, "Start the backend: it repairs this within a second. localnet diff lists all differences.";
     /// An element is missing in localnet's table.
-    ElementsMissing = "elements-missing", Error, "Start the backend. localnet diff lists the differences.";
+    ElementsMissing = "elements-missing", Error, "Start the backend: it repairs this within a second. localnet diff lists all differences.";
     /// The program may not read the kernel's tables.
     KernelDenied = "kernel-denied", Error, "Run it as root, on the node.";
     /// localnet did not read the kernel, so it checked only the state.
     KernelNotRead = "kernel-not-read", Warning, "The message gives the reason.";
-    /// Connection tracking is full: the kernel drops new connections.
-    TrackingFull = "tracking-full", Error, "Raise net.netfilter.nf_conntrack_max.";
+    /// Connection tracking is full, so that the kernel drops new connections; as a warning, it is nearly full.
+    TrackingFull = "tracking-full", Error, "Raise net.netfilter.nf_conntrack_max: localnet-nft init, conntrack.maxPerCore.";
     /// IP forwarding is disabled on the node.
     ForwardingOff = "forwarding-off", Error, "Set net.ipv4.ip_forward and net.ipv6.conf.all.forwarding to 1.";
     /// Connection tracking has flows to an endpoint that is no longer eligible.
-    StaleFlow = "stale-flow", Error, "Wait until the backend ends the flows, or delete them with conntrack -D.";
+    StaleFlow = "stale-flow", Error, "Wait until the backend ends the flows, or delete them with conntrack -D --orig-src CLIENT.";
     /// No backend has reported to the brain: nothing programs the node.
-    BackendMissing = "backend-missing", Error, "Start localnet-nft or another backend.";
+    BackendMissing = "backend-missing", Error, "Start localnet-nft or another backend. Backends of KPNG never report.";
     /// The backend skips part of the Service.
     BackendSkips = "backend-skips", Error, "Change the Service as the message says.";
     /// The backend cannot apply the newest state.
     BackendFails = "backend-fails", Error, "Correct the problem that the error names. The backend retries by itself.";
     /// The backend has not applied the newest state.
-    BackendBehind = "backend-behind", Error, "Check that the backend runs and reaches the brain.";
+    BackendBehind = "backend-behind", Error, "Check that the backend runs and reaches the brain. Its log has the error.";
+    /// Every backend has stopped: no backend waits for the next state.
+    BackendStopped = "backend-stopped", Error, "Start the backend. Its log has the error.";
+    /// The brain does not report its status.
+    StatusUnknown = "status-unknown", Warning, "Upgrade localnet-brain to the version of this command.";
+    /// No backend reports its configuration, so the checks use the defaults.
+    ConfigurationUnknown = "configuration-unknown", Warning, "Pass the backend's configuration with --config or --cluster-cidr.";
+    /// route_localnet is on: neighbours may reach programs that listen on 127.0.0.1 (CVE-2020-8558).
+    RouteLocalnet = "route-localnet", Warning, "Set it to 0, unless you use NodePorts on localhost.";
+    /// kube-proxy's rules are in the kernel, too. The first rule that matches translates a packet.
+    OtherProxy = "other-proxy", Warning, "Stop kube-proxy, then run localnet-nft cleanup --kube-proxy.";
+    /// ip_tables (iptables-legacy) has rules, which localnet does not read.
+    LegacyRules = "legacy-rules", Warning, "List them with iptables-legacy-save.";
     /// A rule of another program drops or rejects the packets.
     ForeignRule = "foreign-rule", Error, "Check the rule with nft -a list chain.";
 }

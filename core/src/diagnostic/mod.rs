@@ -11,11 +11,14 @@ use std::{
     path::Path,
 };
 
+use serde::Serialize;
+
 pub use code::Code;
 pub use subject::{Object, Subject};
 
 /// The severity of a diagnostic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// The value or object is not used: a program cannot start with it, or it is not programmed.
     Error,
@@ -34,7 +37,7 @@ impl Severity {
 }
 
 /// A problem. It is printed as one line without control characters: `subject: field: problem; remedy`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Diagnostic {
     /// What the diagnostic concerns.
     pub subject: Subject,

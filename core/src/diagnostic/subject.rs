@@ -1,6 +1,8 @@
 //! [`Subject`]: what a diagnostic concerns.
 
-use std::{borrow::Cow, fmt, path::Path, sync::Arc};
+use std::{borrow::Cow, fmt, net::SocketAddr, path::Path, sync::Arc};
+
+use serde::{Serialize, Serializer};
 
 use super::shown;
 use crate::ServiceKey;
@@ -21,6 +23,8 @@ pub enum Subject {
     Flag(&'static str),
     /// An object of the cluster.
     Object(Box<Object>),
+    /// An address and port that clients connect to.
+    Vip(SocketAddr),
     /// The program itself, which needs no name.
     Program,
 }
@@ -37,6 +41,15 @@ pub struct Object {
 }
 
 const SERVICE: &str = "Service";
+
+/// Reads an object as it is printed.
+impl From<&str> for Object {
+    fn from(text: &str) -> Self {
+        let (kind, name) = text.split_once(' ').unwrap_or((text, ""));
+        let (namespace, name) = name.split_once('/').unwrap_or(("", name));
+        Self::new(kind.to_owned(), namespace, name)
+    }
+}
 
 impl Object {
     /// An object of that kind. An empty namespace means that it has none.
@@ -85,7 +98,7 @@ impl Subject {
         match self {
             Self::Text { object, .. } => object.as_deref(),
             Self::Object(object) => Some(object),
-            Self::Flag(_) | Self::Program => None,
+            Self::Flag(_) | Self::Vip(_) | Self::Program => None,
         }
     }
 
@@ -123,8 +136,15 @@ impl fmt::Display for Subject {
             }
             Self::Flag(name) => write!(f, "--{name}"),
             Self::Object(object) => object.fmt(f),
+            Self::Vip(vip) => vip.fmt(f),
             Self::Program => Ok(()),
         }
+    }
+}
+
+impl Serialize for Subject {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -23,8 +23,8 @@ fn named(folder: &std::path::Path) -> anyhow::Result<(String, Vec<String>)> {
     anyhow::ensure!(run.code == 1 || run.code == 0, "{run:?}");
     let answer: serde_json::Value = serde_json::from_str(&run.out)?;
     let causes = answer["causes"].as_array().cloned().unwrap_or_default();
-    let ids = causes.iter().map(|cause| format!("{}: {}", cause["id"].as_str().unwrap_or_default(), cause["problem"]));
-    Ok((fault.cause, ids.collect()))
+    let codes = causes.iter().map(|of| format!("{}: {}", of["code"].as_str().unwrap_or_default(), of["problem"]));
+    Ok((fault.cause, codes.collect()))
 }
 
 #[test]

@@ -129,8 +129,9 @@ impl Scenario {
             }
             "unreadable" => {
                 self.becomes_later()?;
-                let is_reported = || self.status().is_some_and(|status| status["troubles"][0]["of"][0] == "files");
-                await_condition("the brain's trouble", is_reported).with_context(|| self.programs.log("localnet-brain"))
+                let is_reported =
+                    || self.status().is_some_and(|status| status["sourceProblems"][0]["of"][0] == "files");
+                await_condition("the brain's problem", is_reported).with_context(|| self.programs.log("localnet-brain"))
             }
             _ => {
                 let (place, command) = step.split_once(": ").context("a step is a word, or PLACE: COMMAND")?;
@@ -185,7 +186,7 @@ impl Scenario {
             let Some(status) = self.status() else { return false };
             let families = status["backends"][0]["families"].as_array().cloned().unwrap_or_default();
             !families.is_empty()
-                && families.iter().all(|family| family["behind"] == 0 && family["applied"].as_u64() > Some(0))
+                && families.iter().all(|family| family["lag"] == 0 && family["applied"].as_u64() > Some(0))
         };
         await_condition("the backend", is_applied).with_context(|| self.programs.log("localnet-nft"))
     }

@@ -1,0 +1,118 @@
+//! Causes on the node: the state sends the packets to endpoints, but they do not arrive there.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use localnet_core::{Code, Diagnostic, Severity, Subject};
+use localnet_linux::nft::foreign::{Fate, Stop};
+use localnet_proto::Family;
+
+use super::Ranking;
+use crate::{
+    diagnostics::{is_guessed, no_backend, of_backend, rules_differ, usual},
+    evidence::{Evidence, Front},
+    explain::PathRow,
+};
+
+/// How many endpoints a cause names.
+const MOST_NAMED: usize = 3;
+
+/// Adds the causes at an address where the state itself is correct.
+pub(super) fn of_front(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Ranking) {
+    let of = |code, problem: String| usual(code, Subject::Vip(front.to), problem);
+    let mut add = |layer, cause: Diagnostic| ranking.add(number, layer, cause);
+    let node = &front.node;
+    let configuration = evidence.configuration.as_ref();
+    // The chains depend on a configuration that no backend reports.
+    let guessed = is_guessed(configuration);
+    let in_doubt = |row: &PathRow| guessed && node.damaged.contains(&row.place);
+    let lacks = node.no_table || !node.damaged.is_empty() && !guessed || node.missing.iter().any(|row| !in_doubt(row));
+    if let Some(cause) = backend(evidence, front.family()) {
+        // What the kernel holds is stronger evidence than a report.
+        let is_certain = lacks || evidence.kernel_unknown.is_some();
+        let severity = if is_certain { Severity::Error } else { Severity::Warning };
+        add(40, Diagnostic { subject: Subject::Vip(front.to), severity, ..cause });
+    }
+    if node.no_table {
+        let problem = "the kernel has no table localnet: it was deleted, or never created";
+        add(41, of(Code::TableMissing, problem.to_owned()));
+    } else {
+        if let Some(cause) = rules_differ(&node.damaged, Subject::Vip(front.to), configuration) {
+            add(42, cause);
+        }
+        let is_element = |row: &&PathRow| row.handle.is_none() && !node.damaged.contains(&row.place);
+        if let Some(row) = node.missing.iter().find(is_element) {
+            let found = row.found.as_ref().map(|found| format!("; it has {found} instead")).unwrap_or_default();
+            let code = if row.found.is_some() { Code::ElementsDiffer } else { Code::ElementsMissing };
+            add(43, of(code, format!("the kernel lacks {} {}{found}", row.place, row.text)));
+        }
+    }
+    if evidence.tracking_is_full {
+        add(50, of(Code::TrackingFull, "connection tracking is full: new connections are dropped".to_owned()));
+    }
+    for (whither, stop) in &node.stops {
+        let (problem, remedy) = foreign_rule(whither, stop);
+        let severity = if stop.certain { Severity::Error } else { Severity::Warning };
+        add(51, of(Code::ForeignRule, problem).remedy(remedy).severity(severity));
+    }
+    if node.does_not_forward {
+        add(52, of(Code::ForwardingOff, "the kernel does not forward packets between interfaces".to_owned()));
+    }
+    if let [flow, ..] = &node.stale[..] {
+        let (count, from, endpoint) = (node.stale.len(), flow.from, flow.endpoint);
+        let problem =
+            format!("{count} stale flow(s) go to endpoints that are no longer eligible, such as {from} at {endpoint}");
+        add(54, of(Code::StaleFlow, problem));
+    }
+    if let Some(filtered) = &front.filtered {
+        let remedy = "name the sender with --from; its address must be in spec.loadBalancerSourceRanges";
+        add(60, of(Code::SourceRanges, filtered.clone()).remedy(remedy).severity(Severity::Warning));
+    }
+}
+
+/// Adds one cause for each reason why endpoints have no route, however many addresses and endpoints show it.
+pub(super) fn of_routes(evidence: &Evidence, ranking: &mut Ranking) {
+    let mut by_reason: BTreeMap<&str, (usize, BTreeSet<IpAddr>)> = BTreeMap::new();
+    for (number, front) in evidence.fronts.iter().enumerate() {
+        for (address, why) in &front.node.no_routes {
+            by_reason.entry(why).or_insert_with(|| (number, BTreeSet::new())).1.insert(*address);
+        }
+    }
+    for (why, (number, addresses)) in by_reason {
+        let named: Vec<String> = addresses.iter().take(MOST_NAMED).map(ToString::to_string).collect();
+        let more = addresses.len() - named.len();
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let plural = if addresses.len() == 1 { "" } else { "s" };
+        let problem = format!("there is no route to the endpoint{plural} {}{more}: {why}", named.join(", "));
+        ranking.add(number, 53, usual(Code::NoRoute, Subject::Vip(evidence.fronts[number].to), problem));
+    }
+}
+
+/// Returns the problem of the backend that programs the node.
+fn backend(evidence: &Evidence, family: Family) -> Option<Diagnostic> {
+    let status = evidence.status.as_ref()?;
+    let Some(backend) = status.newest() else { return no_backend(status) };
+    let service = Subject::service(&evidence.service);
+    if let Some(skipped) = backend.skipped.iter().find(|of| of.subject == service) {
+        let problem = format!("the backend {} skips a part of this Service: {}", backend.name, skipped.reason());
+        return Some(usual(Code::BackendSkips, service, problem));
+    }
+    of_backend(backend, backend.family(family)?)
+}
+
+/// Returns the problem and the remedy if a rule of another program stops the packet.
+fn foreign_rule(whither: &str, stop: &Stop) -> (String, String) {
+    let what = match stop.fate {
+        Fate::Dropped => "drops",
+        Fate::Rejected => "rejects",
+    };
+    let handle = stop.handle.map_or_else(|| "its policy".to_owned(), |handle| format!("rule # handle {handle}"));
+    let comment = stop.comment.as_ref().map(|comment| format!(", {comment:?}")).unwrap_or_default();
+    let may = if stop.certain { "" } else { "may be what " };
+    let Stop { family, table, chain, .. } = stop;
+    let at = format!("table {family} {table} chain {chain}, {handle}{comment}");
+    let problem = format!("a rule of another program {may}{what} packets {whither}: {at}");
+    (problem, format!("check the chain: nft -a list chain {family} {table} {chain}"))
+}
