@@ -84,8 +84,9 @@ impl Rules {
             match rule.target.as_str() {
                 "REJECT" => _ = self.refused.insert(key, Verdict::Reject),
                 "DROP" => _ = self.refused.insert(key, Verdict::Drop),
-                // A VIP with source ranges and no endpoint: allowed sources are rejected, others are dropped.
-                way if way.starts_with("KUBE-FW-") => _ = self.refused.insert(key, Verdict::Reject),
+                // A VIP with source ranges: without endpoints, permitted sources are rejected. If an endpoint is the VIP itself,
+                // another rule may drop their packets.
+                way if way.starts_with("KUBE-FW-") => _ = self.refused.entry(key).or_insert(Verdict::Reject),
                 _ => {}
             }
         }

@@ -389,21 +389,28 @@ impl Planner<'_> {
             let own = self.chain_name(names::FIREWALL, "");
             let comment = format!("{} traffic not accepted by {own}", self.text);
             let rule = Rule::new().to_vip(key, &comment).untranslated();
-            if !refuse {
+            // See `untranslated`.
+            let to_itself =
+                vip.endpoints.iter().chain(vip.local_endpoints.iter()).any(|endpoint| *endpoint == key.socket());
+            if !refuse && !to_itself {
                 self.line(Dispatch::FIREWALL, rule.jump("DROP"));
                 return;
             }
             let name = self.chain_name(names::FIREWALL, &key.address.to_string());
-            let comment = format!("{} has no endpoints", self.text);
-            let allow = |range: &IpNet| match range.prefix_len() {
-                0 => Rule::new().comment(&comment).reject(self.family),
-                _ => Rule::new().from(*range).comment(&comment).reject(self.family),
+            let words = if refuse { "has no endpoints" } else { "loadbalancer IP" };
+            let comment = format!("{} {words}", self.text);
+            let allow = |range: &IpNet| {
+                let from = if range.prefix_len() == 0 { Rule::new() } else { Rule::new().from(*range) };
+                let rule = from.comment(&comment);
+                // A TCP reset would need rules that match TCP only. An ICMP error does not.
+                if refuse { rule.reject(self.family) } else { rule.jump("RETURN") }
             };
-            // A TCP reset would need rules that match TCP only. An ICMP error does not.
             let rules = sources.iter().map(allow).chain([Rule::new().jump("DROP")]).collect();
             self.rules.chains.push((ChainId::new(Table::Filter, name.as_str()), rules));
             self.line(Dispatch::FIREWALL, rule.jump(&name));
-            return;
+            if refuse {
+                return;
+            }
         }
         if !unserved {
             return;
