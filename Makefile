@@ -107,7 +107,7 @@ bless: deps helm ## Rewrite the expectations (golden files) and generated docs; 
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-nft --test cases states_give_plans
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-iptables --test cases states_give_plans
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-ipvs --test cases states_give_plans
-	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-win --test cases states_give_plans
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-win --lib states_give_plans
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test api
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-ship --test chart values_give_the_golden_manifests
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-ship --test chart readme_has_the_table_of_values

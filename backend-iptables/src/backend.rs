@@ -1,5 +1,5 @@
-//! [`IptablesBackend`]: collects the calls of `Listener` and applies them with one `iptables-restore` per family. It reads
-//! tables whose content is unknown, and skips Services that the kernel refuses.
+//! [`IptablesBackend`]: applies the diff of each state with one `iptables-restore` per family. It reads tables whose content is
+//! unknown, and skips Services that the kernel refuses.
 
 use std::{
     cell::Cell,
@@ -9,15 +9,14 @@ use std::{
 
 use anyhow::Context as _;
 use localnet_client::{
-    Mode, RuleCount, Synced,
-    incremental::{Listener, PortEndpoint},
+    Backend, Mode, RuleCount, Synced,
     vips::{self, Config, Effective},
 };
 use localnet_linux::{
     conntrack::{Commit, Frontend},
     shortage::message_is_shortage,
 };
-use localnet_proto::{ByFamily, Family, Node, Revision, Service, ServiceKey};
+use localnet_proto::{ByFamily, Changes, Family, ServiceKey, Snapshot};
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -159,15 +158,15 @@ impl<K: Kernel> IptablesBackend<K> {
         Family::BOTH.into_iter().filter(|family| self.kernel.has_family(*family)).collect()
     }
 
-    /// Makes the kernel hold the desired state. A family that fails does not stop the other.
+    /// Makes the kernel hold `state`. Only `changes` differs from the previous state. A family that fails does not stop the other.
     ///
     /// # Errors
     /// In every family, the tools cannot be run or the kernel refuses something that belongs to no single Service.
-    pub fn apply(&mut self) -> anyhow::Result<Synced> {
+    pub fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
             info!("this host has no IPv6; programming only IPv4");
         }
-        for notice in self.desired.settle() {
+        for notice in self.desired.update(state, changes) {
             warn!("{notice}");
         }
         let mut refused = 0;
@@ -358,7 +357,7 @@ impl<K: Kernel> IptablesBackend<K> {
     }
 }
 
-impl<K: Kernel> Listener for IptablesBackend<K> {
+impl<K: Kernel> Backend for IptablesBackend<K> {
     fn name(&self) -> &'static str {
         "iptables"
     }
@@ -371,36 +370,12 @@ impl<K: Kernel> Listener for IptablesBackend<K> {
         self.desired.configuration()
     }
 
-    fn set_node(&mut self, node: &Node) {
-        self.desired.set_node(node);
-    }
-
-    fn set_service(&mut self, service: &Service) {
-        self.desired.set_service(service);
-    }
-
-    fn delete_service(&mut self, key: &ServiceKey) {
-        self.desired.delete_service(key);
-    }
-
-    fn set_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint) {
-        self.desired.set_endpoint(service, endpoint);
-    }
-
-    fn delete_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint) {
-        self.desired.delete_endpoint(service, endpoint);
-    }
-
-    fn reset(&mut self) {
-        self.desired.reset();
+    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
+        blocking(|| self.apply(state, changes))
     }
 
     fn retry_refused(&mut self) {
         self.retry_refused();
-    }
-
-    async fn commit(&mut self, _: Revision) -> anyhow::Result<Synced> {
-        blocking(|| self.apply())
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {

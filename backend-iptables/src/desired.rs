@@ -1,7 +1,7 @@
 //! The desired state of the kernel, updated as Services change.
 //!
 //! ```text
-//!  Listener's calls ──► client::vips (one owner for each VIP) ──► ports ──► plan::port ──► Ruleset ×2
+//!  Snapshot, Changes ──► client::vips (one owner for each VIP) ──► ports ──► plan::port ──► Ruleset ×2
 //! ```
 //!
 //! No I/O. The cost of an update depends on the changes: only ports with a changed VIP are planned again.
@@ -11,16 +11,14 @@ mod tables;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    sync::Arc,
 };
 
 use localnet_client::{
     Diagnostic,
-    incremental::PortEndpoint,
     vips::{Config, Effective, VipKey, Vips},
 };
 use localnet_linux::conntrack::{Endpoints, Frontend};
-use localnet_proto::{Endpoint, EndpointPort, Family, Node, Service, ServiceKey};
+use localnet_proto::{Changes, Family, ServiceKey, Snapshot};
 
 use tables::Tables;
 
@@ -35,16 +33,12 @@ use crate::{
 pub struct Desired {
     vips: Vips,
     tables: Tables,
-    /// The Services that changed since `vips` last received them.
-    staged: BTreeSet<ServiceKey>,
-    /// After a reset, the Services before it.
-    former: Option<BTreeMap<ServiceKey, Arc<Service>>>,
 }
 
 impl Desired {
     /// An empty desired state.
     pub fn new(config: Config) -> Self {
-        Self { vips: Vips::new(config), tables: Tables::new(), staged: BTreeSet::new(), former: None }
+        Self { vips: Vips::new(config), tables: Tables::new() }
     }
 
     /// The configuration that the plans use; `None` before the first state.
@@ -67,88 +61,15 @@ impl Desired {
         self.vips.answer_on_localhost();
     }
 
-    /// Sets the node. See [`localnet_client::incremental::Listener`].
-    pub fn set_node(&mut self, node: &Node) {
-        self.vips.set_node(node);
-    }
-
-    /// Adds or changes a Service. See [`localnet_client::incremental::Listener`].
-    pub fn set_service(&mut self, head: &Service) {
-        let mut service = head.clone();
-        if let Some(old) = self.tables.services.get(&head.key) {
-            service.endpoints.clone_from(&old.endpoints);
-        }
-        self.tables.services.insert(head.key.clone(), Arc::new(service));
-        self.staged.insert(head.key.clone());
-    }
-
-    /// Deletes a Service. See [`localnet_client::incremental::Listener`].
-    pub fn delete_service(&mut self, key: &ServiceKey) {
-        self.tables.services.remove(key);
-        self.staged.insert(key.clone());
-    }
-
-    /// Adds or changes an endpoint. See [`localnet_client::incremental::Listener`].
-    pub fn set_endpoint(&mut self, key: &ServiceKey, endpoint: &PortEndpoint) {
-        self.change_endpoint(key, endpoint, true);
-    }
-
-    /// Deletes an endpoint. See [`localnet_client::incremental::Listener`].
-    pub fn delete_endpoint(&mut self, key: &ServiceKey, endpoint: &PortEndpoint) {
-        self.change_endpoint(key, endpoint, false);
-    }
-
-    fn change_endpoint(&mut self, key: &ServiceKey, endpoint: &PortEndpoint, present: bool) {
-        let Some(service) = self.tables.services.get_mut(key) else { return };
-        let endpoints = &mut Arc::make_mut(service).endpoints;
-        let name = &*endpoint.port_name;
-        let wanted = (endpoint.address.ip(), name, endpoint.address.port());
-        let id = |one: &Endpoint| {
-            let port = one.ports.first();
-            let (of, number) = port.map_or(("", 0), |port| (&*port.name, port.port));
-            (one.address, of, number).cmp(&wanted)
-        };
-        match (endpoints.binary_search_by(id), present) {
-            (Ok(index), true) => endpoints[index] = single(endpoint),
-            (Ok(index), false) => _ = endpoints.remove(index),
-            (Err(index), true) => endpoints.insert(index, single(endpoint)),
-            (Err(_), false) => {}
-        }
-        if !self.staged.contains(key) {
-            self.staged.insert(key.clone());
-        }
-    }
-
-    /// Starts over: all Services that still exist are set again.
-    pub fn reset(&mut self) {
-        let services = std::mem::take(&mut self.tables.services);
-        self.former.get_or_insert(services);
-    }
-
     /// Sets the addresses of the node's interfaces. Returns whether NodePorts move because of them.
     pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
         self.vips.set_local_addresses(addresses)
     }
 
-    /// Plans all changes since the last call. Returns diagnostics of what is not programmed, each once.
-    pub fn settle(&mut self) -> Vec<Diagnostic> {
-        let former = self.former.take().unwrap_or_default();
-        self.staged.extend(former.keys().filter(|key| !self.tables.services.contains_key(*key)).cloned());
-        for key in std::mem::take(&mut self.staged) {
-            if let Some(service) = self.tables.services.get_mut(&key).and_then(Arc::get_mut) {
-                service.endpoints.shrink_to_fit();
-            }
-            let service = self.tables.services.get(&key).cloned();
-            let known = former.get(&key);
-            if let Some(known) = known.filter(|known| Some(*known) == service.as_ref()) {
-                // The Service is unchanged after a reset. Keep the earlier copy and drop the new one.
-                self.tables.services.insert(key, known.clone());
-                continue;
-            }
-            self.tables.update_health_check(&key, service.as_deref());
-            self.vips.stage(key, service);
-        }
-        let settled = self.vips.settle(&mut self.tables);
+    /// Moves to `state`. Only `changes` differs from the previous state. Returns diagnostics of what is not programmed, each once.
+    pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
+        self.tables.update_health_checks(state, changes);
+        let settled = self.vips.update(state, changes, &mut self.tables);
         if let Some(facts) = self.vips.facts() {
             self.tables.update(facts);
         }
@@ -170,7 +91,7 @@ impl Desired {
         self.vips.refused()
     }
 
-    /// Lets the next `settle` retry the refused Services, although they have not changed.
+    /// Lets the next `update` retry the refused Services, although they have not changed.
     pub fn retry_refused(&mut self) {
         self.vips.retry_refused();
     }
@@ -234,17 +155,6 @@ impl Desired {
             owners.extend(all.map(|subject| (subject, key.service.clone())));
         }
         owners
-    }
-}
-
-fn single(endpoint: &PortEndpoint) -> Endpoint {
-    let port = EndpointPort { name: endpoint.port_name.clone(), port: endpoint.address.port() };
-    Endpoint {
-        address: endpoint.address.ip(),
-        ports: vec![port],
-        local: endpoint.local,
-        hostname: None,
-        scopes: endpoint.scopes,
     }
 }
 

@@ -1,8 +1,8 @@
 //! The iptables backend. It programs the chains that kube-proxy programs, and writes only those that changed.
 //!
 //! ```text
-//!  Listener's calls ──► client::vips ──► desired (plan) ──► ruleset ×2 (DiffStores) ──► iptables-restore ×2
-//!                       pure             pure               pure                        kernel: the only I/O
+//!  Snapshot ──► client::vips ──► desired (plan) ──► ruleset ×2 (DiffStores) ──► iptables-restore ×2
+//!               pure             pure               pure                        kernel: the only I/O
 //! ```
 //!
 //! - [`plan`]: turns one port of a Service, or the facts of the node, into chains and rules in the notation of `iptables-save`.
@@ -16,21 +16,21 @@
 //!
 //! `docs/backends/iptables.md` has a table of every chain.
 
-pub mod args;
 mod backend;
 pub mod cleanup;
 pub mod desired;
 pub mod dry_run;
-#[cfg(test)]
-mod fake;
 pub mod flavour;
 pub mod kernel;
 mod live;
 mod lock;
 pub mod plan;
+pub mod program;
 pub mod ruleset;
 pub mod save;
 pub mod served;
+#[cfg(test)]
+mod testing;
 pub mod tool;
 mod watch;
 
@@ -38,3 +38,4 @@ pub use backend::IptablesBackend;
 pub use flavour::Flavour;
 pub use kernel::{Kernel, Tools};
 pub use live::LiveBackend;
+pub use program::Iptables;

@@ -3,15 +3,14 @@
 //!
 //! ```text
 //!  Watch (others change the tables) ───────────┐
-//!  NodeAddresses (rtnetlink) ──────────────────┴─► disturbed() ─► Adapter syncs everything ─► commit ─► Cleaner
+//!  NodeAddresses (rtnetlink) ──────────────────┴─► disturbed() ─► drive ─► sync ─► IptablesBackend ─► Cleaner
 //! ```
 
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use localnet_client::{
-    Counts, Mode, Synced,
-    incremental::{Listener, PortEndpoint},
+    Backend, Counts, Mode, Synced,
     vips::{Config, Effective},
 };
 use localnet_linux::{
@@ -19,7 +18,7 @@ use localnet_linux::{
     conntrack::{Cleaner, Recheck},
     pace::Pace,
 };
-use localnet_proto::{Family, Node, Revision, Service, ServiceKey};
+use localnet_proto::{Changes, Family, Snapshot};
 use tokio::{select, sync::watch, time};
 use tracing::{info, warn};
 
@@ -43,7 +42,7 @@ pub struct LiveBackend {
     read_at: Option<Instant>,
     /// Whether the tables could not be read. The log already has a warning.
     unreadable: bool,
-    /// Whether the next commit repairs the tables.
+    /// Whether the next sync repairs the tables.
     repairing: bool,
     /// Whether stale flows have to be checked again because rules were missing or wrong.
     recheck: Recheck,
@@ -111,7 +110,7 @@ impl LiveBackend {
         }
     }
 
-    fn commit_now(&mut self) -> anyhow::Result<Synced> {
+    fn sync_now(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         let began = Instant::now();
         let repairs = std::mem::take(&mut self.repairing);
         if repairs {
@@ -119,7 +118,7 @@ impl LiveBackend {
             self.counts.send_modify(|counts| counts.repairs += 1);
         }
         let before = self.watch.before(self.backend.kernel());
-        let result = self.backend.apply();
+        let result = self.backend.apply(state, changes);
         self.watch.wrote(before, self.backend.kernel());
         if repairs && self.pace.repaired(Instant::now(), began.elapsed()) {
             warn!(
@@ -141,7 +140,7 @@ impl LiveBackend {
     }
 }
 
-impl Listener for LiveBackend {
+impl Backend for LiveBackend {
     fn name(&self) -> &'static str {
         self.backend.name()
     }
@@ -158,32 +157,8 @@ impl Listener for LiveBackend {
         self.backend.configuration()
     }
 
-    fn set_node(&mut self, node: &Node) {
-        self.backend.set_node(node);
-    }
-
-    fn set_service(&mut self, service: &Service) {
-        self.backend.set_service(service);
-    }
-
-    fn delete_service(&mut self, key: &ServiceKey) {
-        self.backend.delete_service(key);
-    }
-
-    fn set_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint) {
-        self.backend.set_endpoint(service, endpoint);
-    }
-
-    fn delete_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint) {
-        self.backend.delete_endpoint(service, endpoint);
-    }
-
-    fn reset(&mut self) {
-        self.backend.reset();
-    }
-
-    async fn commit(&mut self, _: Revision) -> anyhow::Result<Synced> {
-        blocking(|| self.commit_now())
+    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
+        blocking(|| self.sync_now(state, changes))
     }
 
     fn retry_refused(&mut self) {

@@ -1,11 +1,7 @@
 //! Verifies every Case: its state yields the plan in `iptables.txt`, and with both flavours real packets get the verdicts in
 //! `flows.yaml`.
 
-use localnet_client::{
-    Backend as _,
-    incremental::{Adapter, Listener},
-    vips::{Config, Detector, NodePortAddresses},
-};
+use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_iptables::{Flavour, IptablesBackend, Tools, dry_run::DryRun};
 use localnet_lab::{DetectLocal, Flows, cases, check_cases, check_that_mistakes_show, expect_plan};
 use localnet_proto::{Changes, Snapshot};
@@ -23,19 +19,9 @@ fn config(flows: &Flows) -> Config {
     Config { masquerade_all: flows.node.masquerade_all, masquerade_bit: 14, detector, node_port_addresses }
 }
 
-/// Syncs the listener with the whole state.
-fn adapter_for<L: Listener>(listener: L, state: &Snapshot) -> anyhow::Result<Adapter<L>> {
-    let mut adapter = Adapter::new(listener);
-    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-    runtime.block_on(adapter.sync(state, &Changes::everything()))?.whole()?;
-    Ok(adapter)
-}
-
 /// The plan of a state, in the configuration of `flows`.
 fn plan(flows: &Flows, state: &Snapshot) -> String {
-    let listener = DryRun::new(config(flows)).with_addresses(flows.local_addresses()).silent();
-    let mut adapter = adapter_for(listener, state).unwrap_or_else(|error| panic!("{error:#}"));
-    adapter.listener_mut().text()
+    DryRun::new(config(flows)).with_addresses(flows.local_addresses()).text(state, &Changes::everything())
 }
 
 #[test]
@@ -61,9 +47,9 @@ fn wrong_packets(flavour: Flavour, many_vips: usize) -> Vec<String> {
             let mut backend =
                 IptablesBackend::new(config(&case.flows), Tools::find(flavour)?).with_many_vips(many_vips);
             backend.set_local_addresses(case.flows.local_addresses());
-            let mut adapter = adapter_for(backend, &case.read_state()?)?;
+            backend.apply(&case.read_state()?, &Changes::everything())?.whole()?;
             // The backend reads exactly what it wrote, so a restart would write nothing.
-            anyhow::ensure!(!adapter.listener_mut().needs_repair()?, "the tables read back differ from those written");
+            anyhow::ensure!(!backend.needs_repair()?, "the tables read back differ from those written");
             Ok(())
         })
     })

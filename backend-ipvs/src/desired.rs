@@ -24,7 +24,7 @@ use localnet_linux::{
     ipvs::{Frontend, Scheduler},
     nft::{Element, TableContent},
 };
-use localnet_proto::{ByFamily, Changes, Family, ServiceKey, Snapshot};
+use localnet_proto::{ByFamily, Changes, Family, Service, ServiceKey, Snapshot};
 
 use crate::{
     Options, options,
@@ -399,7 +399,7 @@ impl Parts {
 }
 
 impl Program for Parts {
-    fn program(&mut self, key: &VipKey, vip: &Vip) {
+    fn program(&mut self, key: &VipKey, vip: &Vip, _: &Service) {
         self.moved.insert(*key, Some(vip.serving.clone().into()));
         self.programmed.insert(*key, vip.clone());
         self.change(key, vip, true);

@@ -1,12 +1,8 @@
 //! `--dry-run`: prints the plan. It does not access the kernel.
 
-use std::{
-    fmt::Write as _,
-    io::{self, Write as _},
-    net::IpAddr,
-};
+use std::{fmt::Write as _, net::IpAddr};
 
-use localnet_client::{Backend, Mode, Synced, vips::Config};
+use localnet_client::{Diagnostic, program::Planner, vips::Config};
 use localnet_linux::{
     ipvs::{self, Change, Destination},
     nft,
@@ -15,7 +11,7 @@ use localnet_proto::{Changes, Snapshot};
 
 use crate::{Options, desired::Desired, plan::INTERFACE};
 
-/// A backend that prints the plan of each state.
+/// Plans states.
 #[derive(Debug)]
 pub struct DryRun {
     desired: Desired,
@@ -71,24 +67,8 @@ impl DryRun {
     }
 }
 
-impl Backend for DryRun {
-    fn name(&self) -> &'static str {
-        "ipvs"
-    }
-
-    fn mode(&self) -> Option<Mode> {
-        Some(Mode::Ipvs)
-    }
-
-    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
-        let text = self.text(state, changes);
-        let mut out = io::stdout().lock();
-        out.write_all(text.as_bytes())?;
-        out.flush()?;
-        Ok(Synced { skipped: self.desired.skipped(), ..Synced::default() })
-    }
-
-    async fn cleanup(&mut self) -> anyhow::Result<()> {
-        Ok(())
+impl Planner for DryRun {
+    fn plan(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<(String, Vec<Diagnostic>)> {
+        Ok((self.text(state, changes), self.desired.skipped()))
     }
 }

@@ -18,21 +18,22 @@
 //!
 //! `docs/backends/ipvs.md` has a table of every object in the kernel.
 
-pub mod args;
 mod backend;
 pub mod desired;
 pub mod dry_run;
-#[cfg(test)]
-mod fake;
 pub mod kernel;
 mod live;
 pub mod options;
 pub mod plan;
+pub mod program;
 pub mod served;
 pub mod servers;
 pub mod table;
+#[cfg(test)]
+mod testing;
 
 pub use backend::IpvsBackend;
 pub use kernel::{Host, Kernel};
 pub use live::LiveBackend;
 pub use options::Options;
+pub use program::Ipvs;

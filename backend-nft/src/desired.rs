@@ -20,7 +20,7 @@ use localnet_linux::{
     conntrack::{Endpoints, Frontend},
     nft::{Element, TableContent},
 };
-use localnet_proto::{ByFamily, Changes, Family, ServiceKey, Snapshot};
+use localnet_proto::{ByFamily, Changes, Family, Service, ServiceKey, Snapshot};
 
 use crate::{
     affinity::{Affinity, Chore, Place},
@@ -101,10 +101,10 @@ impl Desired {
         let Tables { affinity, .. } = &self.tables;
         let keys = affinity.programmed(family);
         let sticky: Vec<_> = keys.filter_map(|key| Some((*key, self.vips.vip(key)?))).collect();
-        sticky.iter().for_each(|(key, vip)| self.tables.unprogram(key, vip));
+        sticky.iter().for_each(|(key, vip)| self.tables.remove(key, vip));
         let sets = found.iter().flat_map(|found| &found.sets).flatten();
         self.tables.affinity.adopt(family, sets.map(|(set, elements)| (&**set, elements.as_slice())));
-        sticky.iter().for_each(|(key, vip)| self.tables.program(key, vip));
+        sticky.iter().for_each(|(key, vip)| self.tables.add(key, vip));
         self.update_chains(false);
         self.tables.table(family).adopt(found);
     }
@@ -197,24 +197,12 @@ impl Tables {
 }
 
 impl Program for Tables {
-    fn program(&mut self, key: &VipKey, vip: &Vip) {
-        self.moved.insert(*key, Some(vip.serving.clone().into()));
-        self.affinity.program(key, vip);
-        let family = key.family();
-        let table = &mut self.tables[family];
-        let slots = self.affinity.slots(key, vip);
-        elements::of_vip(key, vip, slots, &self.names, |set, element| table.set(set, element));
-        self.pools[family].add(vip);
+    fn program(&mut self, key: &VipKey, vip: &Vip, _: &Service) {
+        self.add(key, vip);
     }
 
     fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
-        self.moved.insert(*key, None);
-        let family = key.family();
-        let table = &mut self.tables[family];
-        let slots = self.affinity.slots(key, vip);
-        elements::of_vip(key, vip, slots, &self.names, |set, element| table.remove(set, &element.key));
-        self.affinity.unprogram(key, vip);
-        self.pools[family].remove(vip);
+        self.remove(key, vip);
     }
 
     fn cluster_ip(&mut self, address: IpAddr, present: bool) {
@@ -227,6 +215,26 @@ impl Program for Tables {
 }
 
 impl Tables {
+    fn add(&mut self, key: &VipKey, vip: &Vip) {
+        self.moved.insert(*key, Some(vip.serving.clone().into()));
+        self.affinity.program(key, vip);
+        let family = key.family();
+        let table = &mut self.tables[family];
+        let slots = self.affinity.slots(key, vip);
+        elements::of_vip(key, vip, slots, &self.names, |set, element| table.set(set, element));
+        self.pools[family].add(vip);
+    }
+
+    fn remove(&mut self, key: &VipKey, vip: &Vip) {
+        self.moved.insert(*key, None);
+        let family = key.family();
+        let table = &mut self.tables[family];
+        let slots = self.affinity.slots(key, vip);
+        elements::of_vip(key, vip, slots, &self.names, |set, element| table.remove(set, &element.key));
+        self.affinity.unprogram(key, vip);
+        self.pools[family].remove(vip);
+    }
+
     fn member(&mut self, set: SetId, family: Family, element: Element, present: bool) {
         let table = self.table(family);
         if present { table.set(set, element) } else { table.remove(set, &element.key) }

@@ -1,17 +1,14 @@
 //! `--dry-run`: prints the plan as text, without access to the kernel.
 
-use std::{
-    io::{self, Write as _},
-    net::IpAddr,
-};
+use std::net::IpAddr;
 
-use localnet_client::{Backend, Mode, Synced, vips::Config};
+use localnet_client::{Diagnostic, program::Planner, vips::Config};
 use localnet_linux::nft;
 use localnet_proto::{Changes, Snapshot};
 
 use crate::desired::Desired;
 
-/// Prints the tables for each state.
+/// Plans states.
 #[derive(Debug)]
 pub struct DryRun {
     desired: Desired,
@@ -38,24 +35,8 @@ impl DryRun {
     }
 }
 
-impl Backend for DryRun {
-    fn name(&self) -> &'static str {
-        "nft"
-    }
-
-    fn mode(&self) -> Option<Mode> {
-        Some(Mode::Nftables)
-    }
-
-    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
-        let text = self.text(state, changes);
-        let mut out = io::stdout().lock();
-        out.write_all(text.as_bytes())?;
-        out.flush()?;
-        Ok(Synced::default())
-    }
-
-    async fn cleanup(&mut self) -> anyhow::Result<()> {
-        Ok(())
+impl Planner for DryRun {
+    fn plan(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<(String, Vec<Diagnostic>)> {
+        Ok((self.text(state, changes), self.desired.skipped()))
     }
 }

@@ -18,20 +18,21 @@
 //! `docs/backends/nft.md` has a table of every object in the kernel.
 
 pub mod affinity;
-pub mod args;
 mod backend;
 pub mod desired;
 pub mod dry_run;
-#[cfg(test)]
-mod fake;
 pub mod kernel;
 pub mod kube_proxy;
 mod live;
 pub mod plan;
 pub mod portions;
+pub mod program;
 pub mod served;
 pub mod table;
+#[cfg(test)]
+mod testing;
 
 pub use backend::NftBackend;
 pub use kernel::{Kernel, Netlink};
 pub use live::LiveBackend;
+pub use program::Nft;

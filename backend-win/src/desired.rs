@@ -3,14 +3,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    sync::Arc,
 };
 
 use localnet_client::{
     Diagnostic,
     vips::{Config, Effective, Hairpin, NodePortAddresses, Program, Vip, VipKey, Vips},
 };
-use localnet_proto::{Changes, Family, Node, Service, ServiceKey, Snapshot};
+use localnet_proto::{Changes, Family, Node, Service, Snapshot};
 
 use crate::plan::{Frontend, Want};
 
@@ -23,8 +22,6 @@ pub struct Desired {
 
 #[derive(Debug, Default)]
 struct Parts {
-    /// The Services of the state: HNS needs values that a VIP does not contain.
-    services: BTreeMap<ServiceKey, Arc<Service>>,
     wants: BTreeMap<Frontend, Want>,
     /// The VIPs of each frontend: a NodePort has one per address of the node.
     vips: BTreeMap<Frontend, BTreeSet<VipKey>>,
@@ -56,15 +53,6 @@ impl Desired {
     /// Updates to `state`. Only `changes` differ from the previous state. Returns the new diagnostics of what is not
     /// programmed.
     pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
-        if changes.everything {
-            self.parts.services.clone_from(&state.services);
-        }
-        for key in &changes.services {
-            match state.services.get(key) {
-                Some(service) => _ = self.parts.services.insert(key.clone(), service.clone()),
-                None => _ = self.parts.services.remove(key),
-            }
-        }
         self.vips.set_local_addresses(addresses(&state.node));
         self.vips.update(state, changes, &mut self.parts).notices
     }
@@ -96,9 +84,8 @@ pub fn narrows_node_ports(config: &Config) -> bool {
 }
 
 impl Program for Parts {
-    fn program(&mut self, key: &VipKey, vip: &Vip) {
+    fn program(&mut self, key: &VipKey, vip: &Vip, service: &Service) {
         let frontend = Frontend::of(key, vip);
-        let Some(service) = self.services.get(&vip.service) else { return };
         self.wants.insert(frontend, Want::of(key, vip, service));
         self.vips.entry(frontend).or_default().insert(*key);
     }
@@ -129,6 +116,8 @@ impl Program for Parts {
 
 #[cfg(test)]
 mod tests {
+    use localnet_proto::ServiceKey;
+
     use super::*;
 
     const STATE: &str = "{node: {name: n, addresses: [192.168.0.2, 192.168.0.3]}, services: [

@@ -264,10 +264,10 @@ mod tests {
     use crate::{
         hcn::{
             Kind,
-            fake::FakeHcn,
             schema::{Distribution, PortMapping},
         },
         plan::Address,
+        testing::FakeHcn,
     };
 
     const NOBODY: Owner<'_> = Owner { service_cidrs: &[], host: None };

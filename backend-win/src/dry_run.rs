@@ -1,8 +1,6 @@
 //! `--dry-run`: prints the plan as JSON. It reads HNS and changes nothing.
 
-use std::io::{self, Write as _};
-
-use localnet_client::{Backend, Diagnostic, Mode, Synced};
+use localnet_client::{Diagnostic, program::Planner};
 use localnet_proto::{Changes, Snapshot};
 
 use crate::{
@@ -12,7 +10,7 @@ use crate::{
     plan::Plan,
 };
 
-/// Prints the plan of each state.
+/// Plans states.
 #[derive(Debug)]
 pub struct DryRun<K>(WinBackend<K>);
 
@@ -45,24 +43,9 @@ pub fn text(plan: &Plan, skipped: &[Diagnostic]) -> String {
     format!("{{\n{}\n}}\n", lists.join(",\n"))
 }
 
-impl<K: Kernel> Backend for DryRun<K> {
-    fn name(&self) -> &'static str {
-        "win"
-    }
-
-    fn mode(&self) -> Option<Mode> {
-        Some(Mode::Kernelspace)
-    }
-
-    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
+impl<K: Kernel> Planner for DryRun<K> {
+    fn plan(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<(String, Vec<Diagnostic>)> {
         let (plan, skipped) = self.0.plan(state, changes)?;
-        let mut out = io::stdout().lock();
-        out.write_all(text(&plan, &skipped).as_bytes())?;
-        out.flush()?;
-        Ok(Synced { skipped, ..Synced::default() })
-    }
-
-    async fn cleanup(&mut self) -> anyhow::Result<()> {
-        Ok(())
+        Ok((text(&plan, &skipped), skipped))
     }
 }

@@ -6,7 +6,7 @@
 //!                                          inventory: what HNS lists ◄──┘
 //! ```
 //!
-//! - [`hcn`]: the documents and errors of HCN, a fake, and one test suite for every implementation.
+//! - [`hcn`]: the documents and errors of HCN, and one test suite for every implementation.
 //! - [`desired`]: the VIPs as frontends, kept up to date.
 //! - [`inventory`]: the objects that HNS lists.
 //! - [`plan`]: computes load balancers and remote endpoints from frontends.
@@ -18,7 +18,6 @@
 //! `computenetwork.dll` (`e2e/wine`). `docs/backends/windows.md` describes what is programmed and what cannot be tested on
 //! Linux.
 
-pub mod args;
 mod backend;
 pub mod desired;
 pub mod diff;
@@ -28,10 +27,14 @@ pub mod inventory;
 pub mod kernel;
 pub mod options;
 pub mod plan;
+pub mod program;
 pub mod served;
+#[cfg(test)]
+mod testing;
 #[cfg(windows)]
 pub mod windows;
 
 pub use backend::WinBackend;
 pub use kernel::Kernel;
 pub use options::Options;
+pub use program::Win;

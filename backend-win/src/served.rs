@@ -64,7 +64,7 @@ fn key(frontend: &Frontend) -> VipKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hcn::fake::FakeHcn;
+    use crate::testing::FakeHcn;
 
     #[test]
     fn the_dump_has_each_load_balancer_with_its_endpoints() {

@@ -3,18 +3,24 @@
 mod host;
 mod service;
 
-use localnet_client::args::terminated;
+use localnet_client::{
+    args::terminated,
+    program::{self, execute},
+};
 
-use crate::args::{self, Arguments};
+use crate::program::{Win, wants_service};
 
 pub use host::Host;
+
+/// The command line of `localnet-win`.
+pub type Arguments = program::Arguments<Win<Host>>;
 
 /// Runs the program, in the foreground or as a Windows service if the configuration requests it.
 ///
 /// # Errors
-/// Returns an error of [`args::run`], or an error if the service control manager did not start this process.
+/// Returns an error of [`execute`], or an error if the service control manager did not start this process.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
-    if arguments.wants_service()? { service::run() } else { block_on(arguments, terminated()) }
+    if wants_service(&arguments)? { service::run() } else { block_on(arguments, terminated()) }
 }
 
 /// A call of HNS may take long; another thread answers the brain in the meantime.
@@ -22,5 +28,5 @@ const WORKERS: usize = 2;
 
 fn block_on(arguments: Arguments, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
-    runtime.block_on(args::run(arguments, Host::open, shutdown))
+    runtime.block_on(execute(arguments, shutdown))
 }

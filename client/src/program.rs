@@ -1,111 +1,222 @@
-//! Runs a backend as a program with a configuration, and restarts it in place when the configuration changes.
+//! A backend as a program: the flags, the commands and the steps that all backends of this repository share.
 //!
-//! A restart costs one sync: the backend adopts the live state and writes the differences. No other code has to handle the change
-//! from one configuration to another.
+//! ```text
+//!  BackendProgram ─┬─► main            the program localnet-NAME
+//!                  └─► localnet-node   with the brain in one process
+//! ```
 
-use std::{path::PathBuf, pin::pin, sync::Arc};
+mod dry_run;
+mod follow;
 
-use localnet_config::{Config, DetectLocalMode, Mode};
-use localnet_config_file::{Current, Running};
-use tracing::{info, warn};
+use std::process::ExitCode;
 
-use crate::{Options, backend::Backend, source::Source};
+use clap::{Args, Parser, Subcommand};
+use localnet_config::{Config, Mode, flags::spelled};
 
-impl Options {
-    /// These options with the configuration's values for the loop. The longest retry delay is at most `syncPeriod`.
-    #[must_use]
-    pub fn configured(self, config: &Config) -> Self {
-        let max_backoff = self.max_backoff.min(config.sync_period);
-        let node_cidr = config.detect_local.mode == DetectLocalMode::NodeCidr;
-        // On Windows the backend knows its pods' addresses without the Node's `spec.podCIDRs`.
-        let needs_pod_cidrs = node_cidr && config.mode != Mode::Kernelspace;
-        Self { min_interval: config.min_interval(), max_backoff, needs_pod_cidrs, ..self }
+pub use dry_run::Planner;
+pub use follow::run;
+
+use self::dry_run::DryRun;
+use crate::{
+    Options,
+    args::{ClientArgs, exit, terminated},
+    backend::Backend,
+    served::{self, Served},
+    source::Source as _,
+    vips::flags::ConfigArgs,
+};
+
+/// A backend as a program. The implementing type holds the flags that only this backend has.
+pub trait BackendProgram: Args + Send + Sync + 'static {
+    /// The name in reports to the brain, which is also the value of `localnet-node --backend`.
+    const NAME: &'static str;
+    /// The name of the program.
+    const PROGRAM: &'static str;
+    /// The mode of kube-proxy whose section of the configuration the backend uses.
+    const MODE: Mode;
+    /// What the program does, for `--help`.
+    const ABOUT: &'static str;
+    /// What `--dry-run` does, for `--help`.
+    const DRY_RUN: &'static str;
+    /// What the command `cleanup` does, for `--help`.
+    const CLEANUP: &'static str;
+
+    /// The flags of the command `cleanup` besides those of the program.
+    type Cleanup: Args + Default;
+    /// The commands that only this backend has; [`std::convert::Infallible`] if there are none.
+    type Command: Subcommand;
+    /// The backend.
+    type Backend: Backend;
+    /// What `--dry-run` prints the plans of.
+    type Planner: Planner;
+
+    /// Opens the backend of this node, and applies the configured settings of the node. Must be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// Returns an error if the kernel cannot be programmed at all, for instance without privileges.
+    fn open(&self, flags: &ConfigArgs, config: &Config) -> impl Future<Output = anyhow::Result<Self::Backend>>;
+
+    /// Opens the planner for `--dry-run`. Must be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// Returns an error if a value of the configuration is invalid, or if the node cannot be read.
+    fn planner(&self, flags: &ConfigArgs, config: &Config) -> impl Future<Output = anyhow::Result<Self::Planner>>;
+
+    /// Reads back what the kernel serves. Must be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// Returns an error if the kernel cannot be read.
+    fn dump(&self) -> impl Future<Output = anyhow::Result<Served>>;
+
+    /// Removes everything that this backend ever wrote. Must be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// Returns an error if something could not be removed.
+    fn cleanup(
+        &self,
+        flags: &ConfigArgs,
+        config: &Config,
+        more: Self::Cleanup,
+    ) -> impl Future<Output = anyhow::Result<()>>;
+
+    /// Applies the settings of the node that need more privileges than the rest, like kube-proxy's `--init-only`.
+    ///
+    /// # Errors
+    /// Returns an error if a setting could not be applied.
+    fn init(config: &Config) -> anyhow::Result<()>;
+
+    /// Runs a command that only this backend has.
+    ///
+    /// # Errors
+    /// Returns an error if the command fails.
+    fn command(command: Self::Command) -> anyhow::Result<()>;
+
+    /// Starts logging.
+    ///
+    /// # Errors
+    /// Returns an error if `RUST_LOG` contains an invalid level, or if the log cannot be opened.
+    fn start_log(&self, client: &ClientArgs, config: &Config) -> anyhow::Result<()> {
+        client.start_log(config)
     }
 }
 
-/// Runs a backend as [`run`] does, and follows the file of its configuration.
+/// The command line of a backend's program.
+#[derive(Parser)]
+#[command(name = P::PROGRAM, version, about = P::ABOUT, args_conflicts_with_subcommands = true)]
+pub struct Arguments<P: BackendProgram> {
+    /// The command. Without one, the program serves as a backend.
+    #[command(subcommand)]
+    pub command: Option<Command<P>>,
+    /// The source of the state, and the options of the loop.
+    #[command(flatten)]
+    pub client: ClientArgs,
+    /// How to program the node.
+    #[command(flatten)]
+    pub flags: ConfigArgs,
+    /// The flags that only this backend has.
+    #[command(flatten)]
+    pub own: P,
+    /// Whether to print the plan.
+    #[arg(long, help = P::DRY_RUN)]
+    pub dry_run: bool,
+}
+
+/// The commands of a backend's program.
+#[derive(Subcommand)]
+pub enum Command<P: BackendProgram> {
+    /// Removes everything.
+    #[command(about = P::CLEANUP)]
+    Cleanup(Box<CleanupArgs<P>>),
+    /// Print the VIPs in the kernel, one line for each address and port
+    Dump(P),
+    /// Apply the settings of the node that need more privileges than the rest, such as limits of connection tracking, and exit
+    Init(Box<ConfigArgs>),
+    /// A command that only this backend has.
+    #[command(flatten)]
+    Own(P::Command),
+}
+
+/// The flags of the command `cleanup`.
+#[derive(Args)]
+#[group(skip)]
+pub struct CleanupArgs<P: BackendProgram> {
+    #[command(flatten)]
+    flags: ConfigArgs,
+    #[command(flatten)]
+    own: P,
+    #[command(flatten)]
+    more: P::Cleanup,
+}
+
+/// What a command line requests. `C`: the flags of the command `cleanup`.
+enum Task<C> {
+    Serve,
+    Cleanup(C),
+    Init,
+}
+
+/// The `main` of a backend's program.
+pub fn main<P: BackendProgram>() -> ExitCode {
+    let arguments = Arguments::<P>::parse_from(spelled(std::env::args_os()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    exit(runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(execute(arguments, terminated()))))
+}
+
+/// Does what a command line requests. A backend runs until `shutdown`, or with `--once` until one state is applied. Must be
+/// called in a tokio runtime.
 ///
 /// # Errors
-/// Returns the errors of [`run`], and an error if the file can no longer be followed.
-pub async fn follow<K, B, S>(
-    running: Running,
-    concerns: impl Fn(&Config) -> K,
-    open: impl AsyncFnMut(&Config) -> anyhow::Result<(B, Options)>,
-    source: S,
+/// Returns an error if the flags or the configuration are invalid, if the kernel cannot be programmed at all, or, with
+/// `--once`, if anything failed.
+pub async fn execute<P: BackendProgram>(
+    arguments: Arguments<P>,
     shutdown: impl Future<Output = ()>,
-) -> anyhow::Result<()>
-where
-    K: PartialEq,
-    B: Backend,
-    S: Source + Clone,
-{
-    running.log_start(&program_name(), None, source.describe());
+) -> anyhow::Result<()> {
+    let Arguments { command, client, flags, own, dry_run } = arguments;
+    let (flags, own, task) = match command {
+        Some(Command::Own(command)) => return P::command(command),
+        Some(Command::Dump(own)) => return served::print(&own.dump().await?),
+        Some(Command::Cleanup(arguments)) => {
+            let CleanupArgs { flags, own, more } = *arguments;
+            flags.only("cleanup")?;
+            (flags, own, Task::Cleanup(more))
+        }
+        Some(Command::Init(flags)) => {
+            flags.only("init")?;
+            (*flags, own, Task::Init)
+        }
+        None => {
+            let to_do = flags.to_do(dry_run)?;
+            let task = match (to_do.cleanup, to_do.init_only) {
+                (true, _) => Task::Cleanup(P::Cleanup::default()),
+                (false, true) => Task::Init,
+                (false, false) => Task::Serve,
+            };
+            (flags, own, task)
+        }
+    };
+    let Some(running) = flags.begin(P::MODE)? else { return Ok(()) };
+    let config = running.config();
+    own.start_log(&client, config)?;
+    running.log_warnings();
+    match task {
+        Task::Cleanup(more) => return own.cleanup(&flags, config, more).await,
+        Task::Init => return P::init(config),
+        Task::Serve => {}
+    }
+    flags.warn_of_brain_flags();
+    ConfigArgs::warn_of_other_mode(config, P::MODE);
+    let source = client.source()?;
+    if dry_run {
+        let options = Options { once: true, dry_run: true, ..client.options() };
+        let backend = DryRun::<P>(own.planner(&flags, config).await?);
+        return crate::run(backend, source, options, shutdown).await;
+    }
+    running.log_start(P::PROGRAM, None, source.describe());
     let (current, mut following) = running.follow();
+    let open = async |config: &Config| Ok((own.open(&flags, config).await?, client.configured_options(config)));
     tokio::select! {
-        result = run(current, concerns, open, source, shutdown) => result,
+        result = run(current, |config| flags.concerns(config), open, source, shutdown) => result,
         error = following.failed() => Err(error),
     }
-}
-
-/// The name of the running program, for the log.
-fn program_name() -> String {
-    let name = std::env::args_os().next().map(PathBuf::from);
-    let name = name.as_ref().and_then(|path| path.file_stem()).map(|stem| stem.to_string_lossy().into_owned());
-    name.unwrap_or_else(|| "the backend".to_owned())
-}
-
-/// Runs a backend until `shutdown`, or with [`Options::once`] until one state is applied.
-///
-/// `concerns` extracts the part of the configuration that the backend uses. When that part changes, the backend ends,
-/// and `open` creates one for the new configuration. If `open` fails, the backend continues with the previous
-/// configuration.
-///
-/// # Errors
-/// Returns the errors of [`crate::run`], and an error if the first backend cannot be opened.
-pub async fn run<K, B, S>(
-    mut current: Current,
-    concerns: impl Fn(&Config) -> K,
-    mut open: impl AsyncFnMut(&Config) -> anyhow::Result<(B, Options)>,
-    source: S,
-    shutdown: impl Future<Output = ()>,
-) -> anyhow::Result<()>
-where
-    K: PartialEq,
-    B: Backend,
-    S: Source + Clone,
-{
-    let mut shutdown = pin!(shutdown);
-    let mut usable: Option<Arc<Config>> = None;
-    loop {
-        let config = current.now();
-        let used = concerns(&config);
-        let (backend, options) = match (open(&config).await, &usable) {
-            (Ok(opened), _) => {
-                usable = Some(config);
-                opened
-            }
-            (Err(error), None) => return Err(error),
-            (Err(error), Some(usable)) => {
-                warn!("cannot apply the new configuration; keeping the previous one: {error:#}");
-                open(usable).await?
-            }
-        };
-        let mut restart = false;
-        let ended = async {
-            tokio::select! {
-                () = shutdown.as_mut() => {}
-                () = config_changed(&mut current, &concerns, &used) => restart = true,
-            }
-        };
-        crate::run(backend, source.clone(), options, ended).await?;
-        if !restart {
-            return Ok(());
-        }
-        info!("the configuration changed; restarting the backend with it");
-    }
-}
-
-/// Resolves when the part of the configuration that the backend uses has changed.
-async fn config_changed<K: PartialEq>(current: &mut Current, concerns: &impl Fn(&Config) -> K, used: &K) {
-    while concerns(current.changed().await.as_ref()) == *used {}
 }

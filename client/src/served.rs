@@ -30,7 +30,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use localnet_proto::{Changes, Family, Protocol, Snapshot, Verdict};
+use localnet_proto::{Changes, Family, Protocol, Service, Snapshot, Verdict};
 
 pub use lacks::{BadLack, Lack, Lacks};
 
@@ -256,7 +256,7 @@ fn node_port(key: &VipKey) -> NodePort {
 struct Nobody;
 
 impl Program for Nobody {
-    fn program(&mut self, _: &VipKey, _: &Vip) {}
+    fn program(&mut self, _: &VipKey, _: &Vip, _: &Service) {}
     fn unprogram(&mut self, _: &VipKey, _: &Vip) {}
     fn cluster_ip(&mut self, _: IpAddr, _: bool) {}
     fn hairpin(&mut self, _: &Hairpin, _: bool) {}

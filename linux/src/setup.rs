@@ -9,6 +9,19 @@ use crate::{
     sysctl::{self, Set, Settings},
 };
 
+/// Applies the configured settings when a backend starts. Failures are logged and do not stop the backend.
+pub fn start(config: &Linux) {
+    Setup::from_config(config).at_start(&Settings::default());
+}
+
+/// Applies the configured settings of the node, but not those of this process.
+///
+/// # Errors
+/// At least one setting could not be applied; the message names each.
+pub fn init(config: &Linux) -> anyhow::Result<()> {
+    Setup::from_config(config).init(&Settings::default())
+}
+
 /// The settings of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Setup {

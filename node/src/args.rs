@@ -2,8 +2,7 @@
 
 use std::pin::pin;
 
-use anyhow::ensure;
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use localnet_brain::{
     args::{LogArgs, SourceArgs},
     configured::{self, Configured},
@@ -11,17 +10,17 @@ use localnet_brain::{
     run::start,
     serve::{self, Listener},
 };
-use localnet_client::{Backend, Options, args::terminated, program, vips::flags::ConfigArgs};
-use localnet_config::{Config, Mode};
+use localnet_client::{Options, vips::flags::ConfigArgs};
 use localnet_config_file::Running;
-use localnet_iptables::Flavour;
-use localnet_ipvs::args::IpvsArgs;
 use localnet_proto::Address;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::FeedSource;
+use crate::{
+    FeedSource,
+    backends::{BACKENDS, BackendArgs, Entry},
+};
 
 /// Run the brain and one backend in one process: read Services and program them into this node's kernel
 #[derive(Clone, Debug, Parser)]
@@ -29,14 +28,10 @@ use crate::FeedSource;
 pub struct Arguments {
     #[command(flatten)]
     source: SourceArgs,
-    /// Backend to run [default: that of the configured mode; nft if the configuration names no mode]
-    #[arg(long, value_enum)]
-    backend: Option<BackendName>,
+    #[command(flatten)]
+    backend: BackendArgs,
     #[command(flatten)]
     config: ConfigArgs,
-    /// Variant of iptables for --backend iptables [default: the variant that already has rules on this host]
-    #[arg(long, value_enum)]
-    iptables_flavour: Option<Flavour>,
     /// Apply one state, print how to resume, and exit
     #[arg(long)]
     once: bool,
@@ -47,97 +42,36 @@ pub struct Arguments {
     log: LogArgs,
 }
 
-/// A backend that can run in this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum BackendName {
-    /// nf_tables, through netlink
-    Nft,
-    /// iptables, through its commands
-    Iptables,
-    /// IPVS, through netlink; deprecated
-    Ipvs,
-}
-
-impl BackendName {
-    /// The backend that implements a mode of kube-proxy.
-    fn of(mode: Mode) -> Self {
-        match mode {
-            Mode::Iptables => Self::Iptables,
-            Mode::Ipvs => Self::Ipvs,
-            Mode::Nftables | Mode::Kernelspace => Self::Nft,
-        }
-    }
-
-    fn mode(self) -> Mode {
-        match self {
-            Self::Nft => Mode::Nftables,
-            Self::Iptables => Mode::Iptables,
-            Self::Ipvs => Mode::Ipvs,
-        }
-    }
-}
-
 /// Runs the program until SIGTERM or SIGINT, or with `--once` until one state is applied.
 ///
 /// # Errors
 /// A flag or the configuration is invalid, the source is unusable, or the kernel cannot be programmed at all. With `--once`, any
 /// other failure is an error, too.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
-    if let (Some(backend), Some(_)) = (arguments.backend, arguments.iptables_flavour) {
-        ensure!(
-            backend == BackendName::Iptables,
-            "--iptables-flavour needs --backend iptables; choose that backend or remove --iptables-flavour"
-        );
-    }
+    arguments.backend.check()?;
     // The backend that an empty mode selects.
-    let preferred = arguments.backend.unwrap_or(BackendName::Nft);
+    let preferred = arguments.backend.chosen.unwrap_or(BACKENDS[0]);
     let Some(running) = arguments.config.begin(preferred.mode())? else { return Ok(()) };
     let config = running.config();
     arguments.log.start(config)?;
     running.log_warnings();
-    let backend = arguments.backend.unwrap_or(BackendName::of(config.mode));
-    if arguments.backend.is_none() && backend.mode() != config.mode {
-        warn!(mode = config.mode.as_str(), "localnet-node has no backend for this mode; using nft");
+    let backend = arguments.backend.of(config.mode);
+    if arguments.backend.chosen.is_none() && backend.mode() != config.mode {
+        warn!(mode = config.mode.as_str(), "localnet-node has no backend for this mode; using {}", backend.name());
     } else {
         ConfigArgs::warn_of_other_mode(config, backend.mode());
     }
-    let (flavour, flags) = (arguments.iptables_flavour, arguments.config.clone());
-    let to_do = flags.kube_proxy.to_do()?;
+    let to_do = arguments.config.kube_proxy.to_do()?;
     if to_do.cleanup {
-        return match backend {
-            BackendName::Nft => localnet_nft::args::cleanup(),
-            BackendName::Iptables => localnet_iptables::args::cleanup(flavour),
-            BackendName::Ipvs => localnet_ipvs::args::cleanup(config.ipvs.exclude_cidrs.clone()).await,
-        };
+        return backend.cleanup(&arguments.backend.own, &arguments.config, config).await;
     }
     if to_do.init_only {
-        return match backend {
-            BackendName::Iptables => localnet_iptables::args::init(config),
-            BackendName::Nft | BackendName::Ipvs => localnet_nft::args::init(config),
-        };
+        return backend.init(config);
     }
-    match backend {
-        BackendName::Nft => {
-            let open = async |config: &Config| localnet_nft::args::open(&flags, config).await;
-            run_with(arguments, *running, open).await
-        }
-        BackendName::Iptables => {
-            let open = async |config: &Config| localnet_iptables::args::open(&flags, config, flavour).await;
-            run_with(arguments, *running, open).await
-        }
-        BackendName::Ipvs => {
-            let ipvs = IpvsArgs::default();
-            let open = async |config: &Config| localnet_ipvs::args::open(&flags, &ipvs, config).await;
-            run_with(arguments, *running, open).await
-        }
-    }
+    serve(&arguments, *running, backend).await
 }
 
-async fn run_with<B: Backend>(
-    arguments: Arguments,
-    running: Running,
-    open: impl AsyncFn(&Config) -> anyhow::Result<B>,
-) -> anyhow::Result<()> {
+async fn serve(arguments: &Arguments, running: Running, backend: &dyn Entry) -> anyhow::Result<()> {
     let config = running.config();
     let listeners = Listener::bind_all(&arguments.listen, &serve::Options::default()).await?;
     let source = arguments.source.source(config, arguments.config.kube_proxy.to_do()?.master)?;
@@ -161,10 +95,10 @@ async fn run_with<B: Backend>(
     let mut served = pin!(serve::run(listeners, state, stop.clone().cancelled_owned()));
     let source = FeedSource::new(brain.feed().clone(), reports);
     let options = Options { once: arguments.once, ..Options::default() };
-    let open = async |config: &Config| Ok((open(config).await?, options.clone().configured(config)));
+    let backend = backend.run(&arguments.backend.own, &arguments.config, current, source, options);
     let serving = !arguments.listen.is_empty();
     let result = tokio::select! {
-        result = program::run(current, |config| (arguments.config.concerns(config), config.ipvs.clone(), config.iptables), open, source, terminated()) => result,
+        result = backend => result,
         error = brain.failed() => Err(error),
         error = configured.failed() => Err(error),
         error = following.failed() => Err(error),

@@ -4,6 +4,7 @@
 //! backends get over a socket.
 
 pub mod args;
+pub mod backends;
 mod feed_source;
 
 pub use feed_source::FeedSource;

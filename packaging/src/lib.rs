@@ -25,14 +25,12 @@ pub const COMMAND: &str = "localnet";
 
 /// The command lines of all installed programs.
 pub fn programs() -> Vec<Command> {
-    vec![
+    let others = [
         localnet_brain::args::Arguments::command(),
-        localnet_nft::args::Arguments::command(),
-        localnet_iptables::args::Arguments::command(),
-        localnet_ipvs::args::Arguments::command(),
         localnet_node::args::Arguments::command(),
         localnet::args::Arguments::command(),
-    ]
+    ];
+    localnet_node::backends::BACKENDS.iter().map(|backend| backend.program()).chain(others).collect()
 }
 
 /// Writes manual pages and completions into a folder, and creates the folder if necessary.

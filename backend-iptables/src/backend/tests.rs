@@ -2,14 +2,13 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use localnet_client::{Backend as _, incremental::Adapter};
-use localnet_proto::{ByFamily, Changes, Snapshot};
+use localnet_proto::Service;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::fake::Fake;
+use crate::testing::Fake;
 
-type TestAdapter = Adapter<IptablesBackend<Fake>>;
+type TestBackend = IptablesBackend<Fake>;
 
 fn state(yaml: &str) -> Snapshot {
     serde_saphyr::from_str(yaml).unwrap()
@@ -23,28 +22,27 @@ const WEB: &str = "{node: {name: n, addresses: [192.168.0.2, \"fd00::2\"], podCI
      {address: \"fd00:10::1\", ports: [{name: http, port: 8080}], scopes: {internal: true, external: true}}]},
     {service: ns/none, type: ClusterIP, clusterIPs: [172.30.0.2], ports: [{name: p, protocol: UDP, port: 53}]}]}";
 
-fn adapter(state: &Snapshot, kernel: Fake) -> TestAdapter {
-    adapter_with(state, kernel, usize::MAX)
+fn backend(state: &Snapshot, kernel: Fake) -> TestBackend {
+    backend_with(state, kernel, usize::MAX)
 }
 
-/// An adapter that has synced `state`, on `kernel`. `many_vips`: the number of VIPs above which they are grouped.
-fn adapter_with(state: &Snapshot, kernel: Fake, many_vips: usize) -> TestAdapter {
-    let mut adapter = Adapter::new(IptablesBackend::new(Config::default(), kernel).with_many_vips(many_vips));
-    sync(&mut adapter, state, &Changes::everything()).whole().unwrap();
-    adapter
+/// A backend that has synced `state`, on `kernel`. `many_vips`: the number of VIPs above which they are grouped.
+fn backend_with(state: &Snapshot, kernel: Fake, many_vips: usize) -> TestBackend {
+    let mut backend = IptablesBackend::new(Config::default(), kernel).with_many_vips(many_vips);
+    sync(&mut backend, state, &Changes::everything()).whole().unwrap();
+    backend
 }
 
-fn sync(adapter: &mut TestAdapter, state: &Snapshot, changes: &Changes) -> Synced {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(adapter.sync(state, changes)).unwrap()
+fn sync(backend: &mut TestBackend, state: &Snapshot, changes: &Changes) -> Synced {
+    backend.apply(state, changes).unwrap()
 }
 
-fn kernel(adapter: &mut TestAdapter) -> &mut Fake {
-    adapter.listener_mut().kernel_mut()
+fn kernel(backend: &mut TestBackend) -> &mut Fake {
+    backend.kernel_mut()
 }
 
-fn into_kernel(adapter: &mut TestAdapter) -> Fake {
-    std::mem::take(kernel(adapter))
+fn into_kernel(backend: &mut TestBackend) -> Fake {
+    std::mem::take(kernel(backend))
 }
 
 /// The lines of the tables, sorted where their order does not matter.
@@ -72,14 +70,14 @@ fn sorted(fake: &Fake) -> Vec<Vec<String>> {
 #[test]
 fn a_change_of_one_endpoint_writes_its_chains_only() {
     let mut state = state(WEB);
-    let mut adapter = adapter(&state, Fake::default());
-    assert_eq!(kernel(&mut adapter).saves, 2, "one for each family, at the start");
-    kernel(&mut adapter).inputs.clear();
+    let mut backend = backend(&state, Fake::default());
+    assert_eq!(kernel(&mut backend).saves, 2, "one for each family, at the start");
+    kernel(&mut backend).inputs.clear();
     let key = ServiceKey::new("ns", "web");
     Arc::make_mut(state.services.get_mut(&key).unwrap()).endpoints[0].address = IpAddr::from([10, 0, 0, 9]);
     let changes = Changes { services: [key].into(), ..Changes::default() };
-    assert!(sync(&mut adapter, &state, &changes).skipped.is_empty());
-    let fake = kernel(&mut adapter);
+    assert!(sync(&mut backend, &state, &changes).skipped.is_empty());
+    let fake = kernel(&mut backend);
     assert_eq!((fake.inputs.len(), fake.saves), (1, 2));
     let (family, text, _) = &fake.inputs[0];
     assert_eq!(*family, Family::V4);
@@ -105,29 +103,29 @@ fn a_change_of_one_endpoint_writes_its_chains_only() {
 #[test]
 fn rule_counts_match_the_kernel_and_the_writes() {
     let full = state(WEB);
-    let mut adapter = adapter(&full, Fake::default());
-    let counted = |adapter: &mut TestAdapter, last: bool| {
-        let counts = adapter.listener_mut().rule_counts();
+    let mut backend = backend(&full, Fake::default());
+    let counted = |backend: &mut TestBackend, last: bool| {
+        let counts = backend.rule_counts();
         counts.map(|counts| {
             counts.into_iter().map(|count| if last { count.last } else { count.total }).collect::<Vec<_>>()
         })
     };
-    let there = |adapter: &mut TestAdapter| {
+    let there = |backend: &mut TestBackend| {
         let of = |tables: &BTreeMap<String, BTreeMap<String, Vec<String>>>, table: &str| {
             tables[table].values().map(|rules| rules.len() as u64).sum::<u64>()
         };
-        ByFamily::from_fn(|family| ["filter", "nat"].map(|table| of(&kernel(adapter).tables[family], table)).to_vec())
+        ByFamily::from_fn(|family| ["filter", "nat"].map(|table| of(&kernel(backend).tables[family], table)).to_vec())
     };
-    assert_eq!(counted(&mut adapter, false), there(&mut adapter));
-    assert_eq!(counted(&mut adapter, true), there(&mut adapter), "all rules were written");
+    assert_eq!(counted(&mut backend, false), there(&mut backend));
+    assert_eq!(counted(&mut backend, true), there(&mut backend), "all rules were written");
     let mut part = full.clone();
     let key = ServiceKey::new("ns", "web");
     part.services.remove(&key);
-    _ = sync(&mut adapter, &part, &Changes { services: [key].into(), ..Changes::default() });
-    assert_eq!(counted(&mut adapter, false), there(&mut adapter));
-    assert_eq!(counted(&mut adapter, true), ByFamily::new(vec![0, 0], vec![0, 0]), "rules were only removed");
-    _ = sync(&mut adapter, &full, &Changes::everything());
-    assert_eq!(counted(&mut adapter, false), there(&mut adapter));
+    _ = sync(&mut backend, &part, &Changes { services: [key].into(), ..Changes::default() });
+    assert_eq!(counted(&mut backend, false), there(&mut backend));
+    assert_eq!(counted(&mut backend, true), ByFamily::new(vec![0, 0], vec![0, 0]), "rules were only removed");
+    _ = sync(&mut backend, &full, &Changes::everything());
+    assert_eq!(counted(&mut backend, false), there(&mut backend));
 }
 
 #[test]
@@ -137,33 +135,33 @@ fn a_new_service_adds_rules_and_its_deletion_removes_them() {
     let key = ServiceKey::new("ns", "web");
     part.services.remove(&key);
     let changes = Changes { services: [key].into(), ..Changes::default() };
-    let mut adapter = adapter(&part, Fake::default());
-    let before = sorted(kernel(&mut adapter));
-    kernel(&mut adapter).inputs.clear();
-    _ = sync(&mut adapter, &full, &changes);
-    let text = kernel(&mut adapter).inputs[0].1.clone();
+    let mut backend = backend(&part, Fake::default());
+    let before = sorted(kernel(&mut backend));
+    kernel(&mut backend).inputs.clear();
+    _ = sync(&mut backend, &full, &changes);
+    let text = kernel(&mut backend).inputs[0].1.clone();
     assert!(!text.contains(":KUBE-SERVICES"), "single lines are added: {text}");
     assert!(text.contains("-I KUBE-SERVICES -d 172.30.0.1/32 -p tcp"), "{text}");
-    assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut self::adapter(&full, Fake::default()))));
-    _ = sync(&mut adapter, &part, &changes);
-    assert_eq!(sorted(kernel(&mut adapter)), before);
+    assert_eq!(sorted(kernel(&mut backend)), sorted(kernel(&mut self::backend(&full, Fake::default()))));
+    _ = sync(&mut backend, &part, &changes);
+    assert_eq!(sorted(kernel(&mut backend)), before);
 }
 
 #[test]
 fn a_restart_writes_nothing_and_removes_stale_chains() {
     let state = state(WEB);
-    let mut first = adapter(&state, Fake::default());
+    let mut first = backend(&state, Fake::default());
     let mut fake = into_kernel(&mut first);
     fake.inputs.clear();
-    let mut second = adapter(&state, fake);
+    let mut second = backend(&state, fake);
     assert_eq!(kernel(&mut second).inputs, []);
     let right = sorted(kernel(&mut second));
     let mut fake = into_kernel(&mut second);
     fake.tables[Family::V4].get_mut("nat").unwrap().insert("KUBE-SEP-STALE".into(), vec!["-j RETURN".into()]);
     fake.tables[Family::V4].get_mut("filter").unwrap().insert("KUBE-FIREWALL".into(), vec!["-j DROP".into()]);
-    let mut third = adapter(&state, fake);
-    let chains = |adapter: &mut TestAdapter, table: &str| {
-        kernel(adapter).tables[Family::V4][table].keys().cloned().collect::<Vec<_>>()
+    let mut third = backend(&state, fake);
+    let chains = |backend: &mut TestBackend, table: &str| {
+        kernel(backend).tables[Family::V4][table].keys().cloned().collect::<Vec<_>>()
     };
     assert!(!chains(&mut third, "nat").contains(&"KUBE-SEP-STALE".to_owned()));
     assert!(chains(&mut third, "filter").contains(&"KUBE-FIREWALL".to_owned()), "the kubelet's");
@@ -174,9 +172,9 @@ fn a_restart_writes_nothing_and_removes_stale_chains() {
 #[test]
 fn changes_by_other_programs_are_noticed_and_repaired() {
     let state = state(WEB);
-    let mut first = adapter(&state, Fake::default());
+    let mut first = backend(&state, Fake::default());
     let right = sorted(kernel(&mut first));
-    assert!(!first.listener_mut().needs_repair().unwrap());
+    assert!(!first.needs_repair().unwrap());
     let damages: [fn(&mut Fake); 6] = [
         |fake| *fake = Fake { inputs: std::mem::take(&mut fake.inputs), ..Fake::default() },
         |fake| fake.tables[Family::V4].get_mut("filter").unwrap().values_mut().for_each(Vec::clear),
@@ -189,7 +187,7 @@ fn changes_by_other_programs_are_noticed_and_repaired() {
     ];
     for (number, damage) in damages.into_iter().enumerate() {
         damage(kernel(&mut first));
-        assert!(first.listener_mut().needs_repair().unwrap(), "{number}");
+        assert!(first.needs_repair().unwrap(), "{number}");
         _ = sync(&mut first, &state, &Changes::default());
         assert_eq!(sorted(kernel(&mut first)), right, "{number}");
     }
@@ -199,7 +197,7 @@ fn changes_by_other_programs_are_noticed_and_repaired() {
     let mut changed = state.clone();
     changed.services.remove(&key);
     _ = sync(&mut first, &changed, &Changes { services: [key].into(), ..Changes::default() });
-    assert_eq!(sorted(kernel(&mut first)), sorted(kernel(&mut adapter(&changed, Fake::default()))));
+    assert_eq!(sorted(kernel(&mut first)), sorted(kernel(&mut backend(&changed, Fake::default()))));
 }
 
 #[test]
@@ -208,34 +206,34 @@ fn a_refused_service_is_named_and_skipped_and_the_others_are_programmed() {
         let state = state(WEB);
         let refuses = Some(("--to-destination 10.0.0.2:8080".to_owned(), at_the_end));
         let backend = IptablesBackend::new(Config::default(), Fake { refuses, ..Fake::default() });
-        let mut adapter = Adapter::new(backend.with_many_vips(many_vips));
-        let expected_adapter = |state: &Snapshot| adapter_with(state, Fake::default(), many_vips);
-        let synced = sync(&mut adapter, &state, &Changes::everything());
+        let mut backend = backend.with_many_vips(many_vips);
+        let expected = |state: &Snapshot| backend_with(state, Fake::default(), many_vips);
+        let synced = sync(&mut backend, &state, &Changes::everything());
         assert_eq!(synced.skipped.len(), 1);
         assert_eq!(synced.skipped[0].subject.service_key(), Some(ServiceKey::new("ns", "web")));
         assert!(synced.skipped[0].problem.contains("--to-destination 10.0.0.2:8080") || at_the_end, "{synced:?}");
         let mut rest = state.clone();
         rest.services.remove(&ServiceKey::new("ns", "web"));
-        assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut expected_adapter(&rest))));
+        assert_eq!(sorted(kernel(&mut backend)), sorted(kernel(&mut expected(&rest))));
         // A retry is refused as long as the kernel refuses the rule.
-        adapter.listener_mut().retry_refused();
-        let synced = sync(&mut adapter, &state, &Changes::default());
+        backend.retry_refused();
+        let synced = sync(&mut backend, &state, &Changes::default());
         assert_eq!((synced.skipped.len(), synced.refused), (1, [ServiceKey::new("ns", "web")].into()));
-        let refuses = kernel(&mut adapter).refuses.take();
-        adapter.listener_mut().retry_refused();
-        let synced = sync(&mut adapter, &state, &Changes::default());
+        let refuses = kernel(&mut backend).refuses.take();
+        backend.retry_refused();
+        let synced = sync(&mut backend, &state, &Changes::default());
         assert_eq!((synced.skipped, synced.refused), (vec![], BTreeSet::new()));
-        assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut expected_adapter(&state))));
-        kernel(&mut adapter).refuses = refuses;
-        kernel(&mut adapter).tables = Fake::default().tables;
-        assert!(adapter.listener_mut().needs_repair().unwrap());
-        assert_eq!(sync(&mut adapter, &state, &Changes::default()).skipped.len(), 1);
+        assert_eq!(sorted(kernel(&mut backend)), sorted(kernel(&mut expected(&state))));
+        kernel(&mut backend).refuses = refuses;
+        kernel(&mut backend).tables = Fake::default().tables;
+        assert!(backend.needs_repair().unwrap());
+        assert_eq!(sync(&mut backend, &state, &Changes::default()).skipped.len(), 1);
         // The Service is programmed once the kernel accepts its rules.
-        kernel(&mut adapter).refuses = None;
+        kernel(&mut backend).refuses = None;
         let mut changed = state.clone();
         Arc::make_mut(changed.services.get_mut(&ServiceKey::new("ns", "web")).unwrap()).endpoints.pop();
-        assert_eq!(sync(&mut adapter, &changed, &Changes::everything()).skipped, []);
-        assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut expected_adapter(&changed))));
+        assert_eq!(sync(&mut backend, &changed, &Changes::everything()).skipped, []);
+        assert_eq!(sorted(kernel(&mut backend)), sorted(kernel(&mut expected(&changed))));
     }
 }
 
@@ -245,28 +243,26 @@ fn lack_of_memory_is_blamed_on_no_service() {
     for at_the_end in [false, true] {
         let refuses = Some(("--to-destination 10.0.0.2:8080".to_owned(), at_the_end));
         let fake = Fake { refuses, short: true, ..Fake::default() };
-        let mut adapter = Adapter::new(IptablesBackend::new(Config::default(), fake));
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let synced = runtime.block_on(adapter.sync(&state(WEB), &Changes::everything())).unwrap();
+        let mut backend = IptablesBackend::new(Config::default(), fake);
+        let synced = backend.apply(&state(WEB), &Changes::everything()).unwrap();
         assert_eq!((synced.failed.len(), synced.skipped.len()), (1, 0), "{synced:?}");
         let error = format!("{:#}", synced.whole().unwrap_err());
         assert!(error.contains("Cannot allocate memory"), "{error}");
-        kernel(&mut adapter).refuses = None;
-        assert_eq!(sync(&mut adapter, &state(WEB), &Changes::default()).skipped, []);
-        assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut self::adapter(&state(WEB), Fake::default()))));
+        kernel(&mut backend).refuses = None;
+        assert_eq!(sync(&mut backend, &state(WEB), &Changes::default()).skipped, []);
+        assert_eq!(sorted(kernel(&mut backend)), sorted(kernel(&mut self::backend(&state(WEB), Fake::default()))));
     }
 }
 
 #[test]
 fn a_refused_rule_of_no_service_fails_the_sync() {
     let refuses = Some(("MASQUERADE".to_owned(), false));
-    let mut adapter = Adapter::new(IptablesBackend::new(Config::default(), Fake { refuses, ..Fake::default() }));
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let error = runtime.block_on(adapter.sync(&state(WEB), &Changes::everything())).unwrap_err();
+    let mut backend = IptablesBackend::new(Config::default(), Fake { refuses, ..Fake::default() });
+    let error = backend.apply(&state(WEB), &Changes::everything()).unwrap_err();
     assert!(format!("{error:#}").contains("MASQUERADE"), "{error:#}");
-    kernel(&mut adapter).refuses = None;
-    _ = sync(&mut adapter, &state(WEB), &Changes::default());
-    assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut self::adapter(&state(WEB), Fake::default()))));
+    kernel(&mut backend).refuses = None;
+    _ = sync(&mut backend, &state(WEB), &Changes::default());
+    assert_eq!(sorted(kernel(&mut backend)), sorted(kernel(&mut self::backend(&state(WEB), Fake::default()))));
 }
 
 #[test]
@@ -275,10 +271,10 @@ fn cleanup_restores_the_tables_of_before() {
     fake.tables[Family::V4].get_mut("filter").unwrap().get_mut("INPUT").unwrap().push("-j KUBE-FIREWALL".into());
     fake.tables[Family::V4].get_mut("filter").unwrap().insert("KUBE-FIREWALL".into(), vec!["-j DROP".into()]);
     let before = sorted(&fake);
-    let mut adapter = adapter(&state(WEB), fake);
-    assert_ne!(sorted(kernel(&mut adapter)), before);
-    adapter.listener_mut().remove_all().unwrap();
-    assert_eq!(sorted(kernel(&mut adapter)), before);
+    let mut backend = backend(&state(WEB), fake);
+    assert_ne!(sorted(kernel(&mut backend)), before);
+    backend.remove_all().unwrap();
+    assert_eq!(sorted(kernel(&mut backend)), before);
 }
 
 /// A step: the Service to change, its new shape or `None` to delete it, and whether another program changes the tables first.
@@ -286,13 +282,15 @@ fn step() -> impl Strategy<Value = (u8, Option<(u8, u8, bool)>, bool)> {
     (0..4_u8, proptest::option::weighted(0.8, (0..3_u8, 0..4_u8, any::<bool>())), any::<bool>())
 }
 
+/// A service whose NodePort is the next one's port of the node's address, which that one sometimes has as an external address.
 fn service(name: u8, (external, endpoints, local): (u8, u8, bool)) -> Service {
     let mut yaml = format!("{{service: ns/{name}, type: NodePort, clusterIPs: [172.30.0.{name}], ");
     if external > 0 {
         yaml += &format!("externalIPs: [192.168.0.{external}], ");
     }
     yaml += &format!(
-        "externalTrafficToLocal: {local}, ports: [{{name: p, protocol: TCP, port: 80, nodePort: 3{external}}}], endpoints: ["
+        "externalTrafficToLocal: {local}, ports: [{{name: p, protocol: TCP, port: 4{name}, nodePort: 4{}}}], endpoints: [",
+        (name + 1) % 4
     );
     for host in 0..endpoints {
         let scopes = if local { "{internal: true, shortCircuit: true}" } else { "{internal: true, external: true}" };
@@ -318,16 +316,16 @@ fn no_packet_leaves_untranslated_between_two_commits() {
             }
             state
         };
-        let mut adapter = adapter(&swapped(0), Fake::default());
+        let mut backend = backend(&swapped(0), Fake::default());
         for turn in [1, 2, 3] {
-            kernel(&mut adapter).committed.clear();
+            kernel(&mut backend).committed.clear();
             let state = swapped(turn);
             _ = sync(
-                &mut adapter,
+                &mut backend,
                 &state,
                 &Changes { services: state.services.keys().cloned().collect(), ..Changes::default() },
             );
-            let committed = kernel(&mut adapter).committed.clone();
+            let committed = kernel(&mut backend).committed.clone();
             let expected = if services == 1 { 2 } else { 3 };
             assert_eq!(committed.len(), expected, "no more commits than necessary");
             for (step, (_, tables)) in committed.iter().enumerate() {
@@ -338,7 +336,7 @@ fn no_packet_leaves_untranslated_between_two_commits() {
                     assert!(translated || refused, "turn {turn}, commit {step} of {expected}: {to}");
                 }
             }
-            assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut self::adapter(&state, Fake::default()))));
+            assert_eq!(sorted(kernel(&mut backend)), sorted(kernel(&mut self::backend(&state, Fake::default()))));
         }
     }
 }
@@ -350,7 +348,7 @@ proptest! {
         let mut state = state(&format!("{{node: {node}, services: []}}"));
         // The number of VIPs varies around this limit.
         const MANY_VIPS: usize = 4;
-        let mut adapter = adapter_with(&state, Fake::default(), MANY_VIPS);
+        let mut backend = backend_with(&state, Fake::default(), MANY_VIPS);
         for (name, shape, flush) in steps {
             let key = ServiceKey::new("ns", name.to_string());
             match shape {
@@ -358,13 +356,13 @@ proptest! {
                 None => _ = state.services.remove(&key),
             }
             if flush {
-                kernel(&mut adapter).tables = Fake::default().tables;
-                prop_assert!(adapter.listener_mut().needs_repair().unwrap());
+                kernel(&mut backend).tables = Fake::default().tables;
+                prop_assert!(backend.needs_repair().unwrap());
             }
-            _ = sync(&mut adapter, &state, &Changes { services: [key].into(), ..Changes::default() });
+            _ = sync(&mut backend, &state, &Changes { services: [key].into(), ..Changes::default() });
         }
-        let mut new = adapter_with(&state, Fake::default(), MANY_VIPS);
-        prop_assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut new)));
+        let mut new = backend_with(&state, Fake::default(), MANY_VIPS);
+        prop_assert_eq!(sorted(kernel(&mut backend)), sorted(kernel(&mut new)));
     }
 }
 
@@ -381,23 +379,23 @@ fn rules_have_no_comments_if_there_are_many_endpoints() {
         more
     }));
     service.endpoints.sort_by_key(|endpoint| endpoint.address);
-    let mut adapter = adapter(&few, Fake::default());
-    let with = |adapter: &mut TestAdapter| {
-        let nat = &kernel(adapter).tables[Family::V4]["nat"];
+    let mut backend = backend(&few, Fake::default());
+    let with = |backend: &mut TestBackend| {
+        let nat = &kernel(backend).tables[Family::V4]["nat"];
         let commented = |start: &str| {
             let of = nat.iter().filter(|(chain, _)| chain.starts_with(start)).flat_map(|(_, rules)| rules);
             of.filter(|rule| rule.contains("--comment")).count()
         };
         (commented("KUBE-SEP-"), commented("KUBE-SVC-"), commented("KUBE-SERVICES") > 0)
     };
-    assert_eq!(with(&mut adapter), (4, 2, true));
+    assert_eq!(with(&mut backend), (4, 2, true));
     let changes = Changes { services: [key].into(), ..Changes::default() };
-    _ = sync(&mut adapter, &state, &changes);
-    assert_eq!(with(&mut adapter), (0, 0, true));
-    assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut self::adapter(&state, Fake::default()))));
-    _ = sync(&mut adapter, &few, &changes);
-    assert_eq!(with(&mut adapter), (4, 2, true));
-    assert_eq!(sorted(kernel(&mut adapter)), sorted(kernel(&mut self::adapter(&few, Fake::default()))));
+    _ = sync(&mut backend, &state, &changes);
+    assert_eq!(with(&mut backend), (0, 0, true));
+    assert_eq!(sorted(kernel(&mut backend)), sorted(kernel(&mut self::backend(&state, Fake::default()))));
+    _ = sync(&mut backend, &few, &changes);
+    assert_eq!(with(&mut backend), (4, 2, true));
+    assert_eq!(sorted(kernel(&mut backend)), sorted(kernel(&mut self::backend(&few, Fake::default()))));
 }
 
 #[test]
@@ -407,21 +405,21 @@ fn many_vips_are_dispatched_in_groups() {
     let key = ServiceKey::new("ns", "web");
     fewer.services.remove(&key);
     let changes = Changes { services: [key].into(), ..Changes::default() };
-    let mut adapter = adapter_with(&full, Fake::default(), 3);
-    let dispatch = |adapter: &mut TestAdapter| kernel(adapter).tables[Family::V4]["nat"]["KUBE-SERVICES"].clone();
-    let before = dispatch(&mut adapter);
+    let mut backend = backend_with(&full, Fake::default(), 3);
+    let dispatch = |backend: &mut TestBackend| kernel(backend).tables[Family::V4]["nat"]["KUBE-SERVICES"].clone();
+    let before = dispatch(&mut backend);
     assert!(
         before.iter().all(|rule| rule.contains("-j KUBE-VIPS-") || rule.ends_with("-j KUBE-NODEPORTS")),
         "{before:?}"
     );
-    kernel(&mut adapter).inputs.clear();
+    kernel(&mut backend).inputs.clear();
     // After a restart, the backend finds the VIPs and the addresses that they answer.
-    let fake = into_kernel(&mut adapter);
-    let mut again = adapter_with(&full, fake, 3);
+    let fake = into_kernel(&mut backend);
+    let mut again = backend_with(&full, fake, 3);
     assert_eq!(kernel(&mut again).inputs, []);
-    assert_eq!(again.listener_mut().take_commit().remembered.len(), 3);
+    assert_eq!(again.take_commit().remembered.len(), 3);
     _ = sync(&mut again, &fewer, &changes);
     let nat = &kernel(&mut again).tables[Family::V4]["nat"];
     assert!(!nat.keys().any(|chain| chain.starts_with("KUBE-VIPS-")), "{nat:?}");
-    assert_eq!(sorted(kernel(&mut again)), sorted(kernel(&mut adapter_with(&fewer, Fake::default(), 3))));
+    assert_eq!(sorted(kernel(&mut again)), sorted(kernel(&mut backend_with(&fewer, Fake::default(), 3))));
 }

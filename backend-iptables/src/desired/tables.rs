@@ -9,7 +9,7 @@ use std::{
 use ipnet::IpNet;
 use localnet_client::vips::{Facts, Hairpin, Program, Vip, VipKey};
 use localnet_linux::conntrack::Endpoints;
-use localnet_proto::{ByFamily, Family, Protocol, Service, ServiceKey};
+use localnet_proto::{ByFamily, Changes, Family, Protocol, Service, ServiceKey, Snapshot};
 
 use crate::{
     plan::{
@@ -28,7 +28,6 @@ const MANY_VIPS: usize = 1000;
 /// The chains and lines of all VIPs.
 #[derive(Debug)]
 pub(super) struct Tables {
-    pub(super) services: BTreeMap<ServiceKey, Arc<Service>>,
     pub(super) ports: ByFamily<BTreeMap<PortKey, Port>>,
     /// The changed ports, as they were when last planned.
     before: ByFamily<BTreeMap<PortKey, Port>>,
@@ -101,7 +100,6 @@ impl Tables {
     /// Empty tables.
     pub(super) fn new() -> Self {
         Self {
-            services: BTreeMap::new(),
             ports: Default::default(),
             before: Default::default(),
             cluster_ips: BTreeSet::new(),
@@ -274,7 +272,20 @@ impl Tables {
         self.stale[family] = Stale::All;
     }
 
-    pub(super) fn update_health_check(&mut self, key: &ServiceKey, service: Option<&Service>) {
+    /// Sets the lines for the health check node ports of the changed Services.
+    pub(super) fn update_health_checks(&mut self, state: &Snapshot, changes: &Changes) {
+        if changes.everything {
+            let before: Vec<ServiceKey> = self.health_checks.keys().cloned().collect();
+            before.iter().for_each(|key| self.update_health_check(key, None));
+            state.services.iter().for_each(|(key, service)| self.update_health_check(key, Some(service)));
+        }
+        changes
+            .services
+            .iter()
+            .for_each(|key| self.update_health_check(key, state.services.get(key).map(|one| &**one)));
+    }
+
+    fn update_health_check(&mut self, key: &ServiceKey, service: Option<&Service>) {
         for (family, line) in self.health_checks.remove(key).unwrap_or_default() {
             self.rulesets[family].remove_line(&line);
         }
@@ -303,15 +314,14 @@ impl Tables {
 }
 
 impl Program for Tables {
-    fn program(&mut self, key: &VipKey, vip: &Vip) {
+    fn program(&mut self, key: &VipKey, vip: &Vip, service: &Service) {
         self.moved.insert(*key, Some(vip.serving.clone().into()));
-        let head = self.services.get(&vip.service).map(|service| Head {
-            internal_local: service.internal_traffic_to_local,
-            load_balancer_ips: service.load_balancer_ips.clone(),
-        });
         let comment = self.no_comment.clone();
         let port = self.changing(key, vip);
-        port.head = head.unwrap_or_default();
+        port.head = Head {
+            internal_local: service.internal_traffic_to_local,
+            load_balancer_ips: service.load_balancer_ips.clone(),
+        };
         port.set(*key, Vip { comment, ..vip.clone() });
     }
 

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use localnet_client::{Options, Report, Revision, Source, SourceError, incremental::Adapter, vips::Config};
+use localnet_client::{Options, Report, Revision, Source, SourceError, vips::Config};
 use localnet_iptables::{Flavour, LiveBackend, Tools};
 use localnet_lab::Network;
 use localnet_proto::{Snapshot, Update};
@@ -36,7 +36,7 @@ impl Live {
             runtime.block_on(async {
                 let state = Snapshot { revision: Revision { instance: 1, rev: 1 }, ..state };
                 let source = OneState { state, given: AtomicBool::new(false), reports };
-                let backend = Adapter::new(LiveBackend::open(config, false, Tools::find(flavour)?).await?);
+                let backend = LiveBackend::open(config, false, Tools::find(flavour)?).await?;
                 let shutdown = async { _ = stopped.await };
                 localnet_client::run(backend, source, Options::default(), shutdown).await
             })

@@ -8,8 +8,7 @@ use std::{process::Command, sync::Arc, time::Instant};
 
 use live::{Live, PATIENCE};
 use localnet_client::{
-    Backend as _, Synced,
-    incremental::Adapter,
+    Synced,
     vips::{Config, Detector},
 };
 use localnet_iptables::{Flavour, IptablesBackend, Tools};
@@ -35,10 +34,9 @@ fn network() -> Network {
 /// Syncs with a backend that has just started. Returns the number of tables that it wrote, and the outcome.
 fn sync(node: &Namespace, flavour: Flavour, state: &Snapshot) -> (u32, Synced) {
     let work = || {
-        let mut adapter = Adapter::new(IptablesBackend::new(config(), Tools::find(flavour)?));
-        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-        let synced = runtime.block_on(adapter.sync(state, &Changes::everything()))?;
-        Ok((adapter.listener_mut().kernel().commits(), synced))
+        let mut backend = IptablesBackend::new(config(), Tools::find(flavour)?);
+        let synced = backend.apply(state, &Changes::everything())?;
+        Ok((backend.kernel().commits(), synced))
     };
     node.run(work).unwrap()
 }
@@ -89,9 +87,8 @@ fn deleted_services_leave_no_rules() {
         let network = network();
         let none = Snapshot { services: Default::default(), ..state() };
         let work = || {
-            let mut adapter = Adapter::new(IptablesBackend::new(config(), Tools::find(flavour)?));
-            let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-            let mut apply = |state: &Snapshot| runtime.block_on(adapter.sync(state, &Changes::everything()))?.whole();
+            let mut backend = IptablesBackend::new(config(), Tools::find(flavour)?);
+            let mut apply = |state: &Snapshot| backend.apply(state, &Changes::everything())?.whole();
             apply(&none)?;
             let before = list(network.node(), flavour);
             for _ in 0..3 {

@@ -13,7 +13,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use localnet_client::{Backend as _, incremental::Adapter};
 use localnet_iptables::{Flavour, IptablesBackend, Tools};
 use localnet_lab::{Endpoint, Network, Protocol, Servers, Topology, segment::invalid_is_forwarded};
 use localnet_linux::conntrack::Cleaner;
@@ -116,13 +115,12 @@ fn nothing_leaves(flavour: Flavour) {
         });
         let changing = move || {
             let cleaner = Cleaner::start(|_| {}).expect("a thread");
-            let mut adapter = Adapter::new(IptablesBackend::new(config(), Tools::find(flavour)?));
-            let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+            let mut backend = IptablesBackend::new(config(), Tools::find(flavour)?);
             let mut begin = Some(begin);
             for _ in 0..ROUNDS {
                 for serves in [false, true] {
-                    runtime.block_on(adapter.sync(&dns(serves), &Changes::everything()))?.whole()?;
-                    cleaner.committed(adapter.listener_mut().take_commit());
+                    backend.apply(&dns(serves), &Changes::everything())?.whole()?;
+                    cleaner.committed(backend.take_commit());
                     begin.take().map_or(Ok(()), |begin| begin.send(()))?;
                     if serves {
                         await_that(
@@ -169,11 +167,10 @@ services:
 ";
         let work = || {
             let backend = IptablesBackend::new(config(), Tools::find(flavour)?);
-            let mut adapter = Adapter::new(if forwards { backend.forwarding_invalid() } else { backend });
-            let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+            let mut backend = if forwards { backend.forwarding_invalid() } else { backend };
             let state = serde_saphyr::from_str(state)?;
-            runtime.block_on(adapter.sync(&state, &Changes::everything()))?.whole()?;
-            anyhow::ensure!(!adapter.listener_mut().needs_repair()?, "the tables read back differ from those written");
+            backend.apply(&state, &Changes::everything())?.whole()?;
+            anyhow::ensure!(!backend.needs_repair()?, "the tables read back differ from those written");
             Ok(())
         };
         network.node().run(work).unwrap();

@@ -16,7 +16,7 @@ use localnet_linux::ipvs::Destination;
 use localnet_proto::{Protocol, ServiceKey};
 
 use super::*;
-use crate::fake::{FakeKernel, FakeServer};
+use crate::testing::{FakeKernel, FakeServer};
 
 fn config() -> Config {
     Config { detector: Detector::ClusterCidr(vec!["10.180.0.0/16".parse().unwrap()]), ..Config::default() }

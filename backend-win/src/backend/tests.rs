@@ -7,7 +7,12 @@ use proptest::{collection::vec, prelude::*};
 use serde_json::json;
 
 use super::*;
-use crate::hcn::{Guid, fake::FakeHcn, schema::tests::any_json};
+use crate::{
+    hcn::{Guid, schema::tests::any_json},
+    testing::FakeHcn,
+};
+
+mod cases;
 
 const WEB: &str = "{node: {name: n, addresses: [192.168.0.2], serviceCIDRs: [172.30.0.0/16]}, services: [
     {service: default/web, type: NodePort, clusterIPs: [172.30.0.1],

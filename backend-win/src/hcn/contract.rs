@@ -320,7 +320,7 @@ fn is(result: Result<String, Failure>, expected: Reason) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hcn::{Version, fake::FakeHcn};
+    use crate::{hcn::Version, testing::FakeHcn};
 
     fn observed(fake: &mut FakeHcn) -> anyhow::Result<Vec<&'static str>> {
         let seen = check(fake, "cbr0")?;

@@ -7,13 +7,11 @@
 //! | [`failure`] | the errors of HNS |
 //! | [`version`] | the features of each version of HNS |
 //! | [`contract`] | the test suite for every implementation of [`Hcn`] |
-//! | [`fake`] | a fake HNS for tests |
 //!
 //! The crate `localnet-hcn` is the real implementation, which calls `computenetwork.dll`.
 
 pub mod contract;
 pub mod failure;
-pub mod fake;
 pub mod guid;
 pub mod schema;
 pub mod version;
@@ -36,7 +34,7 @@ pub enum Kind {
 /// The interface to HNS. Documents are passed as JSON and the caller parses them, so that a single parser handles the answers
 /// of every HNS.
 ///
-/// Besides the real one, [`fake::FakeHcn`] implements it. Calls block, most for about a millisecond and some for seconds.
+/// The tests have a fake. Calls block, most for about a millisecond and some for seconds.
 pub trait Hcn: Send {
     /// Returns the version, such as `{"Major":15,"Minor":3}`.
     fn version(&mut self) -> Result<String, Failure>;

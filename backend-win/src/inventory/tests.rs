@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::hcn::fake::FakeHcn;
+use crate::testing::FakeHcn;
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()

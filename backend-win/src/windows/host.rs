@@ -18,16 +18,6 @@ use crate::{
 #[derive(Debug)]
 pub struct Host(localnet_hcn::Hcn);
 
-impl Host {
-    /// Loads the library.
-    ///
-    /// # Errors
-    /// Returns an error if the library or one of its functions is missing.
-    pub fn open() -> anyhow::Result<Self> {
-        localnet_hcn::Hcn::load().map(Self).context("open HNS")
-    }
-}
-
 fn kind(kind: Kind) -> localnet_hcn::Kind {
     match kind {
         Kind::Network => localnet_hcn::Kind::Network,
@@ -87,6 +77,10 @@ impl Hcn for Host {
 }
 
 impl Kernel for Host {
+    fn open() -> anyhow::Result<Self> {
+        localnet_hcn::Hcn::load().map(Self).context("open HNS")
+    }
+
     fn mac_of(&mut self, address: IpAddr) -> anyhow::Result<Option<String>> {
         let adapters = ipconfig::get_adapters().context("list the interfaces of this node")?;
         let adapter = adapters.iter().find(|adapter| adapter.ip_addresses().contains(&address));

@@ -13,8 +13,7 @@ use windows_service::{
     service_dispatcher,
 };
 
-use super::block_on;
-use crate::args::Arguments;
+use super::{Arguments, block_on};
 
 /// The name of the service. It has a process of its own, so Windows accepts any name.
 const NAME: &str = "localnet-win";

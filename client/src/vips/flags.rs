@@ -2,13 +2,14 @@
 
 use std::{
     io::{self, Write as _},
+    net::SocketAddr,
     time::Duration,
 };
 
 use anyhow::{bail, ensure};
 use clap::Args;
 use localnet_config::{
-    Conntrack, KubeProxyFlags, Mode, Platform, Reader,
+    Conntrack, Iptables, Ipvs, KubeProxyFlags, Mode, Platform, Reader, Winkernel,
     flags::{Part, ToDo},
 };
 use localnet_config_file::{Begin, Running, begin};
@@ -100,6 +101,8 @@ impl ConfigArgs {
         Concerns {
             vips: self.config(config),
             conntrack: config.linux.conntrack.clone(),
+            modes: (config.iptables, config.ipvs.clone(), config.winkernel.clone()),
+            healthz_bind_address: config.healthz_bind_address,
             min_sync_period: config.min_interval(),
             sync_period: config.sync_period,
         }
@@ -112,11 +115,13 @@ impl ConfigArgs {
     }
 }
 
-/// The part of a configuration that a backend on Linux uses.
+/// The part of a configuration that backends use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Concerns {
     vips: Config,
     conntrack: Conntrack,
+    modes: (Iptables, Ipvs, Winkernel),
+    healthz_bind_address: Option<SocketAddr>,
     min_sync_period: Duration,
     sync_period: Duration,
 }

@@ -1,14 +1,15 @@
 //! [`Vips`]: the VIPs of the node, which is the part of every plan that does not depend on a kernel subsystem.
 //!
 //! A backend that proxies packets needs the endpoints of each VIP, and how to treat its packets. This module decides
-//! which Service owns a VIP that several claim, which addresses answer NodePorts, and how pods are recognized. It
-//! decides this from the state and the operator's configuration, so that all backends agree. A backend implements
-//! [`Program`] to turn a VIP into kernel objects.
+//! which addresses answer NodePorts, and how pods are recognized. It decides this from the state and the operator's
+//! configuration, so that all backends agree. A backend implements [`Program`] to turn a VIP into kernel objects.
 //!
 //! ```text
-//!  Snapshot, Changes ──► update ─┐
-//!  Listener's calls ──► stage ───┴► settle ──► service::plan ──► claims: one owner for each VIP ──► Program
+//!  Snapshot, Changes ──► update ──► settle ──► service::plan ──► one owner for each VIP ──► Program
 //! ```
+//!
+//! The brain gives each address and port to one Service, and each NodePort to one. Only the backend knows which addresses
+//! answer NodePorts, so this module decides between a NodePort and the same port of a Service's own address.
 //!
 //! No I/O. The cost is O(changes): an unchanged Service is not processed at all.
 
@@ -40,8 +41,8 @@ const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Receives the changes to the VIPs of the node. A change is a removal and an addition. The added value may equal the
 /// removed one; a [`crate::DiffStore`] then finds no difference.
 pub trait Program {
-    /// Adds a VIP.
-    fn program(&mut self, key: &VipKey, vip: &Vip);
+    /// Adds a VIP of a Service.
+    fn program(&mut self, key: &VipKey, vip: &Vip, service: &Service);
     /// Removes a VIP that was added with this value.
     fn unprogram(&mut self, key: &VipKey, vip: &Vip);
     /// Adds or removes a ClusterIP.
@@ -59,10 +60,10 @@ pub struct Settled {
     pub notices: Vec<Diagnostic>,
 }
 
-/// A claim to a VIP. The least claim in this order owns it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Claimant {
-    /// Whether the claim is for a NodePort. As in kube-proxy, a service's own address and port come first.
+/// The owner of a VIP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Owner {
+    /// Whether the VIP is a NodePort of the service.
     by_node_port: bool,
     service: ServiceKey,
 }
@@ -87,9 +88,8 @@ pub struct Vips {
     /// The refused services that the next `settle` retries, and why they were refused.
     retried: BTreeMap<ServiceKey, String>,
     /// The owner of each VIP.
-    owners: HashMap<VipKey, Claimant>,
-    /// Claims to VIPs that another claim owns.
-    outranked: BTreeSet<(VipKey, Claimant)>,
+    owners: HashMap<VipKey, Owner>,
+    outranked: Outranked,
     /// The skipped parts of plans.
     skipped: BTreeMap<ServiceKey, Vec<Diagnostic>>,
     /// How many services have each ClusterIP.
@@ -112,7 +112,7 @@ impl Vips {
             refused: BTreeMap::new(),
             retried: BTreeMap::new(),
             owners: HashMap::new(),
-            outranked: BTreeSet::new(),
+            outranked: Outranked::default(),
             skipped: BTreeMap::new(),
             cluster_ips: BTreeMap::new(),
             hairpins: BTreeMap::new(),
@@ -128,11 +128,6 @@ impl Vips {
     pub fn effective(&self) -> Option<Effective> {
         let node_port_addresses = self.facts.as_ref()?.node_port_addresses.clone();
         Some(Effective { config: self.config.clone(), node_port_addresses })
-    }
-
-    /// Changes the configuration. The next `settle` applies it.
-    pub fn set_config(&mut self, config: Config) {
-        self.config = config;
     }
 
     /// Lets 127.0.0.1 answer NodePorts, too, whatever the configuration says, for a backend that can do so. Must be
@@ -159,21 +154,11 @@ impl Vips {
         present.zip(self.node.as_ref()).is_some_and(|(present, node)| *present != self.node_port_addresses(node))
     }
 
-    /// Sets the node's facts.
-    pub fn set_node(&mut self, node: &Node) {
-        self.node = Some(node.clone());
-    }
-
-    /// Sets a service, or deletes it with `None`. The next `settle` applies it.
-    pub fn stage(&mut self, key: ServiceKey, service: Option<Arc<Service>>) {
-        self.staged.insert(key, service);
-    }
-
     /// Moves to `state`, which differs from the previous state only in `changes`.
     pub fn update(&mut self, state: &Snapshot, changes: &Changes, program: &mut impl Program) -> Settled {
         let everything = changes.everything || self.node.is_none();
         if everything || changes.node {
-            self.set_node(&state.node);
+            self.node = Some(state.node.clone());
         }
         if everything {
             let gone = self.services.keys().filter(|key| !state.services.contains_key(*key));
@@ -184,7 +169,7 @@ impl Vips {
             self.staged.append(&mut gone.chain(new).collect());
         }
         for key in &changes.services {
-            self.stage(key.clone(), state.services.get(key).cloned());
+            self.staged.insert(key.clone(), state.services.get(key).cloned());
         }
         self.settle(program)
     }
@@ -201,12 +186,12 @@ impl Vips {
                 self.staged.entry(key.clone()).or_insert_with(|| Some(service.clone()));
             }
         }
-        let outranked_before = self.outranked.clone();
         let staged = std::mem::take(&mut self.staged);
         self.retried.retain(|key, _| {
             let now = staged.get(key).map(Option::as_ref);
             now.is_some_and(|now| now.is_some() && now == self.services.get(key))
         });
+        self.outranked.take_news();
         if let Some(before) = &before {
             staged.keys().for_each(|key| _ = self.retract(key, before, program));
         }
@@ -215,16 +200,15 @@ impl Vips {
             self.refused.remove(&key);
             let skipped_before = self.skipped.remove(&key).unwrap_or_default();
             let Some(service) = service else { continue };
-            let plan = service::plan(&service, &facts);
-            notices.extend(plan.skipped.iter().filter(|one| !skipped_before.contains(one)).cloned());
-            if !plan.skipped.is_empty() {
-                self.skipped.insert(key.clone(), plan.skipped.clone());
+            let skipped = self.claim(&service, &facts, program);
+            notices.extend(skipped.iter().filter(|one| !skipped_before.contains(one)).cloned());
+            if !skipped.is_empty() {
+                self.skipped.insert(key.clone(), skipped);
             }
-            self.claim(&key, plan, &facts, program);
             self.services.insert(key, service);
         }
-        let lost = self.outranked.difference(&outranked_before);
-        notices.extend(lost.map(|(vip, loser)| self.rank(vip, loser)));
+        let outranked = self.outranked.take_news();
+        notices.extend(outranked.iter().map(|(vip, loser)| self.rank(vip, loser)));
         let facts_changed = before.as_ref() != Some(&facts);
         self.facts = Some(facts);
         Settled { facts_changed, notices }
@@ -260,7 +244,7 @@ impl Vips {
     /// The diagnostics for everything that is skipped at present, sorted by service.
     pub fn skipped(&self) -> Vec<Diagnostic> {
         let refused = self.refused.iter().map(|(service, why)| refused(service, why.clone()));
-        let outranked = self.outranked.iter().map(|(vip, loser)| self.rank(vip, loser));
+        let outranked = self.outranked.losers.iter().map(|(vip, loser)| self.rank(vip, loser));
         let mut all: Vec<_> = refused.chain(outranked).chain(self.skipped.values().flatten().cloned()).collect();
         all.sort_unstable();
         all
@@ -284,28 +268,18 @@ impl Vips {
         self.held(key, self.owners.get(key)?, self.facts.as_ref()?)
     }
 
-    fn held(&self, key: &VipKey, claimant: &Claimant, facts: &Facts) -> Option<Vip> {
-        let plan = service::plan(self.services.get(&claimant.service)?, facts);
-        let held = plan.vips.into_iter().find(|(vip, held)| vip == key && held.by_node_port == claimant.by_node_port);
+    fn held(&self, key: &VipKey, owner: &Owner, facts: &Facts) -> Option<Vip> {
+        let plan = service::plan(self.services.get(&owner.service)?, facts);
+        let held = plan.vips.into_iter().find(|(vip, held)| vip == key && held.by_node_port == owner.by_node_port);
         held.map(|(_, held)| held)
     }
 
-    /// The diagnostic for a claim that another one outranks.
-    fn rank(&self, vip: &VipKey, loser: &Claimant) -> Diagnostic {
-        let why = match self.owners.get(vip) {
-            None => format!("{vip} is not programmed"),
-            Some(owner) => {
-                let rank = match (owner.by_node_port, loser.by_node_port) {
-                    (false, true) => "as its own address, which has precedence over NodePorts",
-                    _ => "whose name sorts first",
-                };
-                format!("{vip} belongs to service {}, {rank}", owner.service)
-            }
-        };
-        Diagnostic::new(Code::AddressTaken, Subject::service(&loser.service), why)
+    /// The diagnostic for a NodePort that is the own address and port of another service.
+    fn rank(&self, vip: &VipKey, loser: &ServiceKey) -> Diagnostic {
+        taken(vip, loser, self.owners.get(vip), ", as its own address, which has precedence over NodePorts")
     }
 
-    /// Removes the claims of a service. Returns the service if there was one.
+    /// Removes the VIPs of a service. Returns the service if there was one.
     fn retract(&mut self, key: &ServiceKey, facts: &Facts, program: &mut impl Program) -> Option<Arc<Service>> {
         let service = self.services.remove(key)?;
         if self.refused.remove(key).is_some() {
@@ -313,8 +287,7 @@ impl Vips {
         }
         let plan = service::plan(&service, facts);
         for (vip, held) in &plan.vips {
-            let claimant = Claimant { by_node_port: held.by_node_port, service: key.clone() };
-            self.retract_vip(vip, held, claimant, facts, program);
+            self.retract_vip(vip, held, facts, program);
         }
         for address in plan.cluster_ips {
             if release(&mut self.cluster_ips, &address) {
@@ -329,53 +302,116 @@ impl Vips {
         Some(service)
     }
 
-    fn retract_vip(&mut self, vip: &VipKey, held: &Vip, by: Claimant, facts: &Facts, program: &mut impl Program) {
-        if self.owners.get(vip) != Some(&by) {
-            self.outranked.remove(&(*vip, by));
+    fn retract_vip(&mut self, vip: &VipKey, held: &Vip, facts: &Facts, program: &mut impl Program) {
+        let is_owner = |owner: &Owner| owner.service == held.service && owner.by_node_port == held.by_node_port;
+        if !self.owners.get(vip).is_some_and(is_owner) {
+            self.outranked.remove(vip, Some(&held.service));
             return;
         }
         program.unprogram(vip, held);
-        let next = self.outranked.range((*vip, by)..).next().filter(|(next, _)| next == vip).cloned();
-        let Some(next) = next else {
-            self.owners.remove(vip);
-            return;
-        };
-        self.outranked.remove(&next);
-        if let Some(held) = self.held(vip, &next.1, facts) {
-            program.program(vip, &held);
+        self.owners.remove(vip);
+        let Some(service) = self.outranked.remove(vip, None) else { return };
+        let next = Owner { by_node_port: true, service };
+        if let Some(held) = self.held(vip, &next, facts)
+            && let Some(service) = self.services.get(&next.service)
+        {
+            program.program(vip, &held, service);
         }
-        self.owners.insert(*vip, next.1);
+        self.owners.insert(*vip, next);
     }
 
-    fn claim(&mut self, key: &ServiceKey, plan: ServicePlan, facts: &Facts, program: &mut impl Program) {
-        for (vip, held) in plan.vips {
-            let claimant = Claimant { by_node_port: held.by_node_port, service: key.clone() };
-            self.claim_vip(vip, &held, claimant, facts, program);
+    /// Adds the VIPs of a service. Returns what is skipped.
+    fn claim(&mut self, service: &Service, facts: &Facts, program: &mut impl Program) -> Vec<Diagnostic> {
+        let ServicePlan { vips, cluster_ips, hairpins, mut skipped } = service::plan(service, facts);
+        for (vip, held) in vips {
+            skipped.extend(self.claim_vip(vip, &held, service, facts, program).err());
         }
-        for address in plan.cluster_ips {
+        for address in cluster_ips {
             *self.cluster_ips.entry(address).or_default() += 1;
             program.cluster_ip(address, true);
         }
-        for hairpin in plan.hairpins {
+        for hairpin in hairpins {
             program.hairpin(&hairpin, true);
             *self.hairpins.entry(hairpin).or_default() += 1;
         }
+        skipped
     }
 
-    fn claim_vip(&mut self, vip: VipKey, held: &Vip, by: Claimant, facts: &Facts, program: &mut impl Program) {
-        if let Some(owner) = self.owners.get(&vip) {
-            if *owner < by {
-                self.outranked.insert((vip, by));
-                return;
+    /// Adds a VIP. It is an error if the state gives it to two services.
+    fn claim_vip(
+        &mut self,
+        vip: VipKey,
+        held: &Vip,
+        service: &Service,
+        facts: &Facts,
+        program: &mut impl Program,
+    ) -> Result<(), Diagnostic> {
+        let by = Owner { by_node_port: held.by_node_port, service: held.service.clone() };
+        match self.owners.get(&vip) {
+            None => {}
+            Some(owner) if owner.by_node_port == by.by_node_port => {
+                return Err(taken(&vip, &by.service, Some(owner), ""));
             }
-            if let Some(loser) = self.held(&vip, owner, facts) {
-                program.unprogram(&vip, &loser);
+            Some(owner) if owner.by_node_port => {
+                let loser = owner.service.clone();
+                if let Some(held) = self.held(&vip, owner, facts) {
+                    program.unprogram(&vip, &held);
+                }
+                self.outranked.insert(vip, loser);
             }
-            self.outranked.insert((vip, owner.clone()));
+            Some(_) => {
+                self.outranked.insert(vip, by.service);
+                return Ok(());
+            }
         }
-        program.program(&vip, held);
+        program.program(&vip, held, service);
         self.owners.insert(vip, by);
+        Ok(())
     }
+}
+
+/// The services whose NodePort is an own address and port of another service. As in kube-proxy, the other service has it.
+#[derive(Debug, Default)]
+struct Outranked {
+    losers: BTreeMap<VipKey, ServiceKey>,
+    /// The changes since `take_news`.
+    new: BTreeSet<(VipKey, ServiceKey)>,
+    gone: BTreeSet<(VipKey, ServiceKey)>,
+}
+
+impl Outranked {
+    fn insert(&mut self, vip: VipKey, loser: ServiceKey) {
+        let entry = (vip, loser.clone());
+        if !self.gone.remove(&entry) {
+            self.new.insert(entry);
+        }
+        self.losers.insert(vip, loser);
+    }
+
+    /// Removes the loser of a VIP, if it is `only`.
+    fn remove(&mut self, vip: &VipKey, only: Option<&ServiceKey>) -> Option<ServiceKey> {
+        if only.is_some_and(|only| self.losers.get(vip) != Some(only)) {
+            return None;
+        }
+        let entry = (*vip, self.losers.remove(vip)?);
+        if !self.new.remove(&entry) {
+            self.gone.insert(entry.clone());
+        }
+        Some(entry.1)
+    }
+
+    /// The losers since the last call.
+    fn take_news(&mut self) -> BTreeSet<(VipKey, ServiceKey)> {
+        self.gone.clear();
+        std::mem::take(&mut self.new)
+    }
+}
+
+/// The diagnostic for a VIP that another service has.
+fn taken(vip: &VipKey, loser: &ServiceKey, owner: Option<&Owner>, why: &str) -> Diagnostic {
+    let owner = owner.map(|owner| format!("{vip} belongs to service {}{why}", owner.service));
+    let problem = owner.unwrap_or_else(|| format!("{vip} is not programmed"));
+    Diagnostic::new(Code::AddressTaken, Subject::service(loser), problem)
 }
 
 /// The diagnostic for a service of which the kernel refuses a part.

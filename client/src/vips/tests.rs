@@ -16,7 +16,8 @@ struct Held {
 }
 
 impl Program for Held {
-    fn program(&mut self, key: &VipKey, vip: &Vip) {
+    fn program(&mut self, key: &VipKey, vip: &Vip, service: &Service) {
+        assert_eq!(vip.service, service.key);
         assert_eq!(self.vips.insert(*key, vip.clone()), None, "{key} is programmed already");
     }
 
@@ -37,11 +38,9 @@ fn state(yaml: &str) -> Snapshot {
     serde_saphyr::from_str(yaml).unwrap()
 }
 
-/// Two services with the same external address, and a third one whose NodePort is on it.
+/// A service with the node's address as an external one, and another service whose NodePort is there, too.
 const CLASH: &str = "{node: {name: n, addresses: [192.168.0.2]}, services: [
     {service: ns/a, type: LoadBalancer, clusterIPs: [172.30.0.1], externalIPs: [192.168.0.2],
-     ports: [{name: http, protocol: TCP, port: 30080}]},
-    {service: ns/b, type: NodePort, clusterIPs: [172.30.0.2], externalIPs: [192.168.0.2],
      ports: [{name: http, protocol: TCP, port: 30080}]},
     {service: ns/0, type: NodePort, clusterIPs: [172.30.0.3], ports: [{name: http, protocol: TCP, port: 80, nodePort: 30080}]}]}";
 
@@ -50,8 +49,9 @@ fn owners(held: &Held) -> String {
     of_external.map(|(key, vip)| format!("{key} {}", vip.service)).collect::<Vec<_>>().join(", ")
 }
 
+/// Whether the own addresses of a service change before or after its NodePort's rival, one of the two has the VIP.
 #[test]
-fn own_addresses_have_precedence_then_the_first_by_name_and_others_follow() {
+fn own_addresses_have_precedence_over_node_ports() {
     let mut state = state(CLASH);
     let (mut vips, mut held) = (Vips::new(Config::default()), Held::default());
     let settled = vips.update(&state, &Changes::everything(), &mut held);
@@ -60,19 +60,50 @@ fn own_addresses_have_precedence_then_the_first_by_name_and_others_follow() {
     assert_eq!(
         notices,
         [
-            "Service ns/b: 192.168.0.2:30080/tcp belongs to service ns/a, whose name sorts first",
             "Service ns/0: 192.168.0.2:30080/tcp belongs to service ns/a, as its own address, which has precedence over NodePorts",
         ]
     );
-    assert_eq!(vips.skipped().len(), 2, "reported for as long as it lasts");
-    for (gone, owner, left) in [("a", "ns/b", 1), ("b", "ns/0", 0)] {
-        let key = ServiceKey::new("ns", gone);
-        state.services.remove(&key);
-        let changes = Changes { services: [key].into(), ..Changes::default() };
-        assert_eq!(vips.update(&state, &changes, &mut held).notices, []);
-        assert_eq!(owners(&held), format!("192.168.0.2:30080/tcp {owner}"));
-        assert_eq!(vips.skipped().len(), left);
+    assert_eq!(vips.skipped(), settled.notices, "reported for as long as it lasts");
+    let (address, port) = (ServiceKey::new("ns", "a"), ServiceKey::new("ns", "0"));
+    let changes = |key: &ServiceKey| Changes { services: [key.clone()].into(), ..Changes::default() };
+    for key in [&address, &port] {
+        Arc::make_mut(state.services.get_mut(key).unwrap()).ports[0].name = "other".into();
+        assert_eq!(vips.update(&state, &changes(key), &mut held).notices, [], "reported once");
+        assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/a");
     }
+    let own = state.services.remove(&address).unwrap();
+    assert_eq!(vips.update(&state, &changes(&address), &mut held).notices, []);
+    assert_eq!((owners(&held).as_str(), vips.skipped()), ("192.168.0.2:30080/tcp ns/0", vec![]));
+    state.services.insert(address.clone(), own);
+    assert_eq!(vips.update(&state, &changes(&address), &mut held).notices, notices_of(&vips));
+    assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/a");
+    state.services.remove(&port);
+    assert_eq!(vips.update(&state, &changes(&port), &mut held).notices, []);
+    assert_eq!((owners(&held).as_str(), vips.skipped()), ("192.168.0.2:30080/tcp ns/a", vec![]));
+}
+
+fn notices_of(vips: &Vips) -> Vec<Diagnostic> {
+    let skipped = vips.skipped();
+    assert_eq!(skipped.len(), 1);
+    skipped
+}
+
+/// The brain gives a VIP to one service. If a state gives it to two, the second one is skipped.
+#[test]
+fn a_vip_of_two_services_is_programmed_once() {
+    let mut state = state(CLASH);
+    let (first, second) = (ServiceKey::new("ns", "a"), ServiceKey::new("ns", "b"));
+    let mut twin = Service::clone(&state.services[&first]);
+    twin.key = second.clone();
+    state.services.insert(second.clone(), twin.into());
+    let (mut vips, mut held) = (Vips::new(Config::default()), Held::default());
+    let notices = vips.update(&state, &Changes::everything(), &mut held).notices;
+    assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/a");
+    let text = "Service ns/b: 192.168.0.2:30080/tcp belongs to service ns/a";
+    assert!(notices.iter().any(|notice| notice.to_string() == text), "{notices:?}");
+    state.services.clear();
+    vips.update(&state, &Changes::everything(), &mut held);
+    assert_eq!((held, vips.skipped()), (Held::default(), vec![]));
 }
 
 #[test]
@@ -82,10 +113,10 @@ fn a_refused_service_is_skipped_until_it_changes_and_others_take_its_vips() {
     vips.update(&state, &Changes::everything(), &mut held);
     let key = ServiceKey::new("ns", "a");
     assert!(vips.refuse(&key, "no room".to_owned(), &mut held));
-    assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/b");
+    assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/0");
     assert!(vips.skipped().contains(&refused(&key, "no room".to_owned())));
     vips.update(&state, &Changes::everything(), &mut held);
-    assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/b", "it did not change");
+    assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/0", "it did not change");
     vips.retry_refused();
     vips.update(&state, &Changes::default(), &mut held);
     assert_eq!((owners(&held).as_str(), vips.refused().len()), ("192.168.0.2:30080/tcp ns/a", 0), "retried");
@@ -121,12 +152,14 @@ fn step() -> impl Strategy<Value = (u8, Option<(u8, u8, u8)>, Vec<u8>)> {
     (0..4_u8, proptest::option::weighted(0.8, shape), vec(1..4_u8, 0..2))
 }
 
+/// Own addresses have the ports 40 to 43, one for each name, and NodePorts of another name are among them.
 fn service(name: u8, (external, node_port, endpoint): (u8, u8, u8)) -> Service {
     let mut yaml = format!("{{service: ns/{name}, type: NodePort, clusterIPs: [172.30.0.{}], ", name / 2);
     if external > 0 {
         yaml += &format!("externalIPs: [192.168.0.{external}], ");
     }
-    yaml += &format!("ports: [{{name: p, protocol: TCP, port: 3{node_port}, nodePort: 31}}], ");
+    let node_port = if node_port == 0 { 30 + name } else { 40 + (name + 1) % 4 };
+    yaml += &format!("ports: [{{name: p, protocol: TCP, port: 4{name}, nodePort: {node_port}}}], ");
     yaml += &format!(
         "endpoints: [{{address: 10.0.0.{endpoint}, local: true, ports: [{{name: p, port: 8080}}], scopes: {{internal: true}}}}]}}"
     );

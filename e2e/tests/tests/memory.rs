@@ -27,7 +27,7 @@ use localnet_brain::{
     reports::Reports,
     serve::{self, Listener},
 };
-use localnet_client::{Backend, Revision, Snapshot, Source as _, grpc::Brain, incremental::Adapter, vips::Config};
+use localnet_client::{Backend, Revision, Snapshot, Source as _, grpc::Brain, vips::Config};
 use localnet_cluster::{
     Cluster, Options,
     localize::NodeIps,
@@ -70,7 +70,7 @@ fn so_it_is_with_iptables() -> anyhow::Result<()> {
     let (services, changes) = BY_TOOLS;
     let open = async || {
         let tools = Tools::find(Flavour::Legacy)?;
-        Ok(Adapter::new(localnet_iptables::LiveBackend::open(Config::default(), false, tools).await?))
+        Ok(localnet_iptables::LiveBackend::open(Config::default(), false, tools).await?)
     };
     in_a_process_of_its_own(|| measure(services, changes, open))
 }

@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_selection_covers_one_family_and_protocol_and_only_unanswered_tcp() {
-        use super::super::fake::{Stage, address, flow};
+        use super::super::testing::{Stage, address, flow};
         let at = [(Family::V4, "10.0.0.1:1"), (Family::V6, "[fd00::1]:1")];
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
         for (family, protocol) in Family::BOTH.into_iter().flat_map(|family| protocols.map(|one| (family, one))) {

@@ -144,7 +144,7 @@ impl Frontends {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::{address, endpoints};
+    use super::super::testing::{address, endpoints};
 
     #[test]
     fn endpoints_are_a_set() {

@@ -13,8 +13,6 @@
 //! an established TCP connection, nor an entry whose destination is not one of the backend's frontends.
 
 mod cleaner;
-#[cfg(test)]
-mod fake;
 mod flow;
 mod frontends;
 mod kernel;
@@ -24,6 +22,8 @@ mod properties;
 mod recheck;
 mod reconciler;
 mod stale;
+#[cfg(test)]
+mod testing;
 
 pub use cleaner::{Cleaner, Commit};
 pub use flow::{Counters, Flow, Selection, Status, TcpState, Tuple, Zone};

@@ -7,7 +7,7 @@ use localnet_core::Protocol::{self, Sctp, Tcp, Udp};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::fake::{Fake, Stage, flow};
+use super::testing::{Fake, Stage, flow};
 use super::{Due, Endpoints, Flow, Frontend, Reconciler, Status, is_stale};
 
 /// One of ten addresses and ports. There are few, so that flows and frontends meet.

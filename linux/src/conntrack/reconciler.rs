@@ -288,7 +288,7 @@ fn gained(before: &Before, after: Option<&Endpoints>) -> bool {
 mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
 
-    use super::super::fake::{Fake, Stage, address, endpoints, flow, frontend};
+    use super::super::testing::{Fake, Stage, address, endpoints, flow, frontend};
     use super::*;
     use Protocol::{Sctp, Tcp, Udp};
 

@@ -55,7 +55,7 @@ fn is_unanswered_attempt(flow: &Flow) -> bool {
 mod tests {
     use std::net::SocketAddr;
 
-    use super::super::fake::{Stage, address, endpoints, flow, frontend};
+    use super::super::testing::{Stage, address, endpoints, flow, frontend};
     use super::super::{Endpoints, Zone};
     use super::*;
     use Protocol::{Sctp, Tcp, Udp};

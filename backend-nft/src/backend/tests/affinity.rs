@@ -6,7 +6,7 @@ use localnet_linux::nft::{
 };
 
 use super::*;
-use crate::fake::FakeTable;
+use crate::testing::FakeTable;
 
 const POD: &str = "10.180.9.9";
 const CLIENTS: [&str; 6] = [POD, "10.180.9.8", "203.0.113.7", "203.0.113.8", "fd00:10:180::99", "2001:db8::7"];

@@ -6,7 +6,8 @@ use localnet_proto::{Changes, Scopes, Service, Snapshot};
 use super::*;
 use crate::{
     desired::Desired,
-    hcn::{Kind, Version, fake::FakeHcn},
+    hcn::{Kind, Version},
+    testing::FakeHcn,
 };
 
 /// The node with `SERVICE`. Pod 10.0.0.1 is on this node, 10.0.1.1 on another.

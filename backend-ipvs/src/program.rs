@@ -1,52 +1,28 @@
-//! The command line of `localnet-ipvs`, and the program that runs it.
+//! The program `localnet-ipvs`.
 
-use std::{num::NonZeroU64, time::Duration};
+use std::{convert::Infallible, num::NonZeroU64, time::Duration};
 
 use anyhow::Context as _;
-use clap::{Args, Parser, Subcommand};
+use clap::Args;
 use ipnet::IpNet;
 use localnet_client::{
-    args::{self, ClientArgs, terminated},
-    program,
-    served::print,
-    telemetry::{self, LogFormat},
+    Mode,
+    program::BackendProgram,
+    served::Served,
     vips::{self, flags::ConfigArgs},
 };
-use localnet_config::{Config, Mode};
+use localnet_config::Config;
 use localnet_linux::{
     addresses::NodeAddresses,
     ipvs::{Scheduler, Timeouts},
-    setup::Setup,
-    sysctl::Settings,
+    setup,
 };
 
 use crate::{Host, IpvsBackend, LiveBackend, Options, dry_run::DryRun, options::scheduler, plan::INTERFACE, served};
 
-/// The command line of `localnet-ipvs`.
-#[derive(Debug, Parser)]
-#[command(
-    name = "localnet-ipvs",
-    version,
-    about = "Program Services into IPVS",
-    args_conflicts_with_subcommands = true
-)]
-pub struct Arguments {
-    #[command(subcommand)]
-    command: Option<Command>,
-    #[command(flatten)]
-    client: ClientArgs,
-    #[command(flatten)]
-    flags: ConfigArgs,
-    #[command(flatten)]
-    ipvs: IpvsArgs,
-    /// Print the virtual servers, addresses and tables for the current state and change nothing; needs no privileges
-    #[arg(long)]
-    dry_run: bool,
-}
-
-/// The flags for virtual servers. They take precedence over the configuration.
+/// `localnet-ipvs`, with the flags for virtual servers. They take precedence over the configuration.
 #[derive(Args, Clone, Debug, Default)]
-pub struct IpvsArgs {
+pub struct Ipvs {
     /// IPVS scheduler for Services that do not name one: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed,
     /// nq, fo, ovf, or mh, also called maglev
     #[arg(long, value_name = "NAME", value_parser = scheduler)]
@@ -71,7 +47,7 @@ pub struct IpvsArgs {
     pub udp_timeout: Option<u32>,
 }
 
-impl IpvsArgs {
+impl Ipvs {
     /// The options from flags and configuration.
     ///
     /// # Errors
@@ -97,99 +73,58 @@ impl IpvsArgs {
     }
 }
 
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Remove the virtual servers of VIPs, the interface kube-ipvs0 and the tables localnet-ipvs, if they exist
-    Cleanup {
-        /// CIDRs whose virtual servers belong to other programs and stay unchanged
-        #[arg(long, value_name = "CIDR", value_delimiter = ',')]
-        exclude_cidrs: Vec<IpNet>,
-    },
-    /// Print the VIPs in IPVS and the kernel's tables, one line for each address and port
-    Dump,
-    /// Apply the configured limits of connection tracking to the kernel and exit
-    Init(ConfigArgs),
-}
+impl BackendProgram for Ipvs {
+    const NAME: &'static str = "ipvs";
+    const PROGRAM: &'static str = "localnet-ipvs";
+    const MODE: Mode = Mode::Ipvs;
+    const ABOUT: &'static str = "Program Services into IPVS";
+    const DRY_RUN: &'static str =
+        "Print the virtual servers, addresses and tables for the current state and change nothing; needs no privileges";
+    const CLEANUP: &'static str =
+        "Remove the virtual servers of VIPs, the interface kube-ipvs0 and the tables localnet-ipvs, if they exist";
 
-/// Runs the program.
-///
-/// # Errors
-/// A flag or the configuration is invalid, or IPVS cannot be programmed at all. With `--once`, any other failure is an error,
-/// too.
-pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let Arguments { command, client, flags, ipvs, dry_run } = arguments;
-    let (flags, only_init) = match command {
-        Some(Command::Cleanup { exclude_cidrs }) => {
-            telemetry::init(LogFormat::Text, "info")?;
-            return cleanup(exclude_cidrs).await;
+    type Cleanup = ();
+    type Command = Infallible;
+    type Backend = LiveBackend;
+    type Planner = DryRun;
+
+    async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
+        let backend = LiveBackend::open(flags.config(config), self.options(&config.ipvs)?).await?;
+        if flags.kube_proxy.configures_node() {
+            setup::start(&config.linux);
         }
-        Some(Command::Init(init)) => {
-            init.only("init")?;
-            (init, true)
-        }
-        Some(Command::Dump) => return print(&served::read().await?),
-        None => (flags, false),
-    };
-    let to_do = flags.to_do(dry_run)?;
-    let only_init = only_init || to_do.init_only;
-    let Some(running) = flags.begin(Mode::Ipvs)? else { return Ok(()) };
-    let config = running.config();
-    if to_do.cleanup {
-        telemetry::init(LogFormat::Text, "info")?;
-        return cleanup(ipvs.options(&config.ipvs)?.exclude_cidrs).await;
+        Ok(backend)
     }
-    client.start_log(config)?;
-    running.log_warnings();
-    if only_init {
-        return init(config);
-    }
-    flags.warn_of_brain_flags();
-    ConfigArgs::warn_of_other_mode(config, Mode::Ipvs);
-    let source = client.source()?;
-    if dry_run {
-        let (vips, ipvs) = (flags.config(config), ipvs.options(&config.ipvs)?);
-        let options = localnet_client::Options { once: true, dry_run: true, ..client.options() };
+
+    async fn planner(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<DryRun> {
         let addresses = NodeAddresses::except(INTERFACE).list().await?;
-        return args::run(DryRun::new(vips, ipvs).with_addresses(addresses), source, options).await;
+        Ok(DryRun::new(flags.config(config), self.options(&config.ipvs)?).with_addresses(addresses))
     }
-    let open = async |config: &Config| Ok((open(&flags, &ipvs, config).await?, client.configured_options(config)));
-    let concerns = |config: &Config| (flags.concerns(config), config.ipvs.clone());
-    program::follow(*running, concerns, open, source, terminated()).await
-}
 
-/// Opens the backend of this node for a configuration, and applies the configured node settings. Must be called in a tokio
-/// runtime.
-///
-/// # Errors
-/// IPVS cannot be programmed at all.
-pub async fn open(args: &ConfigArgs, ipvs: &IpvsArgs, config: &Config) -> anyhow::Result<LiveBackend> {
-    let backend = LiveBackend::open(args.config(config), ipvs.options(&config.ipvs)?).await?;
-    if args.kube_proxy.configures_node() {
-        Setup::from_config(&config.linux).at_start(&Settings::default());
+    async fn dump(&self) -> anyhow::Result<Served> {
+        served::read().await
     }
-    Ok(backend)
-}
 
-/// Removes everything that this backend ever wrote. Must be called in a tokio runtime.
-///
-/// # Errors
-/// IPVS cannot be used.
-pub async fn cleanup(exclude_cidrs: Vec<IpNet>) -> anyhow::Result<()> {
-    // The rest of the configuration does not influence what a cleanup removes.
-    let options = Options { exclude_cidrs, ..Options::default() };
-    IpvsBackend::new(vips::Config::default(), options, Host::open()?).remove_all().await
-}
+    async fn cleanup(&self, _: &ConfigArgs, config: &Config, (): ()) -> anyhow::Result<()> {
+        // The other options do not influence what a cleanup removes.
+        let exclude_cidrs = self.options(&config.ipvs)?.exclude_cidrs;
+        let options = Options { exclude_cidrs, ..Options::default() };
+        IpvsBackend::new(vips::Config::default(), options, Host::open()?).remove_all().await
+    }
 
-/// Applies the settings that need more privileges, in a process of its own: the command `init`, or kube-proxy's `--init-only`.
-///
-/// # Errors
-/// A setting could not be applied.
-pub fn init(config: &Config) -> anyhow::Result<()> {
-    Setup::from_config(&config.linux).init(&Settings::default())
+    fn init(config: &Config) -> anyhow::Result<()> {
+        setup::init(&config.linux)
+    }
+
+    fn command(command: Infallible) -> anyhow::Result<()> {
+        match command {}
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     #[derive(Debug, Parser)]
@@ -197,7 +132,7 @@ mod tests {
         #[command(flatten)]
         flags: ConfigArgs,
         #[command(flatten)]
-        ipvs: IpvsArgs,
+        ipvs: Ipvs,
     }
 
     fn options(flags: &[&str]) -> Result<Options, String> {

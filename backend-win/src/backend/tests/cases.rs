@@ -10,11 +10,13 @@ use localnet_client::{
 };
 use localnet_lab::{Case, Flow, Pod, Sender, cases, expect_file, flow::Expect, topology::Place};
 use localnet_proto::{Changes, Family, Snapshot};
-use localnet_win::{
+
+use crate::{
     Options, WinBackend, dry_run,
-    hcn::{Guid, Kind, fake::FakeHcn, schema, schema::LoadBalancer},
+    hcn::{Guid, Kind, schema, schema::LoadBalancer},
     plan::{Address, Frontend},
     served,
+    testing::FakeHcn,
 };
 
 /// The networks for which Cases are planned.

@@ -1,134 +1,95 @@
-//! The command line of `localnet-iptables`, and the program that runs it.
+//! The program `localnet-iptables`.
 
-use clap::{Parser, Subcommand};
+use std::convert::Infallible;
+
+use clap::Args;
 use ipnet::IpNet;
 use localnet_client::{
-    Options,
-    args::{self, ClientArgs, terminated},
-    incremental::Adapter,
-    program,
-    served::print,
-    telemetry::{self, LogFormat},
+    Mode,
+    program::BackendProgram,
+    served::Served,
     vips::{self, flags::ConfigArgs},
 };
-use localnet_config::{Config, Mode, NodePortAddresses};
+use localnet_config::{Config, NodePortAddresses};
 use localnet_linux::{
     addresses::NodeAddresses,
-    setup::Setup,
+    setup::{self, Setup},
     sysctl::{Set, Settings},
 };
 use tracing::{info, warn};
 
 use crate::{Flavour, IptablesBackend, LiveBackend, Tools, dry_run::DryRun, served};
 
-/// The command line of `localnet-iptables`.
-#[derive(Debug, Parser)]
-#[command(name = "localnet-iptables", version, about = "Program Services into iptables")]
-pub struct Arguments {
-    #[command(subcommand)]
-    command: Option<Command>,
-    #[command(flatten)]
-    client: ClientArgs,
-    #[command(flatten)]
-    flags: ConfigArgs,
+/// `localnet-iptables`.
+#[derive(Args)]
+pub struct Iptables {
     /// Variant of iptables [default: the variant that already has rules on this host]
-    #[arg(long, value_enum, global = true)]
+    #[arg(long, value_enum)]
     iptables_flavour: Option<Flavour>,
-    /// Print the rules for the current state in the format of iptables-restore and change nothing; needs no privileges
-    #[arg(long)]
-    dry_run: bool,
 }
 
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Remove the chains of this program and of kube-proxy's mode iptables; keep those of the kubelet
-    Cleanup,
-    /// Print the VIPs in the kernel's rules, one line for each address and port
-    Dump,
-    /// Apply the configured limits of connection tracking to the kernel and exit
-    Init(ConfigArgs),
-}
+impl BackendProgram for Iptables {
+    const NAME: &'static str = "iptables";
+    const PROGRAM: &'static str = "localnet-iptables";
+    const MODE: Mode = Mode::Iptables;
+    const ABOUT: &'static str = "Program Services into iptables";
+    const DRY_RUN: &'static str = "Print the rules for the current state in the format of iptables-restore and change nothing; needs no privileges";
+    const CLEANUP: &'static str =
+        "Remove the chains of this program and of kube-proxy's mode iptables; keep those of the kubelet";
 
-/// Runs the program.
-///
-/// # Errors
-/// A flag or the configuration is invalid, or iptables cannot be programmed at all. With `--once`, any other failure is an error,
-/// too.
-pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let Arguments { command, client, flags, iptables_flavour, dry_run } = arguments;
-    let (flags, only_init) = match command {
-        Some(Command::Cleanup) => {
-            telemetry::init(LogFormat::Text, "info")?;
-            return cleanup(iptables_flavour);
-        }
-        Some(Command::Init(init)) => {
-            init.only("init")?;
-            (init, true)
-        }
-        Some(Command::Dump) => {
-            let flavour = iptables_flavour.unwrap_or_else(Flavour::of_host);
-            return print(&served::read(&mut Tools::find(flavour)?)?);
-        }
-        None => (flags, false),
-    };
-    let to_do = flags.to_do(dry_run)?;
-    if to_do.cleanup {
-        telemetry::init(LogFormat::Text, "info")?;
-        return cleanup(iptables_flavour);
-    }
-    let only_init = only_init || to_do.init_only;
-    let Some(running) = flags.begin(Mode::Iptables)? else { return Ok(()) };
-    client.start_log(running.config())?;
-    running.log_warnings();
-    if only_init {
-        return init(running.config());
-    }
-    flags.warn_of_brain_flags();
-    ConfigArgs::warn_of_other_mode(running.config(), Mode::Iptables);
-    let source = client.source()?;
-    if dry_run {
-        let localhost = wants_localhost(running.config());
-        let config = flags.config(running.config());
-        let options = Options { once: true, dry_run: true, ..client.options() };
-        let dry_run = DryRun::new(config).with_addresses(NodeAddresses::default().list().await?);
-        let dry_run = if localhost { dry_run.with_localhost_node_ports() } else { dry_run };
-        let liberal = is_liberal(running.config(), &Settings::default());
-        let dry_run = if liberal { dry_run.forwarding_invalid() } else { dry_run };
-        return args::run(Adapter::new(dry_run), source, options).await;
-    }
-    let open =
-        async |config: &Config| Ok((open(&flags, config, iptables_flavour).await?, client.configured_options(config)));
-    let concerns =
-        |config: &Config| (flags.concerns(config), wants_localhost(config), config.linux.conntrack.tcp_be_liberal);
-    program::follow(*running, concerns, open, source, terminated()).await
-}
+    type Cleanup = ();
+    type Command = Infallible;
+    type Backend = LiveBackend;
+    type Planner = DryRun;
 
-/// Opens the backend of this node for a configuration, and applies the configured node settings. If `flavour` is `None`, the
-/// host's rules decide which tools it uses. Must be called in a tokio runtime.
-///
-/// # Errors
-/// iptables cannot be programmed at all.
-pub async fn open(
-    args: &ConfigArgs,
-    config: &Config,
-    flavour: Option<Flavour>,
-) -> anyhow::Result<Adapter<LiveBackend>> {
-    let chosen = flavour.is_some();
-    let flavour = flavour.unwrap_or_else(Flavour::of_host);
-    info!(?flavour, chosen, "selected the variant of iptables");
-    let localhost = wants_localhost(config) && route_localhost(&Settings::default());
-    let backend = LiveBackend::open(args.config(config), localhost, Tools::find(flavour)?).await?;
-    if args.kube_proxy.configures_node() {
-        Setup::from_config(&config.linux).at_start(&Settings::default());
+    async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
+        let chosen = self.iptables_flavour.is_some();
+        let flavour = self.iptables_flavour.unwrap_or_else(Flavour::of_host);
+        info!(?flavour, chosen, "selected the variant of iptables");
+        let localhost = wants_localhost(config) && route_localhost(&Settings::default());
+        let backend = LiveBackend::open(flags.config(config), localhost, Tools::find(flavour)?).await?;
+        if flags.kube_proxy.configures_node() {
+            setup::start(&config.linux);
+        }
+        // Read only once, after the configured value is set. kube-proxy does the same.
+        let liberal = is_liberal(config, &Settings::default());
+        if liberal {
+            info!(
+                "net.netfilter.nf_conntrack_tcp_be_liberal is set; the node forwards packets that connection tracking calls invalid"
+            );
+        }
+        Ok(if liberal { backend.forwarding_invalid() } else { backend })
     }
-    // Read only once, after the configured value is set. kube-proxy does the same.
-    let liberal = is_liberal(config, &Settings::default());
-    if liberal {
-        info!(
-            "net.netfilter.nf_conntrack_tcp_be_liberal is set; the node forwards packets that connection tracking calls invalid"
-        );
+
+    async fn planner(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<DryRun> {
+        let dry_run = DryRun::new(flags.config(config)).with_addresses(NodeAddresses::default().list().await?);
+        let dry_run = if wants_localhost(config) { dry_run.with_localhost_node_ports() } else { dry_run };
+        Ok(if is_liberal(config, &Settings::default()) { dry_run.forwarding_invalid() } else { dry_run })
     }
-    Ok(Adapter::new(if liberal { backend.forwarding_invalid() } else { backend }))
+
+    async fn dump(&self) -> anyhow::Result<Served> {
+        served::read(&mut Tools::find(self.iptables_flavour.unwrap_or_else(Flavour::of_host))?)
+    }
+
+    /// Removes the chains of the chosen variant, or else of both.
+    async fn cleanup(&self, _: &ConfigArgs, _: &Config, (): ()) -> anyhow::Result<()> {
+        let both = vec![Flavour::Nft, Flavour::Legacy];
+        for flavour in self.iptables_flavour.map_or(both, |flavour| vec![flavour]) {
+            if flavour.is_in_use() {
+                // The configuration does not influence what a cleanup removes.
+                IptablesBackend::new(vips::Config::default(), Tools::find(flavour)?).remove_all()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn init(config: &Config) -> anyhow::Result<()> {
+        init_in(config, &Settings::default())
+    }
+
+    fn command(command: Infallible) -> anyhow::Result<()> {
+        match command {}
+    }
 }
 
 /// Whether connection tracking accepts TCP packets outside of their window. The packets that it then still calls invalid mostly
@@ -141,7 +102,7 @@ const TCP_BE_LIBERAL: &str = "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal
 
 /// Whether NodePorts answer on 127.0.0.1. As in kube-proxy, this requires that they answer on all addresses, or that a configured
 /// network contains loopback addresses.
-pub fn wants_localhost(config: &Config) -> bool {
+fn wants_localhost(config: &Config) -> bool {
     let named = |cidr: &IpNet| matches!(cidr, IpNet::V4(cidr) if cidr.prefix_len() == 0 || cidr.addr().is_loopback());
     config.iptables.localhost_node_ports
         && match &config.node_port_addresses {
@@ -171,29 +132,6 @@ fn route_localhost(settings: &Settings) -> bool {
 }
 
 const ROUTE_LOCALNET: &str = "proc/sys/net/ipv4/conf/all/route_localnet";
-
-/// Removes the chains of this program and of kube-proxy's iptables mode. If `flavour` is `None`, it removes those of both
-/// flavours.
-///
-/// # Errors
-/// The tools are missing, or fail.
-pub fn cleanup(flavour: Option<Flavour>) -> anyhow::Result<()> {
-    for flavour in flavour.map_or(vec![Flavour::Nft, Flavour::Legacy], |flavour| vec![flavour]) {
-        if flavour.is_in_use() {
-            // The configuration does not influence what a cleanup removes.
-            IptablesBackend::new(vips::Config::default(), Tools::find(flavour)?).remove_all()?;
-        }
-    }
-    Ok(())
-}
-
-/// Applies the settings that need more privileges, in a process of its own: the command `init`, or kube-proxy's `--init-only`.
-///
-/// # Errors
-/// A setting could not be applied.
-pub fn init(config: &Config) -> anyhow::Result<()> {
-    init_in(config, &Settings::default())
-}
 
 /// Applies the settings under a root folder. A setting that fails does not stop the others.
 fn init_in(config: &Config, settings: &Settings) -> anyhow::Result<()> {

@@ -1,75 +1,112 @@
-//! The backend's flags, and the program that they control.
+//! The program `localnet-win`.
 
 use std::{
     fs,
     io::{self, Write as _},
+    marker::PhantomData,
     net::SocketAddr,
     path::PathBuf,
 };
 
 use anyhow::{Context as _, bail};
-use clap::{Parser, Subcommand};
+use clap::{Args, Subcommand};
 use localnet_client::{
-    args::{self, ClientArgs},
-    program,
-    served::print,
+    Mode,
+    args::ClientArgs,
+    program::{Arguments, BackendProgram},
+    served::Served,
     telemetry::{self, LogFormat},
     vips::flags::ConfigArgs,
 };
-use localnet_config::{Config, Mode};
+use localnet_config::Config;
 
 use crate::{Kernel, Options, WinBackend, dry_run::DryRun, hcn::contract, served};
 
-/// `localnet-win`
-#[derive(Debug, Parser)]
-#[command(
-    name = "localnet-win",
-    version,
-    about = "Program Services into Windows' Host Networking Service",
-    args_conflicts_with_subcommands = true
-)]
-pub struct Arguments {
-    #[command(subcommand)]
-    command: Option<Command>,
-    #[command(flatten)]
-    client: ClientArgs,
-    #[command(flatten)]
-    flags: ConfigArgs,
-    /// Print the load balancers and endpoints for the current state and change nothing
-    #[arg(long)]
-    dry_run: bool,
+/// `localnet-win`.
+#[derive(Args)]
+pub struct Win<K: Kernel> {
     /// Append the log to this file; a Windows service cannot log elsewhere
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
+    #[arg(skip)]
+    kernel: PhantomData<fn() -> K>,
 }
 
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Remove the load balancers and endpoints with identifiers of localnet
-    Cleanup {
-        #[command(flatten)]
-        flags: Box<ConfigArgs>,
-        /// Remove all load balancers of this host, including those of other programs, as kube-proxy does at its start
-        #[arg(long)]
-        everything: bool,
-    },
+/// The flags of the command `cleanup`.
+#[derive(Args, Default)]
+pub struct CleanupArgs {
+    /// Remove all load balancers of this host, including those of other programs, as kube-proxy does at its start
+    #[arg(long)]
+    everything: bool,
+}
+
+/// The commands that only this program has.
+#[derive(Subcommand)]
+pub enum Command {
     /// Test whether this HNS behaves as localnet-win requires, with temporary load balancers for documentation addresses
     Check(Box<ConfigArgs>),
-    /// Print the VIPs in the load balancers of HNS, one line for each address and port
-    Dump,
 }
 
-impl Arguments {
-    /// Whether the configuration requests a Windows service.
-    ///
-    /// # Errors
-    /// Returns an error if the flags or the file are invalid.
-    pub fn wants_service(&self) -> anyhow::Result<bool> {
-        if self.command.is_some() {
-            return Ok(false);
-        }
-        Ok(self.flags.begin(Mode::Kernelspace)?.is_some_and(|running| running.config().windows.run_as_service))
+impl<K: Kernel + 'static> BackendProgram for Win<K> {
+    const NAME: &'static str = "win";
+    const PROGRAM: &'static str = "localnet-win";
+    const MODE: Mode = Mode::Kernelspace;
+    const ABOUT: &'static str = "Program Services into Windows' Host Networking Service";
+    const DRY_RUN: &'static str = "Print the load balancers and endpoints for the current state and change nothing";
+    const CLEANUP: &'static str = "Remove the load balancers and endpoints with identifiers of localnet";
+
+    type Cleanup = CleanupArgs;
+    type Command = Command;
+    type Backend = WinBackend<K>;
+    type Planner = DryRun<K>;
+
+    async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<WinBackend<K>> {
+        backend(flags, config)
     }
+
+    async fn planner(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<DryRun<K>> {
+        Ok(DryRun::new(backend(flags, config)?))
+    }
+
+    async fn dump(&self) -> anyhow::Result<Served> {
+        Ok(served::read(&mut K::open()?)?)
+    }
+
+    async fn cleanup(&self, flags: &ConfigArgs, config: &Config, more: CleanupArgs) -> anyhow::Result<()> {
+        backend::<K>(flags, config)?.remove_all(more.everything)
+    }
+
+    fn init(_: &Config) -> anyhow::Result<()> {
+        bail!("--init-only: Windows has no settings that need more privileges; remove the flag");
+    }
+
+    fn command(Command::Check(flags): Command) -> anyhow::Result<()> {
+        flags.only("check")?;
+        telemetry::init(LogFormat::Text, "info")?;
+        let Some(running) = flags.begin(Self::MODE)? else { return Ok(()) };
+        check(&configured(running.config()), &mut K::open()?)
+    }
+
+    fn start_log(&self, client: &ClientArgs, config: &Config) -> anyhow::Result<()> {
+        let Some(path) = &self.log_file else { return client.start_log(config) };
+        let file = fs::File::options().append(true).create(true).open(path);
+        client.start_log_file(config, file.with_context(|| format!("opening --log-file {}", path.display()))?)
+    }
+}
+
+fn backend<K: Kernel>(flags: &ConfigArgs, config: &Config) -> anyhow::Result<WinBackend<K>> {
+    Ok(WinBackend::new(flags.config(config), configured(config), K::open()?))
+}
+
+/// Whether the configuration requests a Windows service.
+///
+/// # Errors
+/// Returns an error if the flags or the file are invalid.
+pub fn wants_service<K: Kernel + 'static>(arguments: &Arguments<Win<K>>) -> anyhow::Result<bool> {
+    if arguments.command.is_some() {
+        return Ok(false);
+    }
+    Ok(arguments.flags.begin(Mode::Kernelspace)?.is_some_and(|running| running.config().windows.run_as_service))
 }
 
 /// Returns the options of a configuration. `environment` is the value of `KUBE_NETWORK`, which names the network if nothing
@@ -91,66 +128,6 @@ fn configured(config: &Config) -> Options {
     options(config, std::env::var("KUBE_NETWORK").ok())
 }
 
-/// Runs the program until `shutdown`, with the kernel that `open` returns. Requires a tokio runtime.
-///
-/// # Errors
-/// Returns an error if the flags or the configuration are invalid, HNS is unusable, or with `--once` anything fails.
-pub async fn run<K: Kernel>(
-    arguments: Arguments,
-    mut open: impl FnMut() -> anyhow::Result<K>,
-    shutdown: impl Future<Output = ()>,
-) -> anyhow::Result<()> {
-    let Arguments { command, client, flags, dry_run, log_file } = arguments;
-    match command {
-        Some(Command::Cleanup { flags, everything }) => {
-            flags.only("cleanup")?;
-            telemetry::init(LogFormat::Text, "info")?;
-            let Some(running) = flags.begin(Mode::Kernelspace)? else { return Ok(()) };
-            return backend(&flags, running.config(), open()?).remove_all(everything);
-        }
-        Some(Command::Check(flags)) => {
-            flags.only("check")?;
-            telemetry::init(LogFormat::Text, "info")?;
-            let Some(running) = flags.begin(Mode::Kernelspace)? else { return Ok(()) };
-            return check(&configured(running.config()), &mut open()?);
-        }
-        Some(Command::Dump) => return print(&served::read(&mut open()?)?),
-        None => {}
-    }
-    let to_do = flags.to_do(dry_run)?;
-    let Some(running) = flags.begin(Mode::Kernelspace)? else { return Ok(()) };
-    let config = running.config();
-    if to_do.init_only {
-        bail!("--init-only: Windows has no settings that need more privileges; remove the flag");
-    }
-    if to_do.cleanup {
-        telemetry::init(LogFormat::Text, "info")?;
-        return backend(&flags, config, open()?).remove_all(false);
-    }
-    match log_file {
-        Some(path) => {
-            let file = fs::File::options().append(true).create(true).open(&path);
-            client.start_log_file(config, file.with_context(|| format!("opening --log-file {}", path.display()))?)?;
-        }
-        None => client.start_log(config)?,
-    }
-    running.log_warnings();
-    ConfigArgs::warn_of_other_mode(config, Mode::Kernelspace);
-    let source = client.source()?;
-    if dry_run {
-        let options = localnet_client::Options { once: true, dry_run: true, ..client.options() };
-        return args::run(DryRun::new(backend(&flags, config, open()?)), source, options).await;
-    }
-    let open = async |config: &Config| Ok((backend(&flags, config, open()?), client.configured_options(config)));
-    let concerns = |config: &Config| (flags.concerns(config), configured(config));
-    program::follow(*running, concerns, open, source, shutdown).await
-}
-
-fn backend<K: Kernel>(args: &ConfigArgs, config: &Config, kernel: K) -> WinBackend<K> {
-    let vips = args.config(config);
-    WinBackend::new(vips, configured(config), kernel)
-}
-
 /// Runs the test suite on this HNS and prints the observations.
 fn check(options: &Options, kernel: &mut impl Kernel) -> anyhow::Result<()> {
     let network = options.network.as_deref().context("name a network for test endpoints with --network-name")?;
@@ -165,8 +142,13 @@ fn check(options: &Options, kernel: &mut impl Kernel) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+    use localnet_client::program::execute;
+
     use super::*;
-    use crate::hcn::{Kind, fake::FakeHcn};
+    use crate::{hcn::Kind, testing::FakeHcn};
+
+    type Arguments = localnet_client::program::Arguments<Win<FakeHcn>>;
 
     fn options_of(flags: &[&str]) -> Options {
         let arguments = Arguments::try_parse_from([&["localnet-win"], flags].concat()).unwrap();
@@ -205,7 +187,7 @@ mod tests {
         }
     }
 
-    /// None of these commands reaches HNS.
+    /// None of these commands reaches HNS, which the fake does not open.
     #[tokio::test]
     async fn contradicting_flags_are_refused() {
         for (flags, expected) in [
@@ -220,8 +202,7 @@ mod tests {
             (&["--proxy-mode", "nftables"], "mode"),
         ] {
             let arguments = Arguments::try_parse_from([&["localnet-win"], flags].concat()).unwrap();
-            let open = || -> anyhow::Result<FakeHcn> { panic!("{flags:?} opened HNS") };
-            let error = run(arguments, open, std::future::pending()).await.unwrap_err();
+            let error = execute(arguments, std::future::pending()).await.unwrap_err();
             let error = format!("{error:#}");
             assert!(error.contains(expected), "{flags:?}: {error}");
         }
@@ -255,7 +236,7 @@ mod tests {
             (&["--windows-service"], true),
         ] {
             let parsed = Arguments::parse_from([&["localnet-win"], arguments].concat());
-            assert_eq!(parsed.wants_service().unwrap(), expected, "{arguments:?}");
+            assert_eq!(wants_service(&parsed).unwrap(), expected, "{arguments:?}");
         }
     }
 }

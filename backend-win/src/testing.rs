@@ -20,34 +20,37 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{
-    Failure, Features, Guid, Hcn, Kind, Version,
-    schema::{self, LoadBalancer},
+use crate::{
+    Kernel,
+    hcn::{
+        Failure, Features, Guid, Hcn, Kind, Version,
+        schema::{self, LoadBalancer},
+    },
 };
 
 /// A fake HNS.
 #[derive(Clone, Debug)]
-pub struct FakeHcn {
+pub(crate) struct FakeHcn {
     /// The version that it reports.
-    pub version: Version,
+    pub(crate) version: Version,
     /// The documents of all objects. Tests may change them.
-    pub objects: BTreeMap<(Kind, Guid), Value>,
+    pub(crate) objects: BTreeMap<(Kind, Guid), Value>,
     /// The hardware addresses of the node's interfaces, by address.
-    pub interfaces: BTreeMap<IpAddr, String>,
+    pub(crate) interfaces: BTreeMap<IpAddr, String>,
     /// Whether load balancers cannot be changed, whatever the version is.
-    pub modify_is_not_implemented: bool,
+    pub(crate) modify_is_not_implemented: bool,
     /// Whether a change of a load balancer succeeds but has no effect.
-    pub modify_does_nothing: bool,
+    pub(crate) modify_does_nothing: bool,
     /// Whether an endpoint can be deleted although a load balancer names it.
-    pub deletes_what_is_named: bool,
+    pub(crate) deletes_what_is_named: bool,
     /// Whether new objects get other identifiers than requested.
-    pub chooses_ids: bool,
+    pub(crate) chooses_ids: bool,
     /// Changes a document before it is shown.
-    pub rewrites: Option<fn(&mut Value)>,
+    pub(crate) rewrites: Option<fn(&mut Value)>,
     /// The calls that change something, one line each.
-    pub log: Vec<String>,
+    pub(crate) log: Vec<String>,
     /// The number of calls that only read.
-    pub questions: usize,
+    pub(crate) questions: usize,
     failing: VecDeque<(&'static str, usize, Failure)>,
     next: u128,
 }
@@ -82,7 +85,7 @@ impl Default for FakeHcn {
 
 impl FakeHcn {
     /// Returns an HNS with a network and one endpoint per pod address, as a CNI plugin creates them.
-    pub fn with_network(name: &str, kind: &str, remote_subnets: &[(&str, &str)], pods: &[&str]) -> Self {
+    pub(crate) fn with_network(name: &str, kind: &str, remote_subnets: &[(&str, &str)], pods: &[&str]) -> Self {
         let mut fake = Self::default();
         fake.add_network(name, kind, remote_subnets);
         pods.iter().for_each(|pod| _ = fake.add_pod(name, pod));
@@ -90,7 +93,7 @@ impl FakeHcn {
     }
 
     /// Adds a network.
-    pub fn add_network(&mut self, name: &str, kind: &str, remote_subnets: &[(&str, &str)]) -> Guid {
+    pub(crate) fn add_network(&mut self, name: &str, kind: &str, remote_subnets: &[(&str, &str)]) -> Guid {
         let id = self.assign();
         let route = |(prefix, provider): &(&str, &str)| {
             json!({"Type": "RemoteSubnetRoute", "Settings": {"DestinationPrefix": prefix, "IsolationId": 4096, "ProviderAddress": provider,
@@ -104,7 +107,7 @@ impl FakeHcn {
     }
 
     /// Adds the endpoint of a pod.
-    pub fn add_pod(&mut self, network: &str, address: &str) -> Guid {
+    pub(crate) fn add_pod(&mut self, network: &str, address: &str) -> Guid {
         let id = self.assign();
         let network = self.named(Kind::Network, network).first().copied();
         let pod = json!({"ID": id, "Name": format!("pod-{address}"), "HostComputeNetwork": network, "Policies": [],
@@ -115,22 +118,22 @@ impl FakeHcn {
     }
 
     /// Makes the next `times` calls of a function fail.
-    pub fn fail(&mut self, call: &'static str, times: usize, failure: Failure) {
+    pub(crate) fn fail(&mut self, call: &'static str, times: usize, failure: Failure) {
         self.failing.push_back((call, times, failure));
     }
 
     /// Ends all failures.
-    pub fn mend(&mut self) {
+    pub(crate) fn mend(&mut self) {
         self.failing.clear();
     }
 
     /// The documents of a kind, in the order of their identifiers.
-    pub fn documents(&self, kind: Kind) -> impl Iterator<Item = (Guid, &Value)> {
+    pub(crate) fn documents(&self, kind: Kind) -> impl Iterator<Item = (Guid, &Value)> {
         self.objects.iter().filter(move |((of, _), _)| *of == kind).map(|((_, id), document)| (*id, document))
     }
 
     /// The load balancers.
-    pub fn load_balancers(&self) -> Vec<LoadBalancer> {
+    pub(crate) fn load_balancers(&self) -> Vec<LoadBalancer> {
         self.documents(Kind::LoadBalancer).filter_map(|(_, document)| balancer(document)).collect()
     }
 
@@ -326,5 +329,15 @@ impl Hcn for FakeHcn {
         const CALL: &str = "HcnDeleteLoadBalancer";
         self.notify(CALL, id)?;
         self.objects.remove(&(Kind::LoadBalancer, id)).map(drop).ok_or_else(|| failure(CALL, NOT_FOUND))
+    }
+}
+
+impl Kernel for FakeHcn {
+    fn open() -> anyhow::Result<Self> {
+        anyhow::bail!("tests make their HNS themselves")
+    }
+
+    fn mac_of(&mut self, address: IpAddr) -> anyhow::Result<Option<String>> {
+        Ok(self.interfaces.get(&address).cloned())
     }
 }

@@ -1,0 +1,75 @@
+//! The program `localnet-nft`.
+
+use std::convert::Infallible;
+
+use clap::Args;
+use localnet_client::{
+    Mode,
+    program::BackendProgram,
+    served::Served,
+    vips::{self, flags::ConfigArgs},
+};
+use localnet_config::Config;
+use localnet_linux::{addresses::NodeAddresses, setup};
+
+use crate::{LiveBackend, NftBackend, dry_run::DryRun, kernel::Netlink, kube_proxy, served};
+
+/// `localnet-nft`, which has no flags of its own.
+#[derive(Args)]
+pub struct Nft {}
+
+/// The flags of the command `cleanup`.
+#[derive(Args, Debug, Default)]
+pub struct CleanupArgs {
+    /// Remove the tables of kube-proxy's mode nftables instead: ip kube-proxy and ip6 kube-proxy
+    #[arg(long)]
+    kube_proxy: bool,
+}
+
+impl BackendProgram for Nft {
+    const NAME: &'static str = "nft";
+    const PROGRAM: &'static str = "localnet-nft";
+    const MODE: Mode = Mode::Nftables;
+    const ABOUT: &'static str = "Program Services into nf_tables";
+    const DRY_RUN: &'static str =
+        "Print the tables for the current state as nft text and change nothing; needs no privileges";
+    const CLEANUP: &'static str = "Remove the tables ip localnet and ip6 localnet, if they exist";
+
+    type Cleanup = CleanupArgs;
+    type Command = Infallible;
+    type Backend = LiveBackend;
+    type Planner = DryRun;
+
+    async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
+        let backend = LiveBackend::open(flags.config(config)).await?.resync_every(config.sync_period);
+        // After the backend, because its use of nf_tables makes the kernel load connection tracking.
+        if flags.kube_proxy.configures_node() {
+            setup::start(&config.linux);
+        }
+        Ok(backend)
+    }
+
+    async fn planner(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<DryRun> {
+        Ok(DryRun::new(flags.config(config)).with_addresses(NodeAddresses::default().list().await?))
+    }
+
+    async fn dump(&self) -> anyhow::Result<Served> {
+        served::read()
+    }
+
+    async fn cleanup(&self, _: &ConfigArgs, _: &Config, more: CleanupArgs) -> anyhow::Result<()> {
+        if more.kube_proxy {
+            return kube_proxy::remove();
+        }
+        // The objects to remove do not depend on the configuration.
+        NftBackend::new(vips::Config::default(), Netlink::open()?).remove_all()
+    }
+
+    fn init(config: &Config) -> anyhow::Result<()> {
+        setup::init(&config.linux)
+    }
+
+    fn command(command: Infallible) -> anyhow::Result<()> {
+        match command {}
+    }
+}
