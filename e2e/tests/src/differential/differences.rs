@@ -144,7 +144,8 @@ fn claimant_has_it(difference: &Difference<'_>, is_number: fn(usize) -> bool) ->
     claimants.len() >= 2 && is_number(states.len()) && outcomes.into_iter().map(asked).any(has_it)
 }
 
-/// Whether the NodePort answers at a link-local address, as on the node's other addresses.
+/// Whether the NodePort answers at a link-local address, as on the node's other addresses. The packet may meet another Service in
+/// turn.
 fn node_port_of_link_local_address(difference: &Difference<'_>) -> bool {
     let Difference { pair, side: Side::KubeProxy, asked, seen, scene, topology, .. } = difference else { return false };
     let to = asked.question.to.ip();
@@ -154,7 +155,9 @@ fn node_port_of_link_local_address(difference: &Difference<'_>) -> bool {
     }
     // The original expectation determined the number of packets, so not every endpoint must be seen.
     let expected = route::route(scene.state, &rules, &scene.setup.packet(&asked.question));
-    is_right(*pair, &Asked { expected, cover: false, ..(*asked).clone() }, seen, topology)
+    let asked = &Asked { expected, cover: false, ..(*asked).clone() };
+    is_right(*pair, asked, seen, topology)
+        || translated_packet_meets_another_service(&Difference { asked, ..*difference })
 }
 
 /// Whether a packet to an unallocated address leaves the node, and the network outside rejects the port.
@@ -271,5 +274,44 @@ fn of_several_connections_some_may_be_answered_past_the_node() {
         (Pair::NFT, &all, seen(&[(foreign, source), (itself, node)], &[]), false),
     ] {
         assert_eq!(is_right(pair, asked, &seen, &pools::topology()), right, "{pair} {asked:?}: {seen}");
+    }
+}
+
+/// Regression (SEED=1406059117 after 6 changes): kube-proxy translates a NodePort at a link-local address to the node's own address,
+/// which is an external IP of a Service without endpoints.
+#[test]
+fn a_node_port_of_a_link_local_address_may_meet_another_service() {
+    use super::{cluster::Cluster, question::Question, setup::Setup};
+    let state: Snapshot = serde_json::from_value(serde_json::json!({
+        "node": { "name": "node-a" },
+        "services": [
+            {
+                "service": "diff/one", "type": "NodePort", "clusterIPs": ["172.30.1.19"],
+                "ports": [{ "name": "", "protocol": "TCP", "port": 53, "nodePort": 30054 }],
+                "endpoints": [{ "address": "192.168.0.2", "ports": [{ "name": "", "port": 8080 }], "scopes": { "external": true } }],
+            },
+            {
+                "service": "diff/two", "type": "ClusterIP", "clusterIPs": ["172.30.1.20"], "externalIPs": ["192.168.0.2"],
+                "ports": [{ "name": "", "protocol": "TCP", "port": 8080 }],
+            },
+        ],
+    }))
+    .unwrap();
+    let setup = Setup { node_port_addresses: &["0.0.0.0/0", "::/0"], ..Setup::USUAL };
+    let (cluster, topology) = (Cluster::default(), pools::topology());
+    let scene =
+        Scene { seed: 0, changes: 0, cluster: &cluster, before: &cluster, state: &state, setup: &setup, former: None };
+    for (to, outcome, entry) in [
+        ("169.254.1.2:30054", probe::Outcome::Rejected, Some(5)),
+        ("169.254.1.2:30054", probe::Outcome::NoRoute, None),
+        ("169.254.1.2:30055", probe::Outcome::Rejected, None),
+    ] {
+        let (to, sender) = (to.parse().unwrap(), Sender::Client);
+        let question = Question { sender, protocol: localnet_lab::Protocol::Tcp, to, about: String::new() };
+        let asked = &Asked { question, expected: Outcome::NotOurs, cover: false };
+        let seen = &Seen { others: BTreeSet::from([outcome]), ..Seen::default() };
+        let (pair, side) = (Pair::NFT, Side::KubeProxy);
+        let difference = Difference { pair, side, asked, seen, scene: &scene, topology: &topology };
+        assert_eq!(explain(&difference), entry, "{}: {seen}", asked.question);
     }
 }
