@@ -21,7 +21,7 @@ use localnet::{
     configuration::Configuration,
     diff,
     doctor::{self, Evidence, Findings},
-    explain::{self, World},
+    explain,
     get::{Endpoints, Filter, Services},
     kernel::{self, Kernel, Live},
     output::{self, Format, Out, Show},
@@ -31,6 +31,7 @@ use localnet::{
     top::{self, By},
     watch,
     why_not::{self, Question, Replies},
+    world::World,
 };
 use localnet_client::{
     Snapshot,

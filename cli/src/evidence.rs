@@ -7,7 +7,8 @@ use localnet_linux::nft::foreign::Stop;
 use localnet_proto::{Family, Scopes, ServiceKey};
 
 use crate::{
-    explain::{FlowRow, PathRow},
+    explain::PathRow,
+    flows::FlowRow,
     origin::Origin,
     reasons::{Status, Why},
 };

@@ -20,6 +20,8 @@
 //! | [`question`] | parses a sender and a destination into a packet; pure |
 //! | [`reasons`] | the brain's reasons and status as plain values; pure |
 //! | [`path`] | the chains, rules and elements that a packet meets; pure |
+//! | [`world`] | what answers are computed from; the decision of the state about a packet |
+//! | [`flows`] | flows in connection tracking |
 //! | [`explain`] | follows one packet from the state to the kernel |
 //! | [`why_not`], [`evidence`] | gathers the evidence about a Service that does not answer |
 //! | [`causes`], [`answer`] | ranks what is wrong, and prints it; pure |
@@ -39,6 +41,7 @@ pub mod doctor;
 pub mod evidence;
 pub mod explain;
 pub mod failure;
+pub mod flows;
 pub mod get;
 pub mod kernel;
 pub mod origin;
@@ -52,3 +55,4 @@ pub mod table;
 pub mod top;
 pub mod watch;
 pub mod why_not;
+pub mod world;

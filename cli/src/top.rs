@@ -13,7 +13,7 @@ use localnet_proto::Protocol;
 use serde::Serialize;
 
 use crate::{
-    explain::FlowRow,
+    flows::FlowRow,
     origin::Origin,
     output::Show,
     style::{NONE, Style, Tone},

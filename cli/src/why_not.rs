@@ -20,11 +20,13 @@ use tokio::time::timeout;
 
 use crate::{
     evidence::{Evidence, Front, OnNode},
-    explain::{self, Judged, World, outcome_name},
+    explain::{self, outcome_name},
+    flows::flows,
     kernel,
     path::{self, Path},
     question::{self, At, From, To},
     reasons::{Status, Why},
+    world::{Judged, World},
 };
 
 /// How many endpoints are checked. A rule or route that is wrong for one endpoint is usually wrong for all.
@@ -211,7 +213,7 @@ async fn check(world: &mut World, question: &Question, service: &Service, port: 
         node.no_routes = none.collect();
     }
     let source = has_source.then_some(packet.source);
-    let flows = explain::flows(&packet, source, &serving).unwrap_or_default();
+    let flows = flows(&packet, source, &serving).unwrap_or_default();
     node.stale = flows.into_iter().filter(|flow| flow.stale).collect();
     front
 }

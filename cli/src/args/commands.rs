@@ -19,7 +19,7 @@ use crate::{
     diff,
     doctor::{self, Evidence as NodeEvidence, Findings},
     evidence::Evidence,
-    explain::{self, Many, World},
+    explain::{self, Many},
     failure::Failure,
     get::{Endpoints, Filter, Kind, NodeFacts, Services},
     kernel::{self, Kernel, Live},
@@ -31,6 +31,7 @@ use crate::{
     style::Style,
     top::{self, Sample},
     watch, why_not,
+    world::World,
 };
 
 fn print(global: &Global, format: &Output, answer: &impl Show) -> Result<(), Failure> {

@@ -13,7 +13,8 @@ use super::*;
 use crate::{
     answer::Answer,
     evidence::{Front, OnNode},
-    explain::{FlowRow, PathRow},
+    explain::PathRow,
+    flows::FlowRow,
     output::Show as _,
     reasons::{Backend, FamilyStatus, LeftOut, SourceProblem, Standing, Status, Why},
     style::Style,

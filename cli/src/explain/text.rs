@@ -1,0 +1,155 @@
+//! Prints the answer about a packet.
+
+use std::fmt::Write as _;
+
+use super::{Explanation, Many};
+use crate::{
+    origin::Origin,
+    output::Show,
+    style::{NONE, Style, Tone},
+    table::Table,
+};
+
+impl Explanation {
+    fn head(&self, style: Style) -> String {
+        let tone = if self.outcome == "endpoints" { Tone::Good } else { Tone::Bad };
+        let verdict = match self.outcome {
+            "endpoints" => {
+                let endpoints: Vec<String> = self.endpoints.iter().map(ToString::to_string).collect();
+                let shown = endpoints.iter().take(8).cloned().collect::<Vec<_>>().join(" ");
+                let more = endpoints.len().saturating_sub(8);
+                if more > 0 { format!("{shown} and {more} more") } else { shown }
+            }
+            "reject" => "rejected: connection refused".to_owned(),
+            "drop" => "dropped: no answer".to_owned(),
+            _ => "no Service: the packet goes to its original destination".to_owned(),
+        };
+        let from =
+            if self.from.is_empty() { self.origin.to_owned() } else { format!("{} ({})", self.from, self.origin) };
+        let mut text = format!("{from} -> {}/{}\n", self.to, self.protocol.to_lowercase());
+        let mut facts = Table::of_prose();
+        if let (Some(service), Some(port)) = (&self.service, &self.port) {
+            facts.row(["service".to_owned(), format!("{service}, port {port} ({})", self.destination)]);
+        }
+        facts.toned([("verdict".to_owned(), None), (verdict, Some(tone))]);
+        facts.row(["because", &self.why]);
+        if self.outcome == "endpoints" {
+            let source = match (self.masquerade, self.hairpin.is_empty()) {
+                (true, _) => "replaced by the node's address".to_owned(),
+                (false, true) => "kept".to_owned(),
+                (false, false) => "kept, but replaced if the endpoint is the sender itself".to_owned(),
+            };
+            facts.row(["source", &source]);
+        }
+        if let Some(seconds) = self.affinity_seconds {
+            facts.row(["affinity".to_owned(), format!("the sender keeps its endpoint for {seconds} s")]);
+        }
+        text.push_str(&facts.text(style, 2));
+        text
+    }
+
+    fn reasons(&self, style: Style) -> String {
+        let mut text = String::new();
+        for hints in self.hints.iter().filter(|_| self.outcome == "endpoints" || !self.ineligible.is_empty()) {
+            let line = match hints.nearness {
+                "everywhere" if hints.not_same_zone == "no endpoint has a hint" => continue,
+                "everywhere" => format!("topology hints are ignored: {}", hints.not_same_zone),
+                "sameNode" => "topology hints apply: only endpoints for this node are eligible".to_owned(),
+                _ => "topology hints apply: only endpoints for this zone are eligible".to_owned(),
+            };
+            // Writing to a string cannot fail.
+            _ = writeln!(text, "  {line}");
+        }
+        if !self.ineligible.is_empty() {
+            text.push_str("not eligible\n");
+            let mut table = Table::bare();
+            for of in &self.ineligible {
+                let at = if of.number == 0 { of.address.clone() } else { format!("{}:{}", of.address, of.number) };
+                let mut cells = vec![(at, None), (of.rule.clone(), Some(Tone::Odd)), (of.problem.clone(), None)];
+                if style.wide {
+                    cells.push((format!("{} {}", of.slice, of.field), Some(Tone::Dim)));
+                }
+                table.toned(cells);
+            }
+            text.push_str(&table.text(style, 2));
+        }
+        if let Some(unknown) = &self.reasons_unknown {
+            _ = writeln!(text, "not eligible: unknown: {unknown}");
+        }
+        text
+    }
+
+    fn in_kernel(&self, style: Style) -> String {
+        let mut text = String::new();
+        if !self.path.is_empty() {
+            text.push_str("kernel\n");
+            let mut table = Table::bare();
+            for row in &self.path {
+                let (word, tone) = match row.held {
+                    "yes" => ("held", Tone::Good),
+                    "no" => ("MISSING", Tone::Bad),
+                    "other" => ("DIFFERS", Tone::Bad),
+                    _ => ("?", Tone::Dim),
+                };
+                let handle = row.handle.map(|handle| format!("#{handle}")).unwrap_or_default();
+                let found = row.found.as_ref().map(|found| format!("  (found: {found})")).unwrap_or_default();
+                table.toned([
+                    (word.to_owned(), Some(tone)),
+                    (row.place.clone(), None),
+                    (handle, Some(Tone::Dim)),
+                    (format!("{}{found}", row.text), None),
+                ]);
+            }
+            text.push_str(&table.text(style, 2));
+        }
+        if let Some(unknown) = &self.kernel_unknown {
+            _ = writeln!(text, "kernel: not read: {unknown}");
+        }
+        if !self.flows.is_empty() {
+            _ = writeln!(text, "flows ({} in all)", self.flows_count);
+            let mut table = Table::bare();
+            for flow in &self.flows {
+                let state = if flow.answered { "answered" } else { "unanswered" };
+                let stale = if flow.stale { "STALE: the endpoint is no longer eligible" } else { "" };
+                table.toned([
+                    (flow.from.to_string(), None),
+                    (format!("at {}", flow.endpoint), None),
+                    (state.to_owned(), None),
+                    (stale.to_owned(), Some(Tone::Bad)),
+                ]);
+            }
+            text.push_str(&table.text(style, 2));
+        } else if let Some(unknown) = &self.flows_unknown {
+            _ = writeln!(text, "flows: unknown: {unknown}");
+        }
+        text
+    }
+}
+
+impl Show for Explanation {
+    fn human(&self, style: Style) -> String {
+        let configuration = self.configuration.as_ref().map(Origin::line);
+        self.head(style) + &self.reasons(style) + &self.in_kernel(style) + &configuration.unwrap_or_default()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.endpoints.iter().map(ToString::to_string).collect()
+    }
+}
+
+impl Show for Many {
+    fn human(&self, style: Style) -> String {
+        let mut table = Table::new(["FROM", "TO", "PROTOCOL", "SERVICE", "OUTCOME", "ENDPOINTS"]);
+        for one in &self.0 {
+            let endpoints: Vec<String> = one.endpoints.iter().map(ToString::to_string).collect();
+            let from = if one.from.is_empty() { one.origin } else { &one.from };
+            let service = one.service.as_deref().unwrap_or(NONE);
+            table.row([from, &one.to, one.protocol, service, one.outcome, &endpoints.join(",")]);
+        }
+        table.text(style, 0)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.iter().map(|one| one.outcome.to_owned()).collect()
+    }
+}

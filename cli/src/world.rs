@@ -1,0 +1,118 @@
+//! What answers are computed from: the state, the node's configuration and the kernel; and the state's decision about a packet.
+
+use std::net::{IpAddr, SocketAddr};
+
+use localnet_client::{
+    Snapshot,
+    route::{self, Origin, Outcome, Packet, Target},
+    vips::{Exposure, Facts, PodSource, Vip, VipKey},
+};
+use localnet_core::Diagnostic;
+use localnet_linux::routes::Route;
+use localnet_proto::{Family, Protocol, Scopes, ServiceKey};
+
+use crate::{
+    configuration::Configuration,
+    kernel::{self, Kernel},
+    path::{self, Path, Step},
+    question,
+};
+
+/// The evidence for an answer: the state, the node's configuration, and the kernel if it can be read.
+#[derive(Debug)]
+pub struct World {
+    /// The state of the node.
+    pub state: Snapshot,
+    /// The configuration that `facts` come from.
+    pub configuration: Configuration,
+    /// The values that plans depend on besides Services.
+    pub facts: Facts,
+    /// The addresses of the node's interfaces; empty if unknown.
+    pub local: Vec<IpAddr>,
+    /// Whether the state is of this machine. If so, its links may be read, whichever backend runs.
+    pub is_here: bool,
+    /// The kernel, or why it is not read.
+    pub kernel: Result<Kernel, Diagnostic>,
+}
+
+/// The decision of the state about a packet.
+#[derive(Debug)]
+pub struct Judged<'a> {
+    /// The packet.
+    pub packet: Packet,
+    /// The port that the packet is sent to; `None` if its destination is not ours.
+    pub target: Option<Target<'a>>,
+    /// The plan of that VIP on this node.
+    pub vip: Option<Vip>,
+    /// The outcome for the packet.
+    pub outcome: Outcome,
+}
+
+impl World {
+    /// Returns the oracle's decision about a packet. It does not read the kernel.
+    pub fn judge(&self, packet: Packet) -> Judged<'_> {
+        let rules = question::rules(&self.facts, Family::of(packet.destination));
+        let target = route::target(&self.state, &rules, &packet);
+        let key = VipKey { address: packet.destination, protocol: packet.protocol, port: packet.port };
+        let vip = target.as_ref().and_then(|target| path::vip(target.service, &self.facts, &key));
+        Judged { packet, target, vip, outcome: route::route(&self.state, &rules, &packet) }
+    }
+
+    /// Builds the packet of a question. If pods are recognized by their interface, it reads the sender's interface from the
+    /// kernel.
+    pub async fn packet(&self, from: question::From, to: (SocketAddr, Protocol)) -> Packet {
+        let by_interface = matches!(
+            self.facts.pods(Family::of(to.0.ip())),
+            Some(PodSource::Interface(_) | PodSource::InterfacePrefix(_))
+        );
+        let mut interface = None;
+        if let Some(source) = from.address().filter(|_| by_interface && self.is_here) {
+            let routes = kernel::routes([source]).await.unwrap_or_default();
+            interface = routes.into_iter().find_map(|(_, route)| match route {
+                Route::Out { interface, .. } => Some(interface),
+                Route::Local | Route::None(_) => None,
+            });
+        }
+        let here = question::Here { local: &self.local, interface: interface.as_deref() };
+        question::packet(from, to, &self.state, &self.facts, here)
+    }
+
+    /// Whether the address is one of the node's own.
+    pub fn has(&self, address: IpAddr) -> bool {
+        self.local.contains(&address) || self.state.node.addresses.contains(&address)
+    }
+}
+
+impl Judged<'_> {
+    /// Returns the steps of the packet through the rules of the nft backend.
+    pub fn steps(&self, world: &World) -> Vec<Step> {
+        let family = Family::of(self.packet.destination);
+        let path = Path::new(&world.facts, family, path::has_affinity(&world.state, &world.facts, family));
+        let at_node = world.has(self.packet.destination);
+        match (&self.target, &self.vip) {
+            (Some(target), Some(vip)) => path.to_vip(&self.packet, target, vip, &self.outcome, at_node),
+            _ => path.to_none(&self.packet, &self.outcome, at_node),
+        }
+    }
+
+    /// Returns the scope of the packet.
+    pub fn scope(&self) -> fn(&Scopes) -> bool {
+        match (&self.target, &self.vip) {
+            (Some(target), _) if target.internal => |scopes| scopes.internal,
+            (_, Some(vip)) if vip.exposure == Exposure::ExternalLocal && self.packet.origin != Origin::Outside => {
+                |scopes| scopes.short_circuit
+            }
+            _ => |scopes| scopes.external,
+        }
+    }
+
+    /// Whether the source ranges of the destination exclude the source.
+    pub fn is_filtered(&self) -> bool {
+        self.target.as_ref().is_some_and(|target| !route::admitted(target.service, &self.packet))
+    }
+
+    /// The Service that the packet is sent to, if any.
+    pub fn service(&self) -> Option<&ServiceKey> {
+        self.target.as_ref().map(|target| &target.service.key)
+    }
+}
