@@ -1,4 +1,5 @@
 //! Compares the state that the brain makes of each Case in `e2e/cases` with the expected one.
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use std::{collections::BTreeMap, path::Path};
 
