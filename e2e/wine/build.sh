@@ -82,7 +82,7 @@ prefix() {
 library() {
     name=$1
     shift
-    stamp=$(sha256sum "$here/dll/$name.c" "$here/build.sh" | sha256sum | cut -d' ' -f1)
+    stamp=$(sha256sum "$here/dll/$name.c" "$here/dll/json.h" "$here/build.sh" | sha256sum | cut -d' ' -f1)
     [ "$(cat "$cache/$name.stamp" 2>/dev/null)" != "$stamp" ] || return 0
     x86_64-w64-mingw32-gcc -std=c11 -O1 -Wall -Wextra -Werror -D_WIN32_WINNT=0x0A00 -shared -static-libgcc \
         -o "$cache/$name.new" "$here/dll/$name.c" "$@" || fail "compiling $name.c"
