@@ -11,13 +11,14 @@ use std::{
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, api::PostParams, config::Kubeconfig};
-use localnet_controlplane::{ControlPlane, NewNode, NewPod, Options, Port};
+use localnet_controlplane::{ControlPlane, NewNode, Options};
 use localnet_e2e::{
     Programs,
     load::{Connections, Load},
+    web::{self, DNS_NODE_PORT, HTTP, HTTP_NODE_PORT},
 };
 use localnet_lab::{
-    Endpoint, Namespace, Network, Pod, Probe, Protocol, Servers, Topology,
+    Namespace, Network, Probe, Protocol, Servers, Topology,
     topology::{CLIENT, NODE, POD_CIDRS, ROUTER, SERVICE_CIDRS},
 };
 use serde_json::json;
@@ -33,10 +34,6 @@ const SERVING: [&str; 2] = ["10.180.0.1", "10.180.1.1"];
 const ASKING: [&str; 2] = ["10.180.0.2", "10.180.1.2"];
 const OTHER_POD_CIDRS: [&str; 2] = ["10.180.1.0/24", "fd00:10:180:1::/64"];
 const NODES: [&str; 2] = ["node-a", "node-b"];
-const HTTP: u16 = 8080;
-const DNS: u16 = 5353;
-const HTTP_NODE_PORT: u16 = 30_080;
-const DNS_NODE_PORT: u16 = 30_053;
 const CONNECTIONS: u32 = 25;
 const FLOWS: usize = 5;
 const SEND_EVERY: Duration = Duration::from_millis(50);
@@ -49,19 +46,10 @@ struct World {
     cluster_ips: Vec<IpAddr>,
 }
 
-fn addresses(pod: &str) -> [IpAddr; 2] {
-    let ip = pod.parse().expect("an address of this test");
-    Pod::at(ip).expect("a pod of the lab").addresses()
-}
-
 impl World {
     async fn build() -> anyhow::Result<Self> {
         let network = Network::build(Topology::with_pods(SERVING.into_iter().chain(ASKING))?)?;
-        let at = |ip| {
-            let endpoint = |protocol, port| Endpoint { protocol, address: SocketAddr::new(ip, port) };
-            [endpoint(Protocol::Tcp, HTTP), endpoint(Protocol::Udp, DNS)]
-        };
-        let servers = Servers::start(&network, SERVING.iter().flat_map(|name| addresses(name)).flat_map(at))?;
+        let servers = Servers::start(&network, web::endpoints(&SERVING))?;
         // Both nodes reach the control plane, which runs on neither.
         let plane = ControlPlane::start(Options {
             netns: Some(network.client().path()),
@@ -71,29 +59,10 @@ impl World {
         })
         .await?;
         trust(&plane).await?;
-        let shop = plane.objects("shop");
-        shop.ensure_namespace().await?;
         for (name, addresses, pod_cidrs) in [(NODES[0], &NODE, &POD_CIDRS), (NODES[1], &ROUTER, &OTHER_POD_CIDRS)] {
-            shop.ensure_node(NewNode { name, addresses, labels: &[], pod_cidrs }).await?;
+            plane.objects("default").ensure_node(NewNode { name, addresses, labels: &[], pod_cidrs }).await?;
         }
-        let spec = json!({
-            "type": "NodePort", "ipFamilyPolicy": "RequireDualStack", "selector": {"app": "web"},
-            "ports": [
-                {"name": "http", "port": 80, "targetPort": HTTP, "nodePort": HTTP_NODE_PORT},
-                {"name": "dns", "protocol": "UDP", "port": 53, "targetPort": DNS, "nodePort": DNS_NODE_PORT},
-            ],
-        });
-        let service = shop.ensure_service("web", spec).await?;
-        let ports =
-            [Port { name: "http", protocol: "TCP", number: HTTP }, Port { name: "dns", protocol: "UDP", number: DNS }];
-        for (pod, node) in SERVING.into_iter().zip(NODES) {
-            let (name, ips, labels) = (format!("web-{node}"), addresses(pod), [("app", "web")]);
-            shop.ensure_pod(NewPod { name: &name, node, labels: &labels, ips: &ips, ports: &ports, ready: true })
-                .await?;
-        }
-        shop.await_ready_addresses("web", &SERVING.iter().flat_map(|name| addresses(name)).collect::<Vec<_>>()).await?;
-        let cluster_ips = service.spec.and_then(|spec| spec.cluster_ips).unwrap_or_default();
-        let cluster_ips = cluster_ips.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
+        let cluster_ips = web::create(&plane, &[(SERVING[0], NODES[0]), (SERVING[1], NODES[1])]).await?;
         Ok(Self { programs: Programs::new()?, plane, _servers: servers, network, cluster_ips })
     }
 
@@ -153,11 +122,6 @@ async fn trust(plane: &ControlPlane) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn endpoints(to: SocketAddr, port: u16) -> Vec<SocketAddr> {
-    let all = SERVING.iter().flat_map(|name| addresses(name));
-    all.filter(|ip| ip.is_ipv4() == to.is_ipv4()).map(|ip| SocketAddr::new(ip, port)).collect()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_serve_and_hand_over_to_another_backend_and_back() -> anyhow::Result<()> {
     let world = World::build().await?;
@@ -176,14 +140,14 @@ async fn pods_serve_and_hand_over_to_another_backend_and_back() -> anyhow::Resul
     for (from, to) in &targets {
         world
             .programs
-            .await_answers(from, Probe::new(Protocol::Tcp, *to), &endpoints(*to, HTTP))
+            .await_answers(from, Probe::new(Protocol::Tcp, *to), &web::answering(&SERVING, *to, HTTP))
             .with_context(|| kubelets.iter().map(Kubelet::logs).collect::<String>())?;
     }
 
     let answered = std::thread::scope(|scope| {
         let mut loads = Vec::new();
         for (from, to) in &targets {
-            let endpoints = endpoints(*to, HTTP).into_iter().collect();
+            let endpoints = web::answering(&SERVING, *to, HTTP).into_iter().collect();
             let connections = Connections { source: None, to: vec![*to], endpoints, rate: CONNECTIONS };
             loads.push(Load::connections(scope, from, connections));
         }

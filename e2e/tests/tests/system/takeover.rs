@@ -10,25 +10,21 @@ use std::{
 };
 
 use anyhow::Context as _;
-use localnet_controlplane::{ControlPlane, NewNode, NewPod, Options, Port};
+use localnet_controlplane::{ControlPlane, NewNode, Options};
 use localnet_e2e::{
     Backend, Programs, await_condition,
     load::{Connections, Load},
+    web::{self, DNS_NODE_PORT, HTTP, HTTP_NODE_PORT},
 };
 use localnet_lab::{
-    Endpoint, Network, Pod, Probe, Protocol, Servers, Topology,
+    Network, Probe, Protocol, Servers, Topology,
     topology::{CLUSTER_CIDRS, NODE, POD_CIDRS, SERVICE_CIDRS},
 };
-use serde_json::json;
 
 use crate::kube_proxy::{self, KUBE_PROXY, Mode};
 
 const PODS: [&str; 2] = ["10.180.0.1", "10.180.0.2"];
 const ASKING: &str = "10.180.0.3";
-const HTTP: u16 = 8080;
-const DNS: u16 = 5353;
-const HTTP_NODE_PORT: u16 = 30_080;
-const DNS_NODE_PORT: u16 = 30_053;
 const CONNECTIONS: u32 = 50;
 const FLOWS: usize = 10;
 const SEND_EVERY: Duration = Duration::from_millis(50);
@@ -46,40 +42,16 @@ struct World {
 impl World {
     async fn build(flavour: &'static str) -> anyhow::Result<Self> {
         let network = Network::build(Topology::with_pods(PODS.into_iter().chain([ASKING]))?)?;
-        let at = |ip| {
-            let endpoint = |protocol, port| Endpoint { protocol, address: SocketAddr::new(ip, port) };
-            [endpoint(Protocol::Tcp, HTTP), endpoint(Protocol::Udp, DNS)]
-        };
-        let servers = Servers::start(&network, PODS.iter().flat_map(|name| addresses(name)).flat_map(at))?;
+        let servers = Servers::start(&network, web::endpoints(&PODS))?;
         let plane = ControlPlane::start(Options {
             netns: Some(network.node().path()),
             service_cidrs: SERVICE_CIDRS.map(str::to_owned).to_vec(),
             ..Options::default()
         })
         .await?;
-        let shop = plane.objects("shop");
-        shop.ensure_namespace().await?;
-        shop.ensure_node(NewNode { name: "node-a", addresses: &NODE, labels: &[], pod_cidrs: &POD_CIDRS }).await?;
-        let spec = json!({
-            "type": "NodePort", "ipFamilyPolicy": "RequireDualStack", "selector": {"app": "web"},
-            "ports": [
-                {"name": "http", "port": 80, "targetPort": HTTP, "nodePort": HTTP_NODE_PORT},
-                {"name": "dns", "protocol": "UDP", "port": 53, "targetPort": DNS, "nodePort": DNS_NODE_PORT},
-            ],
-        });
-        let service = shop.ensure_service("web", spec).await?;
-        let ports =
-            [Port { name: "http", protocol: "TCP", number: HTTP }, Port { name: "dns", protocol: "UDP", number: DNS }];
-        for name in PODS {
-            let ips = addresses(name);
-            let pod = format!("web-{}", name.replace('.', "-"));
-            let labels = [("app", "web")];
-            let new = NewPod { name: &pod, node: "node-a", labels: &labels, ips: &ips, ports: &ports, ready: true };
-            shop.ensure_pod(new).await?;
-        }
-        shop.await_ready_addresses("web", &PODS.iter().flat_map(|name| addresses(name)).collect::<Vec<_>>()).await?;
-        let cluster_ips = service.spec.and_then(|spec| spec.cluster_ips).unwrap_or_default();
-        let cluster_ips = cluster_ips.iter().map(|text| text.parse()).collect::<Result<Vec<IpAddr>, _>>()?;
+        let node = NewNode { name: "node-a", addresses: &NODE, labels: &[], pod_cidrs: &POD_CIDRS };
+        plane.objects("default").ensure_node(node).await?;
+        let cluster_ips = web::create(&plane, &PODS.map(|pod| (pod, "node-a"))).await?;
         Ok(Self { programs: Programs::new()?, plane, network, _servers: servers, cluster_ips, flavour })
     }
 
@@ -114,11 +86,6 @@ impl World {
     }
 }
 
-fn addresses(pod: &str) -> [IpAddr; 2] {
-    let ip = pod.parse().expect("an address of this test");
-    Pod::at(ip).expect("a pod of the lab").addresses()
-}
-
 /// Only kube-proxy writes this rule: NodePorts on all local addresses. localnet writes one rule for each address.
 const THEIRS: &str = "--dst-type LOCAL -j KUBE-NODEPORTS";
 /// Only localnet writes this rule: it rejects unused ports of ClusterIPs.
@@ -137,15 +104,11 @@ fn there_and_back(world: &World) -> anyhow::Result<()> {
     let (node, client) = (world.network.node(), world.network.client());
     let pod = world.network.pod(ASKING.parse()?)?;
     let mut kube_proxy = world.start_kube_proxy()?;
-    let endpoints = |to: SocketAddr, port| -> Vec<SocketAddr> {
-        let all = PODS.iter().flat_map(|name| addresses(name));
-        all.filter(|ip| ip.is_ipv4() == to.is_ipv4()).map(|ip| SocketAddr::new(ip, port)).collect()
-    };
     let targets: Vec<_> = (world.cluster_ips.iter().map(|ip| (pod, SocketAddr::new(*ip, 80))))
         .chain(NODE.map(|ip| (client, SocketAddr::new(ip, HTTP_NODE_PORT))))
         .collect();
     for (from, to) in &targets {
-        world.programs.await_answers(from, Probe::new(Protocol::Tcp, *to), &endpoints(*to, HTTP))?;
+        world.programs.await_answers(from, Probe::new(Protocol::Tcp, *to), &web::answering(&PODS, *to, HTTP))?;
     }
     let chains = world.chains()?;
     anyhow::ensure!(chains.len() >= 12, "chains of two ports in two families were expected: {chains:?}");
@@ -154,7 +117,7 @@ fn there_and_back(world: &World) -> anyhow::Result<()> {
         let mut loads: Vec<_> = targets
             .iter()
             .map(|(from, to)| {
-                let endpoints = endpoints(*to, HTTP).into_iter().collect();
+                let endpoints = web::answering(&PODS, *to, HTTP).into_iter().collect();
                 Load::connections(
                     scope,
                     from,
