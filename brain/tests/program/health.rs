@@ -1,14 +1,6 @@
-//! Tests of the program's health server: its flag, and the effect of reports.
+//! The program's health server: its address in the log, and the effect of reports.
 
-#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
-
-use std::{
-    future::Future,
-    io::{BufRead as _, BufReader},
-    net::SocketAddr,
-    process::{Child, Command, Stdio},
-    time::Duration,
-};
+use std::{future::Future, net::SocketAddr, time::Duration};
 
 use localnet_client::{Outcome, Report, Source as _};
 use localnet_proto::{Family, Revision, Update};
@@ -17,6 +9,8 @@ use tokio::{
     net::TcpStream,
     time::timeout,
 };
+
+use super::{start, write};
 
 /// Waits for `future`, and panics after 20 s.
 async fn soon<T>(future: impl Future<Output = T>) -> T {
@@ -32,37 +26,13 @@ async fn get(address: SocketAddr, path: &str) -> String {
     answer
 }
 
-/// The program. Dropping it kills it.
-struct Program(Child);
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[tokio::test]
 async fn healthz_is_served_and_reports_change_the_answer() {
     let folder = tempfile::TempDir::new().unwrap();
-    let cluster = folder.path().join("cluster.yaml");
-    std::fs::write(&cluster, "{ apiVersion: v1, kind: Node, metadata: { name: here } }").unwrap();
+    write(folder.path(), &["10.0.0.1"]);
     let listen = format!("unix://{}", folder.path().join("brain.sock").display());
-    // Ports are free on an address of 127.0.0.0/8 that only this process uses.
-    let [a, b, ..] = std::process::id().to_le_bytes();
-    let healthz = format!("--healthz-bind-address=127.77.{a}.{b}:10256");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_localnet-brain"))
-        .arg(format!("--source=file:{}", cluster.display()))
-        .args(["--node-name=here", &healthz, "--log-format=json", "--listen", &listen])
-        .env_remove("RUST_LOG")
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let log = BufReader::new(child.stderr.take().unwrap());
-    let _program = Program(child);
+    let (_program, mut lines) = start(folder.path(), &listen);
     let (mut address, mut serving, mut complete) = (None, false, false);
-    let mut lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(&line.unwrap()).unwrap());
     while address.is_none() || !serving || !complete {
         let line = lines.next().expect("the brain has ended");
         let fields = &line["fields"];
