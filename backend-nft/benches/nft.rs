@@ -306,20 +306,12 @@ fn service(index: usize, endpoints: usize) -> Service {
         scopes: Scopes { internal: true, external: true, short_circuit: false, established: true },
     };
     Service {
-        key: ServiceKey::new(format!("namespace-{}", index % 100), format!("service-{index}")),
-        kind: "ClusterIP".to_owned(),
-        cluster_ips: vec![address(172, (16 << 16) + index)],
-        external_ips: vec![],
-        load_balancer_ips: vec![],
         ports: vec![port],
-        internal_traffic_to_local: false,
-        external_traffic_to_local: false,
-        client_ip_affinity: None,
-        source_filters: vec![],
-        health_check_node_port: None,
-        ipvs_scheduler: None,
-        preserve_destination: false,
         endpoints: (0..endpoints).map(endpoint).collect(),
+        ..Service::new(
+            ServiceKey::new(format!("namespace-{}", index % 100), format!("service-{index}")),
+            vec![address(172, (16 << 16) + index)],
+        )
     }
 }
 

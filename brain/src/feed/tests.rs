@@ -15,11 +15,6 @@ use localnet_cluster::localize::Localized;
 fn service(name: &str, port: u16) -> Arc<Service> {
     let when_empty = WhenEmpty::default();
     Arc::new(Service {
-        key: ServiceKey::new("default", name),
-        kind: "ClusterIP".into(),
-        cluster_ips: vec![[10, 96, 0, 1].into()],
-        external_ips: vec![],
-        load_balancer_ips: vec![],
         ports: vec![Port {
             name: "".into(),
             protocol: Protocol::Tcp,
@@ -28,14 +23,7 @@ fn service(name: &str, port: u16) -> Arc<Service> {
             when_empty_v4: when_empty,
             when_empty_v6: when_empty,
         }],
-        internal_traffic_to_local: false,
-        external_traffic_to_local: false,
-        client_ip_affinity: None,
-        source_filters: vec![],
-        health_check_node_port: None,
-        ipvs_scheduler: None,
-        preserve_destination: false,
-        endpoints: vec![],
+        ..Service::new(ServiceKey::new("default", name), vec![[10, 96, 0, 1].into()])
     })
 }
 

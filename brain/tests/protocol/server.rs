@@ -151,11 +151,7 @@ pub(crate) async fn assemble(mut answer: Streaming<NextItem>) -> Result<Update, 
 /// A Service with one port, which distinguishes its versions. `size` is its approximate encoded size, in bytes.
 pub(crate) fn service(name: &str, port: u16, size: usize) -> Arc<Service> {
     Arc::new(Service {
-        key: ServiceKey::new("default", name),
         kind: "x".repeat(size),
-        cluster_ips: vec![[10, 0, 0, 1].into()],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
         ports: vec![Port {
             name: "".into(),
             protocol: Protocol::Tcp,
@@ -164,14 +160,7 @@ pub(crate) fn service(name: &str, port: u16, size: usize) -> Arc<Service> {
             when_empty_v4: WhenEmpty::default(),
             when_empty_v6: WhenEmpty::default(),
         }],
-        internal_traffic_to_local: false,
-        external_traffic_to_local: false,
-        client_ip_affinity: None,
-        source_filters: Vec::new(),
-        health_check_node_port: None,
-        ipvs_scheduler: None,
-        preserve_destination: false,
-        endpoints: Vec::new(),
+        ..Service::new(ServiceKey::new("default", name), vec![[10, 0, 0, 1].into()])
     })
 }
 

@@ -166,20 +166,9 @@ fn service(name: &str, index: u32) -> Named {
     };
     let key = ServiceKey::new(format!("namespace-{}", index % 100), format!("{name}-{index:06}"));
     let service = Service {
-        key: key.clone(),
-        kind: "ClusterIP".to_owned(),
-        cluster_ips: vec![address(172, (16 << 16) + index)],
-        external_ips: vec![],
-        load_balancer_ips: vec![],
         ports: (0..PORTS).map(port).collect(),
-        internal_traffic_to_local: false,
-        external_traffic_to_local: false,
-        client_ip_affinity: None,
-        source_filters: vec![],
-        health_check_node_port: None,
-        ipvs_scheduler: None,
-        preserve_destination: false,
         endpoints: (0..ENDPOINTS).map(endpoint).collect(),
+        ..Service::new(key.clone(), vec![address(172, (16 << 16) + index)])
     };
     (key, Some(service.into()))
 }
