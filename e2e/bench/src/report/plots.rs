@@ -7,8 +7,8 @@ use crate::{
     number_text::time,
 };
 
-const SERVICES: Axis = Axis { name: "Services", scale: Scale::Logarithmic, label: thousands };
-const TIME: Axis = Axis { name: "time", scale: Scale::Logarithmic, label: round_time };
+const SERVICES: Axis = Axis { name: "Services", label: |value| thousands(*value) };
+const TIME: Axis = Axis { name: "time", label: |value| round_time(*value) };
 
 /// The charts with their names. Empty charts are omitted.
 pub(crate) fn all(figures: &Figures) -> Vec<(&'static str, Chart)> {
@@ -19,6 +19,7 @@ pub(crate) fn all(figures: &Figures) -> Vec<(&'static str, Chart)> {
                 title: "Start → every Service answers",
                 x: SERVICES,
                 y: TIME,
+                scale: Scale::Logarithmic,
                 lines: lines(figures, "", false, |run| Some(run.start.as_ref()?.took)),
             },
         ),
@@ -29,7 +30,8 @@ pub(crate) fn all(figures: &Figures) -> Vec<(&'static str, Chart)> {
             Chart {
                 title: "Resident memory after the load, all processes",
                 x: SERVICES,
-                y: Axis { name: "MiB", scale: Scale::Linear, label: |value| format!("{value:.0}") },
+                y: Axis { name: "MiB", label: |value| thousands(*value) },
+                scale: Scale::Linear,
                 lines: lines(figures, "", false, |run| {
                     Some(run.load.as_ref()?.memory.values().map(|memory| memory.resident).sum())
                 }),
@@ -40,7 +42,8 @@ pub(crate) fn all(figures: &Figures) -> Vec<(&'static str, Chart)> {
             Chart {
                 title: "New TCP connection through the slowest of three VIPs",
                 x: SERVICES,
-                y: Axis { name: "µs", scale: Scale::Linear, label: |value| format!("{value:.0}") },
+                y: Axis { name: "µs", label: |value| thousands(*value) },
+                scale: Scale::Linear,
                 lines: lines(figures, "", false, |run| Some(run.connect?.slowest_us())),
             },
         ),
@@ -51,7 +54,7 @@ pub(crate) fn all(figures: &Figures) -> Vec<(&'static str, Chart)> {
 fn quantiles(figures: &Figures, title: &'static str, of: fn(&Run) -> Option<Change>) -> Chart {
     let median = lines(figures, " p50", false, |run| Some(of(run)?.event.p50));
     let slowest = lines(figures, " p99", true, |run| Some(of(run)?.event.p99));
-    Chart { title, x: SERVICES, y: TIME, lines: median.into_iter().chain(slowest).collect() }
+    Chart { title, x: SERVICES, y: TIME, scale: Scale::Logarithmic, lines: median.into_iter().chain(slowest).collect() }
 }
 
 /// One line for each contestant.
