@@ -1,6 +1,5 @@
-//! The node's own addresses, and notifications when they change.
-//!
-//! The module reports what the kernel reports, loopback and link-local addresses included. The caller decides which count.
+//! The node's own addresses, and notifications when they change. The module reports all addresses, including loopback and
+//! link-local ones. The caller decides which of them count.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -55,7 +54,7 @@ impl Addresses {
     /// Subscribes to address changes. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// [`Error::Io`] if the netlink socket cannot be opened or bound.
+    /// Returns [`Error::Io`] if the netlink socket cannot be opened or bound.
     pub fn watch() -> Result<Self, Error> {
         let groups = [MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
         let (connection, handle, changes) = new_multicast_connection(&groups)?;
@@ -69,7 +68,7 @@ impl Addresses {
     /// Lists the addresses of all interfaces.
     ///
     /// # Errors
-    /// [`Error::List`] if the kernel refuses the request.
+    /// Returns [`Error::List`] if the kernel refuses the request.
     pub async fn list(&self) -> Result<BTreeSet<Address>, Error> {
         let messages: Vec<AddressMessage> = self.handle.address().get().execute().try_collect().await?;
         Ok(messages.iter().filter_map(address).collect())
@@ -92,7 +91,7 @@ impl Addresses {
     /// Waits until an address is added or removed after the subscription, or after the last return of this method.
     ///
     /// # Errors
-    /// [`Error::Ended`] if the subscription ended.
+    /// Returns [`Error::Ended`] if the subscription ended.
     pub async fn changed(&mut self) -> Result<(), Error> {
         self.changed.recv().await.ok_or(Error::Ended)
     }
@@ -137,7 +136,8 @@ impl NodeAddresses {
     /// Lists the addresses. After an error, [`Self::next`] lists them again.
     ///
     /// # Errors
-    /// The subscription cannot be opened, or the kernel refuses to list the addresses or the excepted interface.
+    /// Returns an error if the subscription cannot be opened, or if the kernel refuses to list the addresses or the excepted
+    /// interface.
     pub async fn list(&mut self) -> Result<Vec<IpAddr>, Error> {
         let listed = self.try_list().await;
         self.changed = listed.is_err();

@@ -36,7 +36,7 @@ pub enum Error {
         name: String,
     },
     /// An interface of another kind has the name.
-    #[error("the interface {name} is no dummy interface ({kind}): delete or rename it (ip link delete {name})")]
+    #[error("the interface {name} is not a dummy interface ({kind}): delete or rename it (ip link delete {name})")]
     NotDummy {
         /// The name of the interface.
         name: String,
@@ -108,7 +108,8 @@ impl Dummy {
     /// Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// An interface of another kind has the name, or the kernel has no dummy interfaces or denies the request.
+    /// Returns an error if an interface of another kind has the name, or if the kernel has no dummy interfaces or denies the
+    /// request.
     pub async fn ensure(name: &str) -> Result<Self, Error> {
         if let Some(existing) = Self::find(name).await? {
             return Ok(existing);
@@ -126,7 +127,7 @@ impl Dummy {
     /// Opens the dummy interface with that name; `None` if there is none. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// An interface of another kind has the name, or the kernel denies the request.
+    /// Returns an error if an interface of another kind has the name, or if the kernel denies the request.
     pub async fn find(name: &str) -> Result<Option<Self>, Error> {
         let connection = Connection::open()?;
         let links = connection.handle.link().get().match_name(name).execute();
@@ -166,11 +167,11 @@ impl Dummy {
         Ok(ours.map(|address| address.ip).collect())
     }
 
-    /// Removes and adds addresses. An address that exists already, or is missing already, is no error. Refused addresses are
+    /// Removes and adds addresses. It is not an error if an address exists already, or is missing already. Refused addresses are
     /// listed in the result and do not stop the others.
     ///
     /// # Errors
-    /// The interface was deleted, or the process lacks `CAP_NET_ADMIN`.
+    /// Returns an error if the interface was deleted, or if the process lacks `CAP_NET_ADMIN`.
     pub async fn change(
         &self,
         add: impl IntoIterator<Item = IpAddr>,
@@ -206,7 +207,7 @@ impl Dummy {
         Ok(changed)
     }
 
-    /// Deletes the interface with its addresses. A missing interface is no error.
+    /// Deletes the interface with its addresses. A missing interface is not an error.
     ///
     /// # Errors
     /// The kernel denies or fails the request.

@@ -55,7 +55,7 @@ pub(crate) const ERROR: u16 = 2;
 pub(crate) const DONE: u16 = 3;
 
 /// Reads a part of the answer without blocking. The kernel processes a request within `send`, and prepares the next part of a
-/// dump within `recv`. So what is not available now never comes, and this returns [`Errno::AGAIN`].
+/// dump within `recv`. So if no part is available now, none will come, and this returns [`Errno::AGAIN`].
 pub(crate) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<usize, Errno> {
     let socket = socket.as_fd();
     rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut *buffer, RecvFlags::DONTWAIT)).map(|(len, _)| len)

@@ -48,7 +48,7 @@ fn the_interface_is_created_once_and_stays_down_without_arp() {
             assert_eq!(existing.addresses().await.unwrap(), addresses(&["10.96.0.1"]).into_iter().collect());
             existing.delete().await.unwrap();
             assert!(Dummy::find(NAME).await.unwrap().is_none());
-            // Deleting it again is no error.
+            // Deleting it again is not an error.
             assert!(made.addresses().await.unwrap().is_empty());
             made.delete().await.unwrap();
         });
@@ -67,7 +67,7 @@ fn only_single_addresses_are_managed() {
             assert_eq!((changed.added, changed.removed, changed.refused.len()), (4, 0, 0));
             assert_eq!(dummy.addresses().await.unwrap(), both.iter().copied().collect());
 
-            // Repeated additions and removals of missing addresses change nothing and are no error.
+            // Repeated additions and removals of missing addresses change nothing and are not an error.
             let changed = dummy.change(both.clone(), addresses(&["10.96.0.9", "fd00:96::9"])).await.unwrap();
             assert_eq!((changed.added, changed.removed, changed.refused.len()), (0, 0, 0));
 
@@ -130,10 +130,10 @@ fn refused_addresses_are_reported_and_do_not_stop_the_others() {
             let error = Dummy::ensure(NAME).await.unwrap_err().to_string();
             assert_eq!(
                 error,
-                "the interface kube-ipvs0 is no dummy interface (bridge): delete or rename it (ip link delete kube-ipvs0)"
+                "the interface kube-ipvs0 is not a dummy interface (bridge): delete or rename it (ip link delete kube-ipvs0)"
             );
             let error = Dummy::ensure("lo").await.unwrap_err().to_string();
-            assert!(error.contains("the interface lo is no dummy interface (a device)"), "{error}");
+            assert!(error.contains("the interface lo is not a dummy interface (a device)"), "{error}");
         });
     });
 }

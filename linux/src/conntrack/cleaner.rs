@@ -20,7 +20,7 @@ use tracing::{debug, error, info, warn};
 
 use super::{Conntrack, Due, Endpoints, Error, Frontend, Kernel, Reconciler, Report};
 
-/// What a commit changed.
+/// The changes of a commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commit {
     /// Frontends whose endpoints changed, with their eligible endpoints; `None` for a deleted frontend.

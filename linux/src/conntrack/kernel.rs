@@ -27,17 +27,18 @@ const RECEIVE: usize = 64 << 10;
 
 /// A conntrack table.
 pub trait Conntrack {
-    /// Calls `visit` for each flow of the selection, and for no other. It may show a flow twice if the table changes meanwhile.
+    /// Calls `visit` for each flow of the selection, and for no other. If the table changes during the dump, a flow may appear
+    /// twice.
     ///
     /// # Errors
-    /// The table cannot be read, or changed during every attempt.
+    /// Returns an error if the table cannot be read, or changed during every attempt.
     fn dump(&mut self, selection: Selection, visit: &mut dyn FnMut(&Flow)) -> Result<(), Error>;
 
-    /// Deletes exactly these entries and returns how many existed. It skips an entry that no longer exists, or whose place a flow to
-    /// another endpoint took.
+    /// Deletes exactly these entries and returns how many existed. It skips an entry that no longer exists, or that a flow to
+    /// another endpoint has replaced.
     ///
     /// # Errors
-    /// The kernel refuses a deletion, or its answer is lost.
+    /// Returns an error if the kernel refuses a deletion, or if its answer is lost.
     fn delete(&mut self, flows: &[Flow]) -> Result<usize, Error>;
 }
 
@@ -85,7 +86,7 @@ impl Kernel {
     /// reconnects after an error.
     ///
     /// # Errors
-    /// The kernel has no ctnetlink, or the socket fails.
+    /// Returns an error if the kernel has no ctnetlink, or if the socket fails.
     pub fn open() -> Result<Self, Error> {
         Ok(Self { netlink: Some(connect()?), sequence: 0, filters: true, buffer: vec![0; RECEIVE] })
     }
@@ -110,8 +111,8 @@ impl Kernel {
         }
     }
 
-    /// Calls `visit` for every flow of a family, whatever its protocol and state. It may show a flow twice if the table changes
-    /// meanwhile.
+    /// Calls `visit` for every flow of a family, whatever its protocol and state. If the table changes during the dump, a flow
+    /// may appear twice.
     ///
     /// # Errors
     /// As [`Conntrack::dump`].

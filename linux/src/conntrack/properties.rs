@@ -78,7 +78,7 @@ proptest! {
         }
     }
 
-    /// A run skips reading the table only where it would find nothing, and later runs catch up on a failed one.
+    /// If a run does not read the table, no flow was stale. Later runs make up for a failed one.
     #[test]
     fn no_stale_flow_survives_whatever_failed_before(
         history in vec((desired_states(), any::<bool>()), 1..6), last in desired_states(),

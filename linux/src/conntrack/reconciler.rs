@@ -1,5 +1,5 @@
-//! Drives the clean-up: remembers what changed since the last run, reads the table only if that can have made a flow stale,
-//! and repeats until nothing is left to do.
+//! Drives the clean-up: remembers the changes since the last run, reads the table only if they can have made a flow stale, and
+//! repeats until nothing is left to do.
 //!
 //! It never acts on a change directly. A change only decides whether to read the table; a run then compares every flow with
 //! all frontends. So the next run makes up for anything that failed, was lost, or happened while no backend ran.
@@ -185,11 +185,11 @@ impl Reconciler {
     }
 
     /// Reads the flows that can be stale and deletes those that are. Costs nothing if nothing is due; blocks while the kernel
-    /// works. Call it after each commit, when the rules for the desired state are in force: a flow that is deleted earlier
+    /// works. Call it after each commit, when the rules for the desired state are in force: a flow that is deleted before that
     /// comes back unchanged.
     ///
     /// # Errors
-    /// The table cannot be read or changed. The run stays due.
+    /// Returns an error if the table cannot be read or changed. The run stays due.
     pub fn run(&mut self, conntrack: &mut impl Conntrack) -> Result<Report, Error> {
         // The endpoints before the changes no longer matter: a run compares flows with the current ones.
         self.pending = self.initial_checks();
@@ -216,7 +216,7 @@ impl Reconciler {
         Ok(report)
     }
 
-    /// Records a run that succeeded and with_stale stale flows in the selections `with_stale`.
+    /// Records a run that succeeded and found stale flows in the selections `with_stale`.
     fn finish_run(&mut self, with_stale: BTreeSet<Selection>) {
         // Without frontends nothing was compared, so the first check of everything is still to come.
         self.everything &= self.frontends.is_empty();

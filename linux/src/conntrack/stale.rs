@@ -35,7 +35,7 @@ pub fn is_stale(flow: &Flow, frontends: &Frontends) -> bool {
 fn is_backwards(flow: &Flow, frontends: &Frontends) -> bool {
     let Tuple { source, destination } = flow.original;
     let untouched = flow.reply == Tuple { source: destination, destination: source };
-    // A connection attempt from that address is no reply.
+    // A connection attempt from that address is not a reply.
     if !untouched || flow.protocol == Protocol::Tcp {
         return false;
     }

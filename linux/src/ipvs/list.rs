@@ -1,4 +1,4 @@
-//! Lists virtual servers and destinations: at the start to adopt them, later to find what other programs changed, and to see
+//! Lists virtual servers and destinations: at the start to adopt them, later to find changes by other programs, and to check
 //! whether a destination is drained.
 //!
 //! The kernel sends a long list in parts, by position, and does not report changes between the parts. So an entry may be missing
@@ -17,7 +17,7 @@ use super::socket::{Error, Socket, refused};
 use super::{DestinationState, Frontend, ServerState, VirtualServer};
 use crate::netlink::{self, Attributes, Writer};
 
-/// How often a list that changes meanwhile is read.
+/// How often to read a list that changes while it is read.
 const ATTEMPTS: usize = 20;
 
 impl Socket {
@@ -25,7 +25,8 @@ impl Socket {
     /// proportional to the number of virtual servers.
     ///
     /// # Errors
-    /// The process lacks the capability, the kernel refuses, or the virtual servers changed during every attempt.
+    /// Returns an error if the process lacks the capability, the kernel refuses, or the virtual servers changed during every
+    /// attempt.
     pub fn list(&mut self) -> Result<Vec<ServerState>, Error> {
         let mut servers = self.servers()?;
         for _ in 0..ATTEMPTS {
@@ -34,7 +35,7 @@ impl Socket {
                 let destinations = self.destinations(&server.frontend)?;
                 states.push(ServerState { server: server.clone(), destinations });
             }
-            // Compare again: the destinations of a virtual server that was deleted meanwhile read as an empty list.
+            // Compare again: if a virtual server was deleted between the two reads, its list of destinations is empty.
             let after = self.servers()?;
             if after == servers {
                 return Ok(states);

@@ -38,7 +38,7 @@ fn settings_for(release: &str, strict_arp: bool) -> Vec<(&'static str, i64)> {
     pairs
 }
 
-/// The first two numbers of a release. A string that is no release counts as a new kernel.
+/// The first two numbers of a release. A string that is not a release counts as a new kernel.
 fn version(release: &str) -> (u32, u32) {
     let mut numbers = release.split(|char: char| !char.is_ascii_digit()).map(str::parse);
     match (numbers.next(), numbers.next()) {

@@ -1,4 +1,4 @@
-//! Reads tables back: at the start to adopt them, and later to find what other programs changed.
+//! Reads tables back: at the start to adopt them, and later to find changes by other programs.
 //!
 //! A normal sync reads nothing. Each result is a consistent state of the table: a read that raced with a change is repeated.
 

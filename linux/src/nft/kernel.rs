@@ -27,7 +27,7 @@ pub trait Kernel: Send {
     fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error>;
     /// Whether the host supports the address family.
     fn has_family(&self, family: Family) -> bool;
-    /// The generation of the ruleset. A backend uses it to recognize notifications that are older than what it read. `None` if
+    /// The generation of the ruleset. A backend uses it to recognize notifications that are older than its last read. `None` if
     /// the implementation has no generations.
     fn generation(&mut self) -> Option<u32> {
         None

@@ -1,4 +1,4 @@
-//! [`Monitor`]: notices what other processes do to nf_tables.
+//! [`Monitor`]: notices when other processes change nf_tables.
 //!
 //! For each commit the kernel sends one notification per change, and one for the new generation of the ruleset, which names
 //! the process. The monitor skips the commits of this process. If notifications come faster than they are read, the kernel

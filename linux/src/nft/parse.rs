@@ -61,7 +61,7 @@ impl RuleDump {
     }
 }
 
-/// A normalized expression, without what the kernel adds or omits in a dump: order, zeros and repeated registers.
+/// A normalized expression, without the differences that a dump may have: order, zeros and repeated registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Expression {
     pub(super) name: String,

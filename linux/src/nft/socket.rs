@@ -191,7 +191,7 @@ mod tests {
     use super::*;
     use wire::{Head, Writer};
 
-    /// The kernel does not answer a message that is no request. This simulates a lost answer.
+    /// The kernel does not answer a message that is not a request. This simulates a lost answer.
     #[test]
     fn a_dump_without_an_answer_fails_and_does_not_block() {
         let mut socket = Socket::open().unwrap();

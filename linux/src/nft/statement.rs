@@ -1,4 +1,4 @@
-//! Rules as lists of small statements: exactly what service proxying needs, no general expression tree.
+//! Rules as lists of small statements. These cover only the needs of a service proxy, instead of nf_tables' general expressions.
 
 use std::net::IpAddr;
 

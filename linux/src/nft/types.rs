@@ -1,4 +1,4 @@
-//! Names and field types: what rules, sets and elements are made of.
+//! Names and field types: the parts of rules, sets and elements.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The userdata of nft 1.0.6: what it needs to print a set's declaration and comments in a form that it can load.
+//! The userdata of nft 1.0.6. With it, nft prints a set's declaration and comments in a form that it can load.
 //!
 //! The kernel does not need it, but without it `nft list ruleset` prints keys as raw numbers that nft cannot load.
 
