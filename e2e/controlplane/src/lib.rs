@@ -273,7 +273,7 @@ impl ControlPlane {
             format!("--secure-port={}", server.port()),
             // By default it uses the address of the default route, which a namespace need not have.
             format!("--advertise-address={}", server.ip()),
-            // Leaves default/kubernetes without endpoints, because a loopback address is no valid endpoint.
+            // Leaves default/kubernetes without endpoints, because a loopback address is not a valid endpoint.
             "--endpoint-reconciler-type=none".to_owned(),
             format!("--cert-dir={}", self.folder.path().display()),
             format!("--tls-cert-file={}", credentials.serving_certificate.display()),

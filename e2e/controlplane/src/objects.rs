@@ -80,7 +80,7 @@ impl Objects {
     /// Creates the Kubernetes namespace.
     ///
     /// # Errors
-    /// The API server refuses it.
+    /// Returns an error if the API server refuses the request.
     pub async fn ensure_namespace(&self) -> anyhow::Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         apply(&namespaces, &self.namespace, json!({})).await?;
@@ -90,7 +90,7 @@ impl Objects {
     /// Creates or changes a Node.
     ///
     /// # Errors
-    /// The API server refuses it.
+    /// Returns an error if the API server refuses the request.
     pub async fn ensure_node(&self, node: NewNode<'_>) -> anyhow::Result<()> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let spec = json!({ "podCIDR": node.pod_cidrs.first(), "podCIDRs": node.pod_cidrs });
@@ -104,7 +104,7 @@ impl Objects {
     /// Creates or changes a Service; `spec` is the value of `spec:` in a manifest. The result contains its addresses and NodePorts.
     ///
     /// # Errors
-    /// The API server refuses it.
+    /// Returns an error if the API server refuses the request.
     pub async fn ensure_service(&self, name: &str, spec: Value) -> anyhow::Result<Service> {
         apply(&self.api(), name, json!({ "spec": spec })).await
     }
@@ -112,7 +112,7 @@ impl Objects {
     /// Sets the addresses of a Service of type `LoadBalancer`, as a cloud would.
     ///
     /// # Errors
-    /// The API server refuses it.
+    /// Returns an error if the API server refuses the request.
     pub async fn set_load_balancer(&self, service: &str, ips: &[IpAddr]) -> anyhow::Result<()> {
         let ingress: Vec<Value> = ips.iter().map(|ip| json!({ "ip": ip, "ipMode": "VIP" })).collect();
         set_status(&self.api::<Service>(), service, json!({ "loadBalancer": { "ingress": ingress } })).await
@@ -121,7 +121,7 @@ impl Objects {
     /// Deletes a Service.
     ///
     /// # Errors
-    /// The API server refuses it.
+    /// Returns an error if the API server refuses the request.
     pub async fn remove_service(&self, name: &str) -> anyhow::Result<()> {
         remove(&self.api::<Service>(), name, &DeleteParams::default()).await
     }
@@ -129,7 +129,7 @@ impl Objects {
     /// Creates a Pod, or changes its labels, addresses and readiness.
     ///
     /// # Errors
-    /// The API server refuses it.
+    /// Returns an error if the API server refuses the request.
     pub async fn ensure_pod(&self, pod: NewPod<'_>) -> anyhow::Result<()> {
         let port =
             |port: &Port<'_>| json!({ "name": port.name, "protocol": port.protocol, "containerPort": port.number });
@@ -150,7 +150,7 @@ impl Objects {
     /// Sets a Pod's condition `Ready`.
     ///
     /// # Errors
-    /// The API server refuses it.
+    /// Returns an error if the API server refuses the request.
     pub async fn set_pod_ready(&self, name: &str, ready: bool) -> anyhow::Result<()> {
         set_status(&self.api::<Pod>(), name, json!({ "conditions": [ready_condition(ready)] })).await
     }
@@ -158,7 +158,7 @@ impl Objects {
     /// Deletes a Pod gracefully. Without a kubelet it stays terminating until [`Objects::remove_pod`].
     ///
     /// # Errors
-    /// The API server refuses it.
+    /// Returns an error if the API server refuses the request.
     pub async fn terminate_pod(&self, name: &str) -> anyhow::Result<()> {
         remove(&self.api::<Pod>(), name, &DeleteParams::default().grace_period(3600)).await
     }
@@ -166,7 +166,7 @@ impl Objects {
     /// Deletes a Pod at once.
     ///
     /// # Errors
-    /// The API server refuses it.
+    /// Returns an error if the API server refuses the request.
     pub async fn remove_pod(&self, name: &str) -> anyhow::Result<()> {
         remove(&self.api::<Pod>(), name, &DeleteParams::default().grace_period(0)).await
     }
@@ -174,7 +174,7 @@ impl Objects {
     /// Waits until the ready addresses in the Service's slices, both families together, are exactly these.
     ///
     /// # Errors
-    /// They are not within a minute.
+    /// Returns an error if the addresses still differ after a minute.
     pub async fn await_ready_addresses(&self, service: &str, expected: &[IpAddr]) -> anyhow::Result<()> {
         let expected: BTreeSet<IpAddr> = expected.iter().copied().collect();
         let what = format!("the ready addresses {expected:?}");
@@ -185,7 +185,7 @@ impl Objects {
     /// Waits until the Service's slices, both families together, have this number of ready addresses, and returns these.
     ///
     /// # Errors
-    /// They do not within a minute.
+    /// Returns an error if the number still differs after a minute.
     pub async fn await_ready_count(&self, service: &str, count: usize) -> anyhow::Result<BTreeSet<IpAddr>> {
         let what = format!("{count} ready addresses");
         let slices = self.await_slices(service, &what, |slices| ready_addresses(slices).len() == count).await?;
@@ -196,7 +196,7 @@ impl Objects {
     /// condition in the error.
     ///
     /// # Errors
-    /// The condition is not true within a minute.
+    /// Returns an error if the condition is not true within a minute.
     pub async fn await_slices(
         &self,
         service: &str,

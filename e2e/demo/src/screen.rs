@@ -62,7 +62,7 @@ impl Screen {
         if !self.once {
             text.push_str(&format!("edit {} to see connections move; press Ctrl-C to exit\n", self.services.display()));
         }
-        // A closed standard output is no failed connection.
+        // A closed standard output is not a failed connection.
         _ = io::stdout().write_all(text.as_bytes());
         failed
     }

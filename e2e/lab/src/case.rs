@@ -73,7 +73,7 @@ impl Case {
     /// Reads [`Self::state`] into a type for states.
     ///
     /// # Errors
-    /// The file cannot be read, or is no such state.
+    /// Returns an error if the file cannot be read or does not contain a state.
     pub fn read_state<State: DeserializeOwned>(&self) -> anyhow::Result<State> {
         let path = self.state();
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;

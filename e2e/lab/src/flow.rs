@@ -38,7 +38,7 @@ pub struct Flows {
     pub flows: Vec<Flow>,
 }
 
-/// The node's configuration: what a backend needs to know beside the state that it receives.
+/// The node's configuration, which a backend needs besides the state that it receives.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NodeOptions {
@@ -139,7 +139,7 @@ impl Flows {
     /// Parses a `flows.yaml`.
     ///
     /// # Errors
-    /// The text is no valid `flows.yaml`; the error names the line.
+    /// Returns an error that names the line if the text is not a valid `flows.yaml`.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         Ok(serde_saphyr::from_str(text)?)
     }
@@ -201,7 +201,7 @@ impl Sender {
             ("client", Some(own)) if CLIENT.contains(&own) || CLIENT_TWO.contains(&own) => Ok(Self::Client(Some(own))),
             ("pod" | "remote-pod", Some(address)) => match Pod::at(address) {
                 Some(pod) if (pod.place == Place::Local) == (kind == "pod") => Ok(Self::Pod(pod)),
-                _ => bail!("from: {text} is no {kind} of the lab (10.180.0.N are pods, 10.180.1.N remote pods)"),
+                _ => bail!("from: {text} is not a {kind} of the lab (10.180.0.N are pods, 10.180.1.N remote pods)"),
             },
             _ => bail!("from: {text} is none of client, client:ADDRESS, node, pod:ADDRESS, remote-pod:ADDRESS"),
         }

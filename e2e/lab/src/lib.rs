@@ -20,7 +20,7 @@
 //! | [`check`] | checks flows with real packets |
 //! | [`open`] | flows that stay open for several requests |
 //! | [`expect`] | compares with expected files, or rewrites them |
-//! | [`plan`] | compares plans: what a Case changes in the plan of a node without Services |
+//! | [`plan`] | compares plans: the changes of a Case to the plan of a node without Services |
 //! | [`foreign`] | tables of other programs on the node |
 //!
 //! The lab knows no backend: [`check_flows`] takes a closure that programs the node's namespace. The lab needs root, `ip`

@@ -84,7 +84,7 @@ impl Network {
     /// # Errors
     /// No pod of this network has the address.
     pub fn pod(&self, address: IpAddr) -> anyhow::Result<&Namespace> {
-        let pod = Pod::at(address).ok_or_else(|| anyhow!("{address} is no pod address of the lab"))?;
+        let pod = Pod::at(address).ok_or_else(|| anyhow!("{address} is not a pod address of the lab"))?;
         self.pods.get(&pod).ok_or_else(|| anyhow!("this network has no pod {address}: add it to the topology"))
     }
 

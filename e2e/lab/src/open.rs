@@ -109,19 +109,19 @@ impl OpenFlow {
         if let Some(tag) = self.association {
             return Ok(match probe.exchange(port, own, tag, Chunk::Heartbeat)? {
                 Ok(Chunk::HeartbeatAck { info }) => parse_answer(&info)?,
-                Ok(other) => bail!("{other:?} is no answer to HEARTBEAT"),
+                Ok(other) => bail!("{other:?} is not an answer to HEARTBEAT"),
                 Err(outcome) => outcome,
             });
         }
         let (tag, cookie) = match probe.exchange(port, own, 0, Chunk::Init { tag: own })? {
             Ok(Chunk::InitAck { tag, cookie }) => (tag, cookie),
-            Ok(other) => bail!("{other:?} is no answer to INIT"),
+            Ok(other) => bail!("{other:?} is not an answer to INIT"),
             Err(outcome) => return Ok(outcome),
         };
         let answer = parse_answer(&cookie)?;
         match probe.exchange(port, own, tag, Chunk::CookieEcho { cookie })? {
             Ok(Chunk::CookieAck) => self.association = Some(tag),
-            Ok(other) => bail!("{other:?} is no answer to COOKIE ECHO"),
+            Ok(other) => bail!("{other:?} is not an answer to COOKIE ECHO"),
             Err(outcome) => return Ok(outcome),
         }
         Ok(answer)

@@ -3,8 +3,8 @@
 //! | golden file | contains |
 //! |---|---|
 //! | `e2e/plans/cluster-cidr/NAME` | the complete plan of a node without Services |
-//! | `e2e/plans/CONFIGURATION/NAME` | what another configuration of the node changes in it |
-//! | `e2e/cases/CASE/NAME` | what the Case changes in the plan of its configuration |
+//! | `e2e/plans/CONFIGURATION/NAME` | the changes to this plan in another configuration of the node |
+//! | `e2e/cases/CASE/NAME` | the changes of the Case to the plan of its configuration |
 //!
 //! ```text
 //! # changes to e2e/plans/cluster-cidr/nft.txt
@@ -183,7 +183,7 @@ fn ends_block(line: &str) -> bool {
     line.trim() == "}" || line == "COMMIT"
 }
 
-/// How deep a line stands: the heading of a part, a table, a chain or set, what is in one. Empty lines belong to no block.
+/// The depth of a line: the heading of a part, a table, a chain or set, or its content. Empty lines belong to no block.
 fn level(line: &str) -> usize {
     match line.chars().next() {
         None => usize::MAX,

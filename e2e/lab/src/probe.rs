@@ -172,7 +172,7 @@ impl Probe {
         let tag = own_tag(port);
         Ok(match self.exchange(port, tag, 0, Chunk::Init { tag })? {
             Ok(Chunk::InitAck { cookie, .. }) => parse_answer(&cookie)?,
-            Ok(other) => bail!("{other:?} is no answer to INIT"),
+            Ok(other) => bail!("{other:?} is not an answer to INIT"),
             Err(outcome) => outcome,
         })
     }

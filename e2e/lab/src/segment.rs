@@ -1,4 +1,4 @@
-//! Hand-made TCP segments over IPv4, for what no socket sends: a segment outside of its connection's window.
+//! Hand-made TCP segments over IPv4. No socket sends these segments, which are outside of their connection's window.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};

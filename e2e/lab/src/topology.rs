@@ -69,7 +69,7 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// The pod that has `address`; `None` if it is no pod's address.
+    /// The pod that has `address`; `None` if no pod can have it.
     pub fn at(address: IpAddr) -> Option<Self> {
         let (place, number) = match address {
             IpAddr::V4(address) => match address.octets() {
@@ -122,7 +122,7 @@ impl Topology {
     /// A topology with pods, each given by one of its addresses.
     ///
     /// # Errors
-    /// A text is no address of a pod.
+    /// Returns an error if a text is not the address of a pod.
     pub fn with_pods<'a>(addresses: impl IntoIterator<Item = &'a str>) -> anyhow::Result<Self> {
         let mut topology = Self::default();
         for text in addresses {
@@ -135,11 +135,11 @@ impl Topology {
     /// Adds the pod that has `address`.
     ///
     /// # Errors
-    /// The address is no pod's.
+    /// Returns an error if no pod can have the address.
     pub fn add_pod(&mut self, address: IpAddr) -> anyhow::Result<()> {
         let Some(pod) = Pod::at(address) else {
             bail!(
-                "{address} is no pod address of the lab: use 10.180.0.N, 10.180.1.N, fd00:10:180::N or fd00:10:180:1::N"
+                "{address} is not a pod address of the lab: use 10.180.0.N, 10.180.1.N, fd00:10:180::N or fd00:10:180:1::N"
             );
         };
         self.pods.insert(pod);

@@ -19,7 +19,7 @@ fn cases_contain_only_known_files_and_a_reason() {
         let files: Vec<_> = std::fs::read_dir(&case.dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert!(files.iter().all(|file| FILES.iter().any(|allowed| file == allowed)), "{}: {files:?}", case.name);
         let cluster = std::fs::read_to_string(case.cluster()).unwrap();
-        assert!(cluster.starts_with("# "), "{}: no word on what it shows", case.name);
+        assert!(cluster.starts_with("# "), "{}: the first line does not describe the Case", case.name);
         let node = format!("kind: Node\nmetadata: {{name: {}", case.flows.node.name);
         assert!(["}", ","].iter().any(|end| cluster.contains(&(node.clone() + end))), "{}: no Node", case.name);
         assert!(!case.flows.flows.is_empty(), "{}: no flows", case.name);

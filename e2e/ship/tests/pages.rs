@@ -51,14 +51,14 @@ const NOT_RUN: [(&str, &str, &str); 10] = [
     ("README.md", "make demo", "CI runs it"),
     ("README.md", "helm install", "the chart's own page runs it"),
     ("README.md", "localnet-node", "it needs kube-proxy's file: `system::drop_in` runs it with one"),
-    ("README.md", "make test", "it is what runs this"),
+    ("README.md", "make test", "this test is part of it"),
     (
         "docs/writing-a-backend.md",
         "localnet-brain",
-        "the brain does not end: the examples are run beside it by `conformance::examples`",
+        "the brain does not exit: `conformance::examples` runs the examples beside it",
     ),
     ("docs/writing-a-backend.md", "localnet-conformance", "`conformance::examples` runs it"),
-    ("docs/README.md", "apt-get install", "it installs, and builds what is built here already"),
+    ("docs/README.md", "apt-get install", "it installs packages, and builds programs that exist already"),
     ("charts/localnet/README.md", "kubectl debug", "it needs a node with a kubelet"),
     (
         "docs/backends/ipvs.md",

@@ -1,7 +1,7 @@
 //! Tests of the programs as shipped, and of the repository itself: see the `tests` folder of this crate.
 //!
-//! This library contains what the tests share: it starts the programs, or [`kube_proxy`], on a node of the lab, and waits for the
-//! outcome of packets. It also has [`api_server`], [`differential`], [`load`], [`privileges`] and [`web`].
+//! This library contains the code that the tests share: it starts the programs, or [`kube_proxy`], on a node of the lab, and waits for
+//! the outcome of packets. It also has [`api_server`], [`differential`], [`load`], [`privileges`] and [`web`].
 
 pub mod api_server;
 mod backend;

@@ -178,7 +178,7 @@ async fn upgrade_rollback_and_uninstall_leave_nothing_behind() -> anyhow::Result
     back.retain(|name| !name.starts_with("Secret "));
     let mut first = installed;
     first.retain(|name| !name.starts_with("Secret "));
-    assert_eq!(back, first, "a rollback leaves what the first release had");
+    assert_eq!(back, first, "a rollback restores the first release");
 
     run(&["uninstall", "localnet"], &["--wait"])?;
     let left = there(&client).await?;

@@ -16,7 +16,7 @@ fn table(values: &str) -> anyhow::Result<String> {
         } else if let Some(output) = text.strip_prefix("# ") {
             comment.push(output);
         } else {
-            let (key, value) = text.split_once(':').with_context(|| format!("{line:?} is no key"))?;
+            let (key, value) = text.split_once(':').with_context(|| format!("{line:?} is not a key"))?;
             path.truncate((line.len() - text.len()) / 2);
             path.push(key.to_owned());
             let (name, value) = (path.join("."), value.trim());

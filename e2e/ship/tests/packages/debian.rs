@@ -1,4 +1,4 @@
-//! The package of `packaging/deb.sh`: its content, and what installing, upgrading and removing it does to a system.
+//! Tests the package of `packaging/deb.sh`: its content, and the effects of its installation, upgrade and removal on a system.
 
 use std::{
     collections::BTreeSet,

@@ -42,7 +42,7 @@ impl Scene<'_> {
             let before = self.before.services.values().find(|before| before.name == service.name);
             match before {
                 None => text.push_str("--- it was not there before the last change\n"),
-                Some(before) if before == service => text.push_str("--- the last change left it as it was\n"),
+                Some(before) if before == service => text.push_str("--- the last change did not affect it\n"),
                 Some(before) => {
                     let mut objects = vec![before.object()];
                     objects.extend(before.slices.iter().map(|slice| slice.object(&before.name)));

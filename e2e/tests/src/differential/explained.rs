@@ -30,7 +30,7 @@ impl TryFrom<Answer> for Outcome {
             "reject" => Self::Reject,
             "drop" => Self::Drop,
             "notOurs" => Self::NotOurs,
-            other => anyhow::bail!("{other:?} is no outcome"),
+            other => anyhow::bail!("{other:?} is not an outcome"),
         })
     }
 }
@@ -45,10 +45,10 @@ pub(crate) fn outcomes(world: &World, setup: &Setup, asked: &[Asked]) -> anyhow:
     fs::write(&file, asked.iter().map(|asked| line(&asked.question)).collect::<String>())?;
     let mut command = Command::new(program("localnet")?);
     command.args(["explain", "-o", "json", "--api", &world.api(), "--packets"]).arg(&file).args(setup.flags());
-    let said = world.network(Side::Ours).node().run(|| command.output().context("running localnet"))?;
-    let error = String::from_utf8_lossy(&said.stderr);
+    let output = world.network(Side::Ours).node().run(|| command.output().context("running localnet"))?;
+    let error = String::from_utf8_lossy(&output.stderr);
     let answers: Vec<Answer> =
-        serde_json::from_slice(&said.stdout).with_context(|| format!("localnet explain: {error}"))?;
+        serde_json::from_slice(&output.stdout).with_context(|| format!("localnet explain: {error}"))?;
     anyhow::ensure!(answers.len() == asked.len(), "{} answers to {} packets: {error}", answers.len(), asked.len());
     answers.into_iter().map(Outcome::try_from).collect()
 }

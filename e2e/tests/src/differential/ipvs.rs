@@ -28,7 +28,7 @@ struct Entry {
 
 /// The difference about connections that end with their virtual server.
 const WITH_SERVER: usize = 5;
-/// The difference about flows that end because their endpoint is no destination any more.
+/// The difference about flows that end because their endpoint is no longer a destination.
 const WITH_DESTINATION: usize = 6;
 
 const ENTRIES: [Entry; 3] = [

@@ -79,13 +79,13 @@ pub fn agree(pair: Pair, parts: usize) -> anyhow::Result<()> {
     let packets = packets(if is_guest() { PACKETS_IN_GUEST } else { PACKETS })?.div_ceil(parts);
     let seed = seed()?;
     // Print this first, so that the run can be repeated whatever happens.
-    say(&format!("{who}: {packets} packets from SEED={seed}"));
+    print_line(&format!("{who}: {packets} packets from SEED={seed}"));
     let pause = Duration::from_secs(setting("PAUSE")?.unwrap_or_default());
     let mut runs = run::Runs::new(world::World::build(pair)?, pause);
-    say(&format!("{who}: both sides run after {:.1?}", started.elapsed()));
+    print_line(&format!("{who}: both sides run after {:.1?}", started.elapsed()));
     runs.run(seed, packets)?;
     let report = &runs.report;
-    say(&format!("{who}: {report} in {:.1?}", started.elapsed()));
+    print_line(&format!("{who}: {report} in {:.1?}", started.elapsed()));
     // A change of localnet does not fail because a new seed meets a fault of kube-proxy that no entry describes yet.
     let is_strict = setting("STRICT")?.is_some_and(|strict| strict > 0);
     let excused = if is_strict { 0 } else { report.unexplained_of_kube_proxy };
@@ -104,7 +104,7 @@ pub fn agree(pair: Pair, parts: usize) -> anyhow::Result<()> {
 /// Returns an error if the API server does not start.
 pub fn host_side(pair: Pair) -> anyhow::Result<(HostSide, Kept)> {
     let (packets, seed) = (packets(PACKETS_IN_GUEST)?, seed()?);
-    say(&format!("differential: {pair} in a guest: {packets} packets from SEED={seed}"));
+    print_line(&format!("differential: {pair} in a guest: {packets} packets from SEED={seed}"));
     let limit = START_IN_GUEST + PACKET_IN_GUEST * u32::try_from(packets).unwrap_or(u32::MAX);
     let (mut host_side, kept) = api_server::host_side(pair.sides().count(), true, limit)?;
     host_side.variables.push(("SEED", seed.to_string().into()));
@@ -134,7 +134,7 @@ fn new_seed() -> anyhow::Result<u64> {
 }
 
 /// Prints at once, even if the test passes.
-fn say(line: &str) {
+fn print_line(line: &str) {
     // A closed standard error is not a failure.
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }

@@ -36,7 +36,7 @@ pub(crate) struct Report {
     /// How many of the unexplained differences are kube-proxy's.
     pub(crate) unexplained_of_kube_proxy: usize,
     /// The number of packets whose outcome `localnet explain` predicted.
-    pub(crate) told: usize,
+    pub(crate) predicted: usize,
     pub(crate) returned: Returned,
     /// How many open flows continued, and how many were routed anew.
     open: [usize; 2],
@@ -88,15 +88,15 @@ impl fmt::Display for Report {
         let Returned { count, elsewhere } = returned;
         write!(
             f,
-            "{count} clients came back after their affinity had ended, {elsewhere} of them were sent elsewhere; "
+            "{count} clients returned after their affinity had ended, {elsewhere} of them reached another endpoint; "
         )?;
         let [went_on, anew] = self.open;
-        write!(f, "of open flows {went_on} went on and {anew} were routed anew; ")?;
+        write!(f, "{went_on} open flows continued and {anew} were routed anew; ")?;
         let disturbances = self.disturbances.iter().map(|(kind, count)| format!("{count} {kind}"));
         write!(f, "sent again after {}; ", disturbances.collect::<Vec<_>>().join(", "))?;
         for (by, count) in &self.explained {
             write!(f, "{count} as {by}, ")?;
         }
-        write!(f, "{} packets told by localnet explain, {unexplained} unexplained differences", self.told)
+        write!(f, "{} packets predicted by localnet explain, {unexplained} unexplained differences", self.predicted)
     }
 }

@@ -18,10 +18,10 @@ use super::{
     judge::judge,
     open::{Became, Followed, OpenFlows},
     pair::Side,
+    print_line,
     question::Sender,
     random::Random,
     report::{Intended, Report},
-    say,
     scene::Scene,
     setup::Setup,
     sticky::Memory,
@@ -83,8 +83,8 @@ impl Runs {
                 if self.world.run_kube_proxy()? {
                     self.former.clear();
                 }
-                let (state, told_again) = self.world.settle(&self.writer, sentinel)?;
-                (0..told_again).for_each(|_| self.report.explained(ZONE_UNKNOWN));
+                let (state, resends) = self.world.settle(&self.writer, sentinel)?;
+                (0..resends).for_each(|_| self.report.explained(ZONE_UNKNOWN));
                 let (before, cluster_now) = (&before, &cluster);
                 let scene =
                     Scene { seed, changes, cluster: cluster_now, before, state: &state, setup: &setup, former: None };
@@ -142,19 +142,19 @@ impl Runs {
         self.memory.enter(scene);
         self.follow_open(scene, random)?;
         let asked: Vec<Asked> = (0..PACKETS_PER_STATE).map(|_| scene.draw(random)).collect();
-        let told = explained::outcomes(&self.world, scene.setup, &asked)?;
+        let predicted = explained::outcomes(&self.world, scene.setup, &asked)?;
         let sides: Vec<Side> = self.world.pair.sides().collect();
         let seen = ask_all(&self.world, &sides, &asked)?;
         self.report.states += 1;
         for (number, asked) in asked.iter().enumerate() {
             self.report.count(asked);
             let all: Vec<_> = sides.iter().map(|side| (*side, &seen[&(*side, number)])).collect();
-            if told[number] == asked.expected {
-                self.report.told += 1;
+            if predicted[number] == asked.expected {
+                self.report.predicted += 1;
             } else {
                 self.report.unexplained += 1;
-                let said = format!("localnet explain says {:?}", told[number]);
-                say(&format!("\ndifference: {said}\n{}", scene.describe(asked, &all)));
+                let prediction = format!("localnet explain predicts {:?}", predicted[number]);
+                print_line(&format!("\ndifference: {prediction}\n{}", scene.describe(asked, &all)));
             }
             for &(side, seen) in &all {
                 self.report.connections += seen.connections;
@@ -207,7 +207,7 @@ impl Runs {
     /// Waits, so that the node's rules and flows can be inspected.
     fn pause(&self, side: Side) {
         if !self.pause.is_zero() {
-            say(&format!(
+            print_line(&format!(
                 "the node is the namespace {}; next packets in {:?}",
                 self.world.network(side).node().name(),
                 self.pause
@@ -227,7 +227,7 @@ impl Runs {
             None => {
                 self.report.unexplained += 1;
                 self.report.unexplained_of_kube_proxy += usize::from(side == Side::KubeProxy);
-                say(&format!("\ndifference: {side:?}: {wrong}\n{}", scene.describe(asked, all)));
+                print_line(&format!("\ndifference: {side:?}: {wrong}\n{}", scene.describe(asked, all)));
                 self.pause(side);
             }
         }

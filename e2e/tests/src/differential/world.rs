@@ -44,7 +44,7 @@ const LINK: [&str; 2] = ["100.64.0.1", "100.64.0.2"];
 const ENOUGH: usize = 40;
 /// A started kube-proxy programs the zone of its Node within this time, or never.
 const KNOWS_ZONE_WITHIN: Duration = Duration::from_secs(3);
-const MOST_TOLD_AGAIN: usize = 5;
+const MAX_RESENDS: usize = 5;
 
 /// Everything that runs.
 pub(crate) struct World {
@@ -191,14 +191,14 @@ impl World {
     /// Waits until the brain answers.
     fn await_brain(&mut self) -> anyhow::Result<()> {
         let (brain, runtime) = (&mut self.brain, &self.runtime);
-        let mut said = None;
+        let mut last_error = None;
         let is_up = await_condition("the brain answers", || {
             let answer = runtime.block_on(async { timeout(patience(), brain.next(Revision::default(), false)).await });
             let answer = answer.map_err(anyhow::Error::from).and_then(|answer| answer.map_err(anyhow::Error::from));
-            said = answer.as_ref().err().map(|error| format!("{error:#}"));
+            last_error = answer.as_ref().err().map(|error| format!("{error:#}"));
             answer.is_ok()
         });
-        is_up.with_context(|| said.unwrap_or_default())
+        is_up.with_context(|| last_error.unwrap_or_default())
     }
 
     fn start_brain(&self, node: &str) -> anyhow::Result<Running> {
@@ -248,7 +248,7 @@ impl World {
     /// Waits until brain, backend and kube-proxy have reached the sentinel. Returns the brain's state, and how many times the
     /// zone was written again for kube-proxy.
     pub(crate) fn settle(&mut self, writer: &Writer, sentinel: Sentinel) -> anyhow::Result<(Snapshot, usize)> {
-        for told_again in 0..=MOST_TOLD_AGAIN {
+        for resends in 0..=MAX_RESENDS {
             let state = self.await_state(&format!("{sentinel:?}"), |state| sentinel.has_come(state))?;
             self.await_applied(&state, 0)?;
             for side in self.pair.sides() {
@@ -259,7 +259,7 @@ impl World {
                 }
             }
             if self.zone == Some(sentinel.zone()) {
-                return Ok((state, told_again));
+                return Ok((state, resends));
             }
             let zones = sentinel.zones();
             let await_zone = |side, patience| {
@@ -268,7 +268,7 @@ impl World {
                 })
             };
             await_zone(Side::Ours, patience())?;
-            let has_just_started = self.zone.is_none() && told_again < MOST_TOLD_AGAIN;
+            let has_just_started = self.zone.is_none() && resends < MAX_RESENDS;
             let theirs = match self.pair.kube_proxy {
                 Some(_) if has_just_started => await_zone(Side::KubeProxy, KNOWS_ZONE_WITHIN),
                 Some(_) => await_zone(Side::KubeProxy, patience()),
@@ -277,7 +277,7 @@ impl World {
             match theirs {
                 Ok(()) => {
                     self.zone = Some(sentinel.zone());
-                    return Ok((state, told_again));
+                    return Ok((state, resends));
                 }
                 Err(_) if has_just_started => self.tell_zone_again(writer, sentinel)?,
                 Err(error) => return Err(error),
@@ -344,13 +344,13 @@ impl World {
             Ok(report.filter(holds).map(|report| report.repairs))
         };
         let mut reported = Ok(None);
-        let is_reported = await_condition("the backend has reported that the rules are as they must be", || {
+        let is_reported = await_condition("the backend reports that the rules are correct", || {
             reported = repairs();
             matches!(reported, Ok(Some(number)) if is_right(number))
         });
-        let said = || format!("{reported:?}\n{}", tail(&self.programs.log(self.pair.backend.program())));
-        is_reported.with_context(said)?;
-        reported?.context("nothing is reported")
+        let report = || format!("{reported:?}\n{}", tail(&self.programs.log(self.pair.backend.program())));
+        is_reported.with_context(report)?;
+        reported?.context("the backend reports nothing")
     }
 
     /// Waits until exactly these endpoints answer `count` connections in a row.

@@ -35,7 +35,7 @@ use serde_json::{Value, json};
 
 use super::{
     cluster::{Cluster, Kind, NAMESPACE, NodeFacts, Port, Service, Slice, SliceEndpoint, SlicePort},
-    former, pools, say,
+    former, pools, print_line,
 };
 
 /// A ServiceCIDR in addition to the one that the API server creates.
@@ -288,7 +288,9 @@ impl Writer {
             };
             let found = self.services.get_opt(&owner).await.with_context(|| format!("reading {owner}"))?;
             if !found.as_ref().is_some_and(has_address) {
-                say(&format!("differential: removing the IPAddress {address} of {owner}, which no longer has it"));
+                print_line(&format!(
+                    "differential: removing the IPAddress {address} of {owner}, which no longer has it"
+                ));
                 remove(&self.ip_addresses, &address).await?;
             }
         }

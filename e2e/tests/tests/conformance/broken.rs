@@ -169,5 +169,5 @@ fn a_program_that_is_no_backend_fails_every_check() {
     assert!(outcomes.table(false).contains("the backend exited with exit code 0"), "{}", outcomes.table(false));
     let state =
         only(Options { levels: vec![Level::State], ..of_the_stream("ignores-removed") }, ["state/cluster-ip"], 2);
-    assert!(!state.passed(), "what is left of one Case is seen in the next one");
+    assert!(!state.passed(), "the next Case shows leftovers of the previous one");
 }

@@ -1,4 +1,4 @@
-//! Errors of an operator: each gives one clear line (what, where, remedy) and the right exit code, and nothing is lost.
+//! Mistakes of an operator. Each causes one clear line (problem, place, remedy) and the right exit code, and nothing is lost.
 
 use std::{
     fs,
@@ -141,7 +141,9 @@ fn a_file_that_becomes_invalid_changes_nothing_until_it_is_corrected() -> anyhow
     })?;
     asks(pods[0])?;
     write("not: {kubernetes")?;
-    await_condition("the brain reports what is no YAML", || programs.log("localnet-brain").contains("web.yaml:1"))?;
+    await_condition("the brain reports the file that is not YAML", || {
+        programs.log("localnet-brain").contains("web.yaml:1")
+    })?;
     assert_eq!(list()?, before, "a bad file changed the kernel");
 
     write(&good.replace("addresses: [10.180.0.1]", "addresses: [10.180.0.2]"))?;

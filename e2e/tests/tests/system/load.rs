@@ -1,4 +1,4 @@
-//! The load for other tests keeps its rate and reports what fails.
+//! The load for other tests keeps its rate and reports failures.
 
 use std::{collections::BTreeSet, net::SocketAddr, thread::scope, time::Duration};
 

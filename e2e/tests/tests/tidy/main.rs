@@ -1,4 +1,4 @@
-//! Rules about the repository's own code: which crates may depend on which, and what no file may contain.
+//! Rules about the repository's own code: the dependencies between crates, and text that files must not contain.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 mod modules;

@@ -1,5 +1,5 @@
-//! Verifies `docs/debugging.md`: each of its commands runs on a node with the described problem, and prints what the page shows.
-//! `UPDATE_EXPECT=1` rewrites the page.
+//! Verifies `docs/debugging.md`: each of its commands runs on a node with the described problem, and prints the output on the
+//! page. `UPDATE_EXPECT=1` rewrites the page.
 
 use std::{fs, path::Path};
 

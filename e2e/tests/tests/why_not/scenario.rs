@@ -138,7 +138,7 @@ impl Scenario {
                 let namespace: &Namespace = match place.split_once(' ') {
                     None if place == "node" => self.network.node(),
                     Some(("pod", address)) => self.network.pod(address.parse::<IpAddr>().context("reading a pod")?)?,
-                    _ => bail!("{place:?} is no place"),
+                    _ => bail!("{place:?} is not a place"),
                 };
                 namespace.output(Command::new("bash").args(["-c", command])).map(drop)
             }
