@@ -102,7 +102,7 @@ mutants: ## Invert each decision of the brain and check that a unit test notices
 bless: deps helm ## Rewrite the expectations (golden files) and generated docs; read the diff before you commit it
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-core --test page
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test descriptor
-	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-config --test defaults
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-config --test defaults --test page
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-brain --test cases
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-nft --test cases states_give_plans
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-iptables --test cases states_give_plans

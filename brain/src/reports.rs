@@ -26,7 +26,7 @@ pub struct Received {
 impl Received {
     /// The mode of kube-proxy that the backend corresponds to. `None` if it reports none, or an unknown one.
     pub fn mode(&self) -> Option<Mode> {
-        Mode::ALL.into_iter().find(|mode| mode.as_str() == self.report.proxy_mode)
+        Mode::named(&self.report.proxy_mode)
     }
 }
 

@@ -184,7 +184,7 @@ impl Pages {
 
 /// `{"kubeproxy.config.k8s.io": {…}}`
 fn configz(config: &Config) -> String {
-    serde_json::json!({ GROUP: localnet_config::v1alpha1::Document::from(config) }).to_string()
+    serde_json::json!({ GROUP: config.to_v1alpha1() }).to_string()
 }
 
 fn flagz(config: &Config) -> String {

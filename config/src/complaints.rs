@@ -6,7 +6,10 @@ use std::net::SocketAddr;
 use ipnet::IpNet;
 use localnet_core::{Code, Diagnostic, Family, Severity, Subject};
 
-use crate::config::{Config, DetectLocalMode, IpFamilyPolicy, NodePortAddresses};
+use crate::{
+    model::{DetectLocalMode, IpFamilyPolicy, NodePortAddresses},
+    table::Config,
+};
 
 /// The facts about a node.
 #[derive(Clone, Copy, Debug)]

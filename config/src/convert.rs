@@ -1,127 +1,138 @@
-//! Converts v1alpha1 to v1alpha2 as KEP-784 specifies. The document must be complete, and its meaning does not change.
+//! Converts documents between the versions, as KEP-784 specifies, and a [`Config`] to documents.
 
 use localnet_core::{Code, Diagnostic};
+use serde_json::{Value, json};
 
 use crate::{
-    address, fields,
+    address,
+    document::{Document, Version},
+    field::{Effect, Field, Formerly},
+    kind::Kind,
+    model::{Mode, NodePortAddresses},
     problem::Findings,
-    sections::GROUP,
-    v1alpha1,
-    v1alpha2::{self, Linux},
+    table::{Config, FIELDS},
 };
 
-/// Converts a [complete](v1alpha1::Document::complete) document. It also returns a diagnostic for each value that v1alpha2
-/// cannot express.
-pub fn convert(old: &v1alpha1::Document) -> (v1alpha2::Document, Vec<Diagnostic>) {
-    let (sync_period, min_sync_period) = match fields::section_of_mode(&old.mode) {
-        "ipvs" => (old.ipvs.sync_period, old.ipvs.min_sync_period),
-        "nftables" => (old.nftables.sync_period, old.nftables.min_sync_period),
-        _ => (old.iptables.sync_period, old.iptables.min_sync_period),
-    };
-    let masquerade_all = match old.mode.as_str() {
-        "nftables" => old.nftables.masquerade_all,
-        _ => old.iptables.masquerade_all,
-    };
-    let new = v1alpha2::Document {
-        api_version: format!("{GROUP}/{}", v1alpha2::VERSION),
-        kind: old.kind.clone(),
-        feature_gates: old.feature_gates.clone(),
-        client_connection: old.client_connection.clone(),
-        logging: old.logging.clone(),
-        hostname_override: old.hostname_override.clone(),
-        node_ip_override: node_ip_override(&old.bind_address),
-        ip_family_policy: String::new(),
-        // v1alpha1 has no such field and only warns.
-        config_hard_fail: false,
-        healthz_bind_address: old.healthz_bind_address.clone(),
-        metrics_bind_address: old.metrics_bind_address.clone(),
-        bind_address_hard_fail: old.bind_address_hard_fail,
-        enable_profiling: old.enable_profiling,
-        show_hidden_metrics_for_version: old.show_hidden_metrics_for_version.clone(),
-        mode: old.mode.clone(),
-        linux: Linux { conntrack: old.conntrack.clone(), masquerade_all, oom_score_adj: old.oom_score_adj },
-        windows: v1alpha2::Windows { run_as_service: old.windows_run_as_service },
-        iptables: v1alpha2::Iptables {
-            masquerade_bit: old.iptables.masquerade_bit,
-            localhost_node_ports: old.iptables.localhost_node_ports,
-        },
-        ipvs: ipvs(old),
-        nftables: v1alpha2::Nftables { masquerade_bit: old.nftables.masquerade_bit },
-        winkernel: old.winkernel.clone(),
-        detect_local_mode: old.detect_local_mode.clone(),
-        detect_local: v1alpha2::DetectLocal {
-            bridge_interface: old.detect_local.bridge_interface.clone(),
-            cluster_cidrs: cluster_cidrs(&old.cluster_cidr),
-            interface_name_prefix: old.detect_local.interface_name_prefix.clone(),
-        },
-        node_port_addresses: old.node_port_addresses.clone(),
-        sync_period,
-        min_sync_period,
-        config_sync_period: old.config_sync_period,
-    };
-    let lost = lost(old, &new);
-    (new, lost)
-}
+const API_VERSION: &str = "apiVersion";
 
-/// An unspecified address sets no address of the node.
-fn node_ip_override(bind_address: &str) -> Vec<String> {
-    let unspecified = bind_address.is_empty() || address::ip(bind_address).is_some_and(|ip| ip.is_unspecified());
-    if unspecified { Vec::new() } else { vec![bind_address.to_owned()] }
-}
-
-fn cluster_cidrs(text: &str) -> Vec<String> {
-    if text.is_empty() { Vec::new() } else { text.split(',').map(str::to_owned).collect() }
-}
-
-fn ipvs(old: &v1alpha1::Document) -> v1alpha2::Ipvs {
-    v1alpha2::Ipvs {
-        // The mode ipvs uses this bit in v1alpha1.
-        masquerade_bit: old.iptables.masquerade_bit,
-        scheduler: old.ipvs.scheduler.clone(),
-        exclude_cidrs: old.ipvs.exclude_cidrs.clone(),
-        strict_arp: old.ipvs.strict_arp,
-        tcp_timeout: old.ipvs.tcp_timeout,
-        tcp_fin_timeout: old.ipvs.tcp_fin_timeout,
-        udp_timeout: old.ipvs.udp_timeout,
+/// Converts a [complete](Document::complete) document of v1alpha1 to v1alpha2. Its meaning does not change. Also returns a
+/// diagnostic for each value that v1alpha2 cannot express.
+pub fn convert(old: &Document) -> (Document, Vec<Diagnostic>) {
+    let (mut new, mut findings) = (Document::new(Version::V1alpha2), Findings::default());
+    let mode = old.text("mode");
+    for field in FIELDS.iter().filter(|field| field.path != API_VERSION) {
+        let value = match (field.v1alpha1_path(mode), field.formerly) {
+            (Some(path), Formerly::Text(_, kind)) => list(old.text(path), kind),
+            (Some(path), _) => old.get(path).clone(),
+            (None, _) => field.v1alpha1_default_value(),
+        };
+        new.set(field.path, value);
     }
-}
-
-/// Returns a diagnostic for each lost value that differs from its default and from the field that replaces it.
-fn lost(old: &v1alpha1::Document, new: &v1alpha2::Document) -> Vec<Diagnostic> {
-    let mut findings = Findings::default();
-    let default = v1alpha1::Document::default();
-    let mode = if old.mode.is_empty() { "\"\"" } else { &old.mode };
-    let periods = [
-        ("iptables.syncPeriod", old.iptables.sync_period, default.iptables.sync_period, new.sync_period),
-        ("iptables.minSyncPeriod", old.iptables.min_sync_period, default.iptables.min_sync_period, new.min_sync_period),
-        ("ipvs.syncPeriod", old.ipvs.sync_period, default.ipvs.sync_period, new.sync_period),
-        ("ipvs.minSyncPeriod", old.ipvs.min_sync_period, default.ipvs.min_sync_period, new.min_sync_period),
-        ("nftables.syncPeriod", old.nftables.sync_period, default.nftables.sync_period, new.sync_period),
-        ("nftables.minSyncPeriod", old.nftables.min_sync_period, default.nftables.min_sync_period, new.min_sync_period),
-    ];
-    for (field, given, default, carried) in periods {
-        if given != default && given != carried {
-            let name = field.rsplit('.').next().unwrap_or(field);
-            let problem = format!(
-                "\"{given}\" is not carried over: v1alpha2 has one {name}, and mode {mode} sets it to \"{carried}\""
-            );
-            findings.add(Code::FieldLost, field, problem, &format!("set {name} if you want the value in your mode"));
+    for section in ["iptables", "ipvs", "nftables"] {
+        for field in FIELDS.iter() {
+            lost(field, section, old, &new, &mut findings);
         }
     }
-    let masquerade = [
-        ("iptables.masqueradeAll", old.iptables.masquerade_all),
-        ("nftables.masqueradeAll", old.nftables.masquerade_all),
-    ];
-    for (field, given) in masquerade {
-        if given && !new.linux.masquerade_all {
-            let problem =
-                format!("true is not carried over: v1alpha2 has one masqueradeAll, and mode {mode} sets it to false");
-            findings.add(Code::FieldLost, field, problem, "set linux.masqueradeAll if you want the value in your mode");
-        }
-    }
-    if !old.port_range.is_empty() {
-        let problem = format!("{:?} is not carried over", old.port_range);
+    if !old.text("portRange").is_empty() {
+        let problem = format!("{} is not carried over", old.get("portRange"));
         findings.add(Code::FieldLost, "portRange", problem, "no mode uses it since the userspace mode was removed");
     }
-    findings.into_unique()
+    (new, findings.into_unique())
+}
+
+/// Converts a text of v1alpha1 to the list of v1alpha2. An unspecified address sets no address of the node.
+pub(crate) fn list(text: &str, kind: Kind) -> Value {
+    match kind {
+        _ if text.is_empty() => json!([]),
+        Kind::Ip if address::ip(text).is_some_and(|ip| ip.is_unspecified()) => json!([]),
+        Kind::Ip => json!([text]),
+        _ => json!(text.split(',').collect::<Vec<_>>()),
+    }
+}
+
+/// Adds a diagnostic if a section of another mode has a value that differs from its default and from the field that replaces
+/// it.
+fn lost(field: &Field, section: &str, old: &Document, new: &Document, findings: &mut Findings) {
+    let Formerly::InModes(paths) = field.formerly else { return };
+    for (path, default) in paths.iter().filter(|(path, _)| path.starts_with(section)) {
+        let (given, carried, name) = (old.get(path), new.get(field.path), field.name());
+        if *given != field.kind.value(default) && given != carried {
+            let mode = Some(old.text("mode")).filter(|mode| !mode.is_empty()).unwrap_or("\"\"");
+            let problem =
+                format!("{given} is not carried over: v1alpha2 has one {name}, and mode {mode} sets it to {carried}");
+            findings.add(
+                Code::FieldLost,
+                path,
+                problem,
+                &format!("set {} if you want the value in your mode", field.path),
+            );
+        }
+    }
+}
+
+impl From<&Config> for Document {
+    /// Returns the configuration as a document of v1alpha2.
+    fn from(config: &Config) -> Self {
+        let mut document = Self::new(Version::V1alpha2);
+        config.write(&mut document);
+        document
+    }
+}
+
+impl Config {
+    /// Returns the configuration as a document of v1alpha2, the latest version. It contains every field, except a
+    /// `minSyncPeriod` that is not set explicitly, so that it stays implicit when the document is read again.
+    pub fn to_yaml(&self) -> String {
+        let mut document = Document::from(self);
+        if !self.explicit.min_sync_period {
+            document.values.remove("minSyncPeriod");
+        }
+        document.to_yaml()
+    }
+
+    /// Returns the document of v1alpha1 that kube-proxy would show. Sections of other modes have no periods, and values that
+    /// v1alpha1 cannot express are omitted.
+    pub fn to_v1alpha1(&self) -> Document {
+        let (mut new, mut old) = (Document::from(self), Document::new(Version::V1alpha1));
+        let mode = self.mode.as_str();
+        new.set("mode", json!(mode));
+        // In this mode an empty list means `primary`.
+        if (&self.node_port_addresses, self.mode) == (&NodePortAddresses::All, Mode::Nftables) {
+            new.set("nodePortAddresses", json!(["0.0.0.0/0", "::/0"]));
+        }
+        // Two fields come from `iptables.masqueradeBit`, and the first one has its value.
+        for field in FIELDS.iter().rev() {
+            if let Formerly::InModes(paths) = field.formerly {
+                paths.iter().for_each(|(path, _)| old.set(path, field.kind.zero()));
+            }
+            let value = match (field.formerly, new.get(field.path)) {
+                (Formerly::Text(_, kind), _) => {
+                    one_text(&new.texts(field.path), kind, self.metrics_bind_address.is_ipv6())
+                }
+                (_, value) => value.clone(),
+            };
+            if let Some(path) = field.v1alpha1_path(mode) {
+                old.set(path, value);
+            }
+        }
+        old.set(API_VERSION, Document::new(Version::V1alpha1).get(API_VERSION).clone());
+        old
+    }
+
+    /// Returns the fields of v1alpha2 that differ from another configuration and take effect only when a program starts.
+    pub fn at_start(&self, other: &Self) -> Vec<&'static str> {
+        let [before, after] = [self, other].map(Document::from);
+        let differs =
+            |field: &&Field| field.effect == Effect::AtStart && before.get(field.path) != after.get(field.path);
+        FIELDS.iter().filter(differs).map(|field| field.path).collect()
+    }
+}
+
+/// Converts a list of v1alpha2 to the text of v1alpha1. Without an address of the node, it is the unspecified one of a family.
+fn one_text(texts: &[&str], kind: Kind, is_v6: bool) -> Value {
+    match (kind, texts.first()) {
+        (Kind::Ip, Some(ip)) => json!(ip),
+        (Kind::Ip, None) => json!(if is_v6 { "::" } else { "0.0.0.0" }),
+        _ => json!(texts.join(",")),
+    }
 }

@@ -2,27 +2,14 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use serde::{
-    Deserialize, Deserializer, Serialize, Serializer,
-    de::{self, Visitor},
-};
-
 /// A duration in a document, in nanoseconds. As in Go, it is at most 292 years and may be negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GoDuration(i64);
 
 impl GoDuration {
-    /// A duration of zero.
-    pub const ZERO: Self = Self(0);
-
     /// A duration of this many nanoseconds.
     pub const fn from_nanos(nanos: i64) -> Self {
         Self(nanos)
-    }
-
-    /// A duration of this many seconds.
-    pub const fn from_secs(seconds: u32) -> Self {
-        Self(seconds as i64 * SECOND)
     }
 
     /// Whether the duration is zero.
@@ -158,47 +145,6 @@ fn decimal(f: &mut fmt::Formatter<'_>, nanos: u64, unit: u64, name: &str) -> fmt
         write!(f, ".{}", fraction.trim_end_matches('0'))?;
     }
     f.write_str(name)
-}
-
-impl Serialize for GoDuration {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for GoDuration {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(DurationVisitor)
-    }
-}
-
-const NO_NANOSECONDS: &str = "is too large or small for a duration in nanoseconds; write it like 5s";
-
-struct DurationVisitor;
-
-impl Visitor<'_> for DurationVisitor {
-    type Value = GoDuration;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a duration like 30s")
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<GoDuration, E> {
-        text.parse().map_err(E::custom)
-    }
-
-    // The number is in nanoseconds. Only `logging.flushFrequency` may be a number; the reader has refused it in other fields.
-    fn visit_i64<E: de::Error>(self, nanos: i64) -> Result<GoDuration, E> {
-        Ok(GoDuration(nanos))
-    }
-
-    fn visit_u64<E: de::Error>(self, nanos: u64) -> Result<GoDuration, E> {
-        i64::try_from(nanos).map(GoDuration).map_err(|_| E::custom(NO_NANOSECONDS))
-    }
-
-    fn visit_f64<E: de::Error>(self, _: f64) -> Result<GoDuration, E> {
-        Err(E::custom(NO_NANOSECONDS))
-    }
 }
 
 #[cfg(test)]

@@ -4,13 +4,16 @@
 //! was made for another release must still start a node. kube-proxy refuses the names that its release does not know.
 
 use localnet_core::Code;
+use serde::Serialize;
+use serde_json::{Map, Value};
 
-use crate::{problem::Findings, sections::Gates};
+use crate::problem::Findings;
 
 /// The gates that a configuration names. Unnamed gates have their defaults.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
 pub struct FeatureGates {
-    pub(crate) named: Gates,
+    named: Map<String, Value>,
 }
 
 /// A gate that kube-proxy v1.36 uses.
@@ -65,9 +68,14 @@ const fn gate(name: &'static str, stage: Stage, default: bool, locked: bool, mea
 }
 
 impl FeatureGates {
+    /// The gates that a document names.
+    pub(crate) fn of(given: &Value) -> Self {
+        Self { named: given.as_object().cloned().unwrap_or_default() }
+    }
+
     /// Checks the named gates.
-    pub(crate) fn new(named: Gates, findings: &mut Findings) -> Self {
-        for (name, on) in &named {
+    pub(crate) fn check(&self, findings: &mut Findings) {
+        for (name, on) in &self.named {
             let field = format!("featureGates.{name}");
             let Some(gate) = GATES.iter().find(|gate| gate.name == name) else {
                 // A flag sets all gates at once, so the text has to name the gate.
@@ -75,36 +83,30 @@ impl FeatureGates {
                 findings.add(Code::GateUnknown, &field, problem, "remove it");
                 continue;
             };
-            if gate.locked && gate.default != *on {
+            if gate.locked && *on != gate.default {
                 let why = format!("cannot set feature gate {name} to {on}, feature is locked to {}", gate.default);
                 findings.invalid(&field, on, &why, "remove it");
             }
         }
-        Self { named }
     }
 
     /// Whether a gate is enabled: as named, else as its stage is named, else by default. An unknown gate is disabled unless
     /// named.
     pub fn enabled(&self, name: &str) -> bool {
-        is_on(&self.named, name)
+        let named = |name: &str| self.named.get(name).and_then(Value::as_bool);
+        let Some(gate) = GATES.iter().find(|gate| gate.name == name) else { return named(name).unwrap_or_default() };
+        let by_stage = match gate.stage {
+            Stage::Alpha => named("AllAlpha"),
+            Stage::Beta => named("AllBeta"),
+            Stage::Final => None,
+        };
+        named(name).or(by_stage).unwrap_or(gate.default)
     }
 
     /// The named gates.
     pub fn named(&self) -> impl Iterator<Item = (&str, bool)> {
-        self.named.iter().map(|(name, on)| (name.as_str(), *on))
+        self.named.iter().map(|(name, on)| (name.as_str(), *on == true))
     }
-}
-
-/// Whether a gate is enabled, given the named ones.
-pub(crate) fn is_on(gates: &Gates, name: &str) -> bool {
-    let named = |name: &str| gates.get(name).copied();
-    let Some(gate) = GATES.iter().find(|gate| gate.name == name) else { return named(name).unwrap_or_default() };
-    let by_stage = match gate.stage {
-        Stage::Alpha => named("AllAlpha"),
-        Stage::Beta => named("AllBeta"),
-        Stage::Final => None,
-    };
-    named(name).or(by_stage).unwrap_or(gate.default)
 }
 
 #[cfg(test)]
@@ -113,7 +115,7 @@ mod tests {
 
     #[track_caller]
     fn check(gates: &[(&str, bool)], name: &str, expected: bool) {
-        let named = gates.iter().map(|(name, on)| ((*name).to_owned(), *on)).collect();
+        let named = gates.iter().map(|(name, on)| ((*name).to_owned(), (*on).into())).collect();
         assert_eq!(FeatureGates { named }.enabled(name), expected, "{gates:?}: {name}");
     }
 

@@ -7,40 +7,47 @@
 //!  flags ──► KubeProxyFlags ────┘
 //! ```
 //!
-//! [`Reader::read`] parses every text, so [`Config`] contains addresses, durations and enums. It has the shape of v1alpha2. An
-//! invalid field is an error in kube-proxy's words, with the line, the field and the remedy.
+//! The [table](table) has a row for each field. To add a field, add its row there. [`Reader::read`] parses every text, so
+//! [`Config`] contains addresses, durations and enums. It has the shape of v1alpha2. An invalid field is an error in
+//! kube-proxy's words, with the line, the field and the remedy.
 
 mod address;
+mod check;
 mod complaints;
 mod config;
 mod convert;
+mod document;
 mod duration;
-mod fields;
+mod field;
 pub mod flags;
 mod gates;
+mod kind;
 pub mod log;
+mod model;
+mod paths;
 mod problem;
 mod quantity;
 mod read;
-mod resolve;
-pub mod sections;
 mod shape;
-pub mod v1alpha1;
-pub mod v1alpha2;
-mod write;
+mod table;
+mod types;
+mod versions;
 
+pub use check::Reader;
 pub use complaints::Node;
-pub use config::{
-    ClientConnection, Config, Conntrack, DetectLocal, DetectLocalMode, Explicit, IpFamilyPolicy, Iptables, Ipvs, Linux,
-    LogFormat, Logging, MinorVersion, Mode, Nftables, NodePortAddresses, OutputRouting, Platform, VModule, Windows,
-    Winkernel,
-};
 pub use convert::convert;
+pub use document::{Document, Version};
 pub use duration::{BadDuration, GoDuration};
-pub use fields::{DROPPED, Effect, FIELDS, Field, Formerly};
+pub use field::{Effect, Field, Formerly};
 pub use flags::KubeProxyFlags;
 pub use gates::{FeatureGates, GATES, Gate, Stage};
+pub use kind::Kind;
+pub use model::{
+    DetectLocalMode, Explicit, IpFamilyPolicy, LogFormat, MinorVersion, Mode, NodePortAddresses, Platform, VModule,
+};
 pub use problem::Invalid;
-pub use quantity::{BadQuantity, Quantity};
-pub use read::{Reading, Version};
-pub use resolve::Reader;
+pub use read::Reading;
+pub use table::{
+    ClientConnection, Config, Conntrack, DROPPED, DetectLocal, FIELDS, Iptables, Ipvs, Linux, Logging, Nftables,
+    Windows, Winkernel,
+};

@@ -36,7 +36,7 @@ impl Findings {
     }
 
     /// Adds a diagnostic with its own text.
-    pub(crate) fn add(&mut self, code: Code, field: &str, problem: String, remedy: &str) {
+    pub(crate) fn add(&mut self, code: Code, field: &str, problem: impl Into<String>, remedy: &str) {
         self.0.push(Diagnostic::new(code, Subject::text(0), problem).field(field).remedy(remedy));
     }
 

@@ -1,38 +1,8 @@
 //! Sizes in the notation of Kubernetes: `512`, `1k`, `4Ki`, `1.5Mi`, `1e3`.
 
-use std::{fmt, str::FromStr};
-
-use serde::{
-    Deserialize, Deserializer, Serialize, Serializer,
-    de::{self, Visitor},
-};
-
-/// A number of bytes. It may be negative, since documents may contain negative sizes. Fractions are rounded up, as in
+/// Parses a number of bytes. It may be negative, since documents may contain negative sizes. A fraction is rounded up, as in
 /// kube-proxy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Quantity(pub i64);
-
-/// The error for a text that is not a quantity.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadQuantity(String);
-
-impl fmt::Display for BadQuantity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is not a size; write it like 512, 1k or 4Ki", self.0)
-    }
-}
-
-impl std::error::Error for BadQuantity {}
-
-impl FromStr for Quantity {
-    type Err = BadQuantity;
-
-    fn from_str(text: &str) -> Result<Self, BadQuantity> {
-        parse(text).map(Self).ok_or_else(|| BadQuantity(text.to_owned()))
-    }
-}
-
-fn parse(text: &str) -> Option<i64> {
+pub(crate) fn parse(text: &str) -> Option<i64> {
     let (negative, rest) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),
         b'+' => (false, &text[1..]),
@@ -83,50 +53,6 @@ fn unit(suffix: &str) -> Option<(i128, i32)> {
     Some((1, exponent))
 }
 
-impl fmt::Display for Quantity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl Serialize for Quantity {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Quantity {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(QuantityVisitor)
-    }
-}
-
-struct QuantityVisitor;
-
-impl Visitor<'_> for QuantityVisitor {
-    type Value = Quantity;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a size like 4Ki")
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<Quantity, E> {
-        text.parse().map_err(E::custom)
-    }
-
-    fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Quantity, E> {
-        Ok(Quantity(bytes))
-    }
-
-    fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Quantity, E> {
-        i64::try_from(bytes).map(Quantity).map_err(|_| E::custom("is too large a size"))
-    }
-
-    fn visit_f64<E: de::Error>(self, bytes: f64) -> Result<Quantity, E> {
-        self.visit_str(&bytes.to_string())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -162,19 +88,19 @@ mod tests {
             ("1ee", None),
             ("9999999999999999999999999999999999999999", None),
         ] {
-            assert_eq!(text.parse().ok(), bytes.map(Quantity), "{text}");
+            assert_eq!(parse(text), bytes, "{text}");
         }
     }
 
     proptest! {
         #[test]
         fn any_text_parses(text in "[-+0-9.eEkKMGi]{0,40}|.*") {
-            let _ = text.parse::<Quantity>();
+            let _ = parse(&text);
         }
 
         #[test]
         fn written_documents_parse_to_the_same_values(bytes: i64) {
-            prop_assert_eq!(Quantity(bytes).to_string().parse(), Ok(Quantity(bytes)));
+            prop_assert_eq!(parse(&bytes.to_string()), Some(bytes));
         }
     }
 }

@@ -1,52 +1,34 @@
 //! Reads a text into a [`Config`].
 //!
 //! ```text
-//!  text ─► tree ─► shape ─► v1alpha1::Document ─► complete ─► convert ┐
-//!          lines   strict │                                           ├─► resolve ─► Config
-//!                         └► v1alpha2::Document ─► complete ──────────┘   rules
+//!  text ─► Tree ─► shape ─► Document of v1alpha1 ─► complete ─► convert ┐
+//!          lines   strict │                                             ├─► Check ─► Config
+//!                         └► Document of v1alpha2 ─► complete ──────────┘   rules
 //! ```
 
 use localnet_core::{
     Code, Diagnostic, Severity, Subject,
     yaml::{self, Node, Tree},
 };
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::json;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
 use crate::{
-    config::Config,
+    check::{Check, Reader},
     convert::convert,
-    fields, gates,
+    document::{Document, GROUP, KIND, Version},
+    field::section_of_mode,
+    gates::{FeatureGates, LOGGING_ALPHA_OPTIONS},
+    paths,
     problem::{Findings, Invalid},
-    resolve::{Reader, resolve},
-    sections::{GROUP, KIND},
-    shape, v1alpha1, v1alpha2,
+    shape,
+    table::Config,
 };
 
 /// The maximum size of a text in bytes. Typical texts have a few thousand.
 const LARGEST: usize = 1 << 20;
 /// The maximum nesting depth. A configuration has five levels.
 const DEEPEST: usize = 32;
-
-/// A version of the documents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
-    /// The version that kube-proxy v1.36 reads.
-    V1alpha1,
-    /// The version of KEP-784.
-    V1alpha2,
-}
-
-impl Version {
-    /// The name in `apiVersion`, without the group.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::V1alpha1 => v1alpha1::VERSION,
-            Self::V1alpha2 => v1alpha2::VERSION,
-        }
-    }
-}
 
 /// The contents of a text.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,47 +64,64 @@ impl Reader {
 
     fn read_v1alpha1(self, tree: &Tree, more: Option<Diagnostic>) -> Result<Reading, Invalid> {
         let elsewhere = |path: &str| {
-            fields::is_in_v1alpha2(path).then(|| "v1alpha2 has it: convert the file with --write-config-to".to_owned())
+            paths::is_in_v1alpha2(path).then(|| "v1alpha2 has it: convert the file with --write-config-to".to_owned())
         };
-        let pattern = serde_json::to_value(v1alpha1::Document::default());
-        let misfits = shape::compare(tree, &pattern.unwrap_or_default(), &elsewhere);
-        let old: v1alpha1::Document = decode(tree, misfits.mistyped)?;
-        let section = fields::section_of_mode(&old.mode);
-        let min_sync_period = is_min_sync_period_set(tree.field(section).map(|(_, section)| section), &old);
-        let mut old = old.complete();
-        let mut findings = Findings::default();
+        let misfits = shape::compare(tree, &Document::new(Version::V1alpha1).to_json(), &elsewhere);
+        let old = decode(Version::V1alpha1, tree, misfits.mistyped)?;
+        let mode = old.text("mode").to_owned();
+        let min_sync_period = format!("{}.minSyncPeriod", section_of_mode(&mode));
+        // The document must not be complete yet, since zero counts as missing.
+        let is_explicit = is_set(tree, &min_sync_period) && !old.duration(&min_sync_period).is_zero();
+        let (mut old, mut findings) = (old.complete(), Findings::default());
         leave_out_split_streams(&mut old, &mut findings);
         let (mut new, mut lost) = convert(&old);
         // An empty mode used to mean iptables, whose section also sets the periods and masqueradeAll. Its masquerade bit is
         // therefore as intentional.
-        let is_default = old.nftables.masquerade_bit == v1alpha1::Nftables::default().masquerade_bit;
-        if old.mode.is_empty() && is_default {
-            new.nftables.masquerade_bit = old.iptables.masquerade_bit;
+        let bit = "nftables.masqueradeBit";
+        if mode.is_empty() && new.get(bit) == Document::new(Version::V1alpha2).get(bit) {
+            new.set(bit, old.get("iptables.masqueradeBit").clone());
         }
-        let mut config = resolve(&new, self, &mut findings);
-        config.explicit.min_sync_period = min_sync_period;
-        let mut warnings: Vec<_> = misfits.strict.into_iter().map(lenient).chain(more).collect();
+        let config = resolve(&new, self, is_explicit, &mut findings);
         for found in findings.iter_mut() {
-            found.field = fields::v1alpha1_path(&found.field, &old.mode);
+            found.field = paths::v1alpha1_path(&found.field, &mode);
         }
         for found in findings.iter_mut().chain(&mut lost) {
             found.subject = tree.place_of(&found.field);
         }
+        let mut warnings: Vec<_> = misfits.strict.into_iter().map(lenient).chain(more).collect();
         warnings.extend(findings.finish()?);
         Ok(Reading { config, version: Version::V1alpha1, warnings, lost })
     }
 
     fn read_v1alpha2(self, tree: &Tree, more: Option<Diagnostic>) -> Result<Reading, Invalid> {
-        let pattern = serde_json::to_value(v1alpha2::Document::default());
-        let misfits = shape::compare(tree, &pattern.unwrap_or_default(), &fields::remedy_in_v1alpha2);
+        let pattern = Document::new(Version::V1alpha2).to_json();
+        let misfits = shape::compare(tree, &pattern, &paths::remedy_in_v1alpha2);
         let misfits = [misfits.strict, misfits.mistyped].into_iter().flatten().chain(more).collect();
-        let document: v1alpha2::Document = decode(tree, misfits)?;
+        let document = decode(Version::V1alpha2, tree, misfits)?.complete();
         let mut findings = Findings::default();
-        let mut config = resolve(&document.complete(), self, &mut findings);
-        config.explicit.min_sync_period = is_set(Some(tree), "minSyncPeriod");
+        let config = resolve(&document, self, is_set(tree, "minSyncPeriod"), &mut findings);
         findings.iter_mut().for_each(|found| found.subject = tree.place_of(&found.field));
         Ok(Reading { config, version: Version::V1alpha2, warnings: findings.finish()?, lost: Vec::new() })
     }
+}
+
+/// Checks a complete document of v1alpha2. The result is valid only if the findings contain no errors. A complete document does
+/// not show whether `minSyncPeriod` is explicit.
+pub(crate) fn resolve(document: &Document, reader: Reader, min_sync_period: bool, findings: &mut Findings) -> Config {
+    let mut config = Config::read(&mut Check { document, reader, findings });
+    config.explicit.min_sync_period = min_sync_period;
+    config
+}
+
+/// Reads the fields of a text that has no misfits.
+fn decode(version: Version, tree: &Tree, misfits: Vec<Diagnostic>) -> Result<Document, Invalid> {
+    if !misfits.is_empty() {
+        return Err(Invalid(misfits));
+    }
+    Document::from_json(version, &tree.value()).map_err(|Invalid(mut problems)| {
+        problems.iter_mut().for_each(|found| found.subject = tree.place_of(&found.field));
+        Invalid(problems)
+    })
 }
 
 /// Parses a text that contains one document.
@@ -147,32 +146,23 @@ fn tree(text: &str) -> Result<Tree, Diagnostic> {
 }
 
 /// Whether a field is present and not null.
-fn is_set(section: Option<&Tree>, name: &str) -> bool {
-    section.and_then(|section| section.field(name)).is_some_and(|(_, value)| !matches!(value.node, Node::Null))
-}
-
-/// Whether a document sets the minimum time between two syncs. The document must not be complete yet, since zero counts as
-/// missing.
-fn is_min_sync_period_set(section: Option<&Tree>, old: &v1alpha1::Document) -> bool {
-    let period = match fields::section_of_mode(&old.mode) {
-        "ipvs" => old.ipvs.min_sync_period,
-        "nftables" => old.nftables.min_sync_period,
-        _ => old.iptables.min_sync_period,
-    };
-    is_set(section, "minSyncPeriod") && !period.is_zero()
+fn is_set(tree: &Tree, path: &str) -> bool {
+    let value = path.split('.').try_fold(tree, |tree, step| tree.field(step).map(|(_, value)| value));
+    value.is_some_and(|value| !matches!(value.node, Node::Null))
 }
 
 /// Removes `splitStream` if its gate is disabled. kube-proxy overwrites it with a flag's default before it checks the gate, so
 /// it starts with such a file.
-fn leave_out_split_streams(document: &mut v1alpha1::Document, findings: &mut Findings) {
-    if !gates::is_on(&document.feature_gates, gates::LOGGING_ALPHA_OPTIONS) {
-        let options = &mut document.logging.options;
-        for (name, routing) in [("text", &mut options.text), ("json", &mut options.json)] {
-            if std::mem::take(&mut routing.split_stream) {
-                let problem = format!("skipped: Feature {} is disabled", gates::LOGGING_ALPHA_OPTIONS);
-                let remedy = "turn on that feature gate, or remove it";
-                findings.unused(Code::GateDisabled, &format!("logging.options.{name}.splitStream"), problem, remedy);
-            }
+fn leave_out_split_streams(document: &mut Document, findings: &mut Findings) {
+    let gate = LOGGING_ALPHA_OPTIONS;
+    if FeatureGates::of(document.get("featureGates")).enabled(gate) {
+        return;
+    }
+    for path in ["logging.options.text.splitStream", "logging.options.json.splitStream"] {
+        if document.get(path) == true {
+            document.set(path, json!(false));
+            let problem = format!("skipped: Feature {gate} is disabled");
+            findings.unused(Code::GateDisabled, path, problem, "turn on that feature gate, or remove it");
         }
     }
 }
@@ -210,34 +200,6 @@ fn version(tree: &Tree) -> Result<Version, Diagnostic> {
             version.strip_prefix(GROUP).and_then(|rest| rest.strip_prefix('/')) == Some(supported.as_str())
         })
         .ok_or_else(|| wrong(Code::KindUnknown, version_line, "apiVersion", &unknown))
-}
-
-fn decode<T: DeserializeOwned>(tree: &Tree, misfits: Vec<Diagnostic>) -> Result<T, Invalid> {
-    if !misfits.is_empty() {
-        return Err(Invalid(misfits));
-    }
-    let value: Value = tree.value();
-    serde_path_to_error::deserialize(&value).map_err(|error| {
-        let field = error.path().to_string();
-        let (problem, remedy) = ranged(&error.inner().to_string());
-        Diagnostic::new(Code::ValueInvalid, tree.place_of(&field), problem).field(field).remedy(remedy).into()
-    })
-}
-
-/// Explains an error of serde about a value of the right type, which is either out of range or an unknown text.
-fn ranged(message: &str) -> (String, String) {
-    let of_number = message.strip_prefix("invalid value: integer `").or_else(|| {
-        message
-            .strip_prefix("invalid value: floating point `")
-            .or_else(|| message.strip_prefix("number out of range: "))
-    });
-    if let Some(number) = of_number.and_then(|rest| rest.split('`').next()) {
-        return (format!("{number} is out of range"), "use a number that is closer to zero".to_owned());
-    }
-    match message.split_once("; ") {
-        Some((problem, remedy)) => (problem.to_owned(), remedy.to_owned()),
-        None => (message.to_owned(), String::new()),
-    }
 }
 
 /// Converts the error for a field into the warning that a lenient reader gives.

@@ -83,7 +83,7 @@ fn errors_about_fields_of_the_other_version_name_that_version() {
             "bindAddress: 10.0.0.1\nconntrack:\n  min: 1\nclusterCIDR: 10.0.0.0/8\nportRange: ''\nipvs: {syncPeriod: 1s}",
         ),
         &[
-            "line 3: bindAddress: unknown field \"bindAddress\"; use nodeIPOverride",
+            "line 3: bindAddress: unknown field \"bindAddress\"; in v1alpha2 it is nodeIPOverride",
             "line 4: conntrack: unknown field \"conntrack\"; in v1alpha2 it is linux.conntrack",
             "line 6: clusterCIDR: unknown field \"clusterCIDR\"; in v1alpha2 it is detectLocal.clusterCIDRs",
             "line 7: portRange: unknown field \"portRange\"; remove it: no mode uses it since the userspace mode was removed",

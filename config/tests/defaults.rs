@@ -4,7 +4,7 @@
 
 use std::{env, fs, path::Path};
 
-use localnet_config::{Config, Mode, NodePortAddresses, Platform, Reader, Version, v1alpha1, v1alpha2};
+use localnet_config::{Config, Document, Mode, NodePortAddresses, Platform, Reader, Version};
 
 fn reader() -> Reader {
     Reader::kube_proxy(Platform::Linux)
@@ -32,8 +32,8 @@ fn config(text: &str) -> Config {
 
 #[test]
 fn the_default_documents_are_unchanged() {
-    check_golden("v1alpha1.yaml", &v1alpha1::Document::default().complete().to_yaml());
-    check_golden("v1alpha2.yaml", &v1alpha2::Document::default().complete().to_yaml());
+    check_golden("v1alpha1.yaml", &Document::new(Version::V1alpha1).complete().to_yaml());
+    check_golden("v1alpha2.yaml", &Document::new(Version::V1alpha2).complete().to_yaml());
     let converted = config(&header("v1alpha1")).to_yaml();
     check_golden("v1alpha1-converted.yaml", &converted);
 }

@@ -30,7 +30,7 @@ fn read(given: &[&str], text: Option<&str>) -> Result<(Config, Vec<String>), Vec
 #[track_caller]
 fn document(given: &[&str]) -> serde_json::Value {
     let (config, _) = read(given, None).unwrap_or_else(|problems| panic!("{given:?}: {problems:?}"));
-    serde_json::to_value(localnet_config::v1alpha2::Document::from(&config)).unwrap_or_default()
+    localnet_config::Document::from(&config).to_json()
 }
 
 /// A flag, and the field that it sets with what the field then is, as JSON.
@@ -265,6 +265,7 @@ fn warnings_about_flags_without_effect_give_the_reason() {
             Kind::Duration => "1m",
             Kind::VModule => "a=1",
             Kind::Int | Kind::Float | Kind::Size => "0",
+            _ if flag.name == "show-hidden-metrics-for-version" => "1.35",
             _ => "x",
         };
         let warnings = read(&[&format!("--{}={value}", flag.name)], None).map(|(_, warnings)| warnings);
@@ -428,6 +429,15 @@ fn flags_for_the_other_program_are_reported() {
     );
 }
 
+/// A flag beside a file makes the document be checked again.
+#[test]
+fn a_warning_about_a_file_is_reported_once() {
+    let file = format!("{FILE}featureGates: {{Unknown: true}}\nconfigHardFail: false\nwinkernel: {{sourceVip: x}}\n");
+    let (_, alone) = read(&["--config=x"], Some(&file)).unwrap_or_else(|problems| panic!("{problems:?}"));
+    assert_eq!(alone.len(), 2, "{alone:?}");
+    assert_eq!(read(&["--config=x", "-v=4"], Some(&file)).map(|(_, warnings)| warnings), Ok(alone));
+}
+
 /// A flag names all gates at once, so the text says which of them it is about.
 #[test]
 fn an_unknown_feature_gate_is_named() {
@@ -469,7 +479,7 @@ fn windows_flags_apply_only_on_windows() {
 fn the_command_is_sound() {
     Program::command().debug_assert();
     let help = Program::command().render_long_help().to_string();
-    for flag in FLAGS {
+    for flag in FLAGS.iter() {
         let shown =
             help.split_whitespace().any(|word| word.trim_end_matches("[=<BOOL>]") == format!("--{}", flag.name));
         assert_eq!(shown, flag.sets != Sets::Nothing, "--{}", flag.name);

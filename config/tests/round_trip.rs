@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
-use localnet_config::{FIELDS, Formerly, Mode, Platform, Reader, Version};
+use localnet_config::{FIELDS, Mode, Platform, Reader, Version};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -88,18 +88,6 @@ fn set(document: &mut Value, path: &str, value: Value) {
     section[*last] = value;
 }
 
-/// Where a version has a field.
-fn paths(version: Version, formerly: Formerly, path: &str) -> Vec<String> {
-    match (version, formerly) {
-        (Version::V1alpha2, _) | (Version::V1alpha1, Formerly::Same) => vec![path.to_owned()],
-        (Version::V1alpha1, Formerly::At(formerly)) => vec![formerly.to_owned()],
-        (Version::V1alpha1, Formerly::InModes(sections, name)) => {
-            sections.iter().map(|section| format!("{section}.{name}")).collect()
-        }
-        (Version::V1alpha1, Formerly::New) => Vec::new(),
-    }
-}
-
 /// A document of either version in which some fields are said.
 fn document() -> impl Strategy<Value = Value> {
     let version = prop_oneof![Just(Version::V1alpha1), Just(Version::V1alpha2)];
@@ -111,15 +99,15 @@ fn document() -> impl Strategy<Value = Value> {
             let mut document = json!({});
             for (field, path, value) in fields {
                 let field = FIELDS[field];
-                let default: Value = serde_json::from_str(field.default).unwrap();
-                // Those were texts.
-                let default = match (version, field.formerly) {
-                    (Version::V1alpha1, Formerly::At("clusterCIDR" | "bindAddress")) => json!(""),
-                    _ => default,
+                let places: Vec<_> = match version {
+                    Version::V1alpha1 => {
+                        field.in_v1alpha1().into_iter().map(|(path, _, default)| (path, default)).collect()
+                    }
+                    Version::V1alpha2 => vec![(field.path, field.default_value())],
                 };
-                let paths = paths(version, field.formerly, field.path);
-                if !paths.is_empty() {
-                    set(&mut document, path.get::<String>(&paths), value.get(&values(&default)).clone());
+                if !places.is_empty() {
+                    let (path, default) = path.get(&places);
+                    set(&mut document, path, value.get(&values(default)).clone());
                 }
             }
             document["apiVersion"] = json!(format!("kubeproxy.config.k8s.io/{}", version.as_str()));

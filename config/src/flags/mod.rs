@@ -11,7 +11,9 @@ use std::{ffi::OsString, path::Path};
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use localnet_core::{Code, Diagnostic, Subject};
-pub use table::{FLAGS, Flag, Kind, Sets};
+pub use table::{FLAGS, Flag, Sets};
+
+pub use crate::{field::Part, kind::Kind};
 
 /// The flags of kube-proxy on the command line. Flatten it into a program's arguments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,15 +33,6 @@ impl Given {
     fn last(&self) -> &str {
         self.values.last().map_or("", String::as_str)
     }
-}
-
-/// A part of kube-proxy's work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// Reading the API and answering health checks: `localnet-brain`.
-    Brain,
-    /// Programming the node: a backend.
-    Backend,
 }
 
 /// The actions that the flags request.
@@ -121,11 +114,11 @@ impl KubeProxyFlags {
         if self.text("config").is_some() {
             return Vec::new();
         }
-        let (others, remedy) = match here {
-            Part::Brain => (table::OF_BACKENDS, "pass it to the backend"),
-            Part::Backend => (table::OF_THE_BRAIN, "pass it to localnet-brain"),
+        let (other, remedy) = match here {
+            Part::Brain => (Part::Backend, "pass it to the backend"),
+            Part::Backend => (Part::Brain, "pass it to localnet-brain"),
         };
-        let others = self.given.iter().filter(|given| others.contains(&given.flag.name));
+        let others = self.given.iter().filter(|given| given.flag.used_by == Some(other));
         others
             .map(|given| value::about(Code::FlagIgnored, given, "has no effect in this program".to_owned(), remedy))
             .collect()
@@ -162,12 +155,12 @@ const HEADING: &str = "kube-proxy's flags";
 fn arg(flag: &'static Flag) -> Arg {
     let arg = Arg::new(flag.name)
         .long(flag.name)
-        .help(flag.help)
+        .help(flag.help.as_str())
         .help_heading(HEADING)
         .action(ArgAction::Append)
         .hide_short_help(true)
         .hide(flag.sets == Sets::Nothing)
-        .allow_hyphen_values(matches!(flag.kind, Kind::Int | Kind::Float | Kind::Duration));
+        .allow_hyphen_values(matches!(flag.kind, Kind::Int | Kind::Unsigned | Kind::Float | Kind::Duration));
     let arg = match flag.short {
         Some(short) => arg.short(short),
         None => arg,

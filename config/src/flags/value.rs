@@ -3,22 +3,22 @@
 use localnet_core::{Code, Diagnostic, Subject};
 use serde_json::{Map, Number, Value, json};
 
-use super::{Given, Kind};
-use crate::{address, duration::GoDuration, quantity::Quantity};
+use super::Given;
+use crate::{address, kind::Kind};
 
 /// The placeholder for a value in the help.
 pub(super) fn name(kind: Kind) -> &'static str {
     match kind {
         Kind::Bool => "BOOL",
-        Kind::Int | Kind::Float => "N",
+        Kind::Int | Kind::Unsigned | Kind::Float => "N",
         Kind::Text => "TEXT",
         Kind::Path => "FILE",
         Kind::Duration => "DURATION",
-        Kind::List => "LIST",
+        Kind::List => "TEXT,…",
         Kind::Ip => "IP",
         Kind::IpPort => "IP[:PORT]",
-        Kind::Gates => "NAME=BOOL",
-        Kind::VModule => "PATTERN=N",
+        Kind::Gates => "NAME=BOOL,…",
+        Kind::VModule => "PATTERN=N,…",
         Kind::Size => "SIZE",
     }
 }
@@ -55,19 +55,16 @@ pub(super) fn json(given: &Given) -> Result<Option<Value>, Diagnostic> {
     let wrong = |is: &str, remedy| problem(given, format!("{text:?} is {is}"), remedy);
     let value = match given.flag.kind {
         Kind::Bool => json!(boolean(given)?),
-        Kind::Int => json!(text.parse::<i32>().map_err(|_| wrong("not a whole number", "write it in digits"))?),
+        Kind::Int | Kind::Unsigned => {
+            json!(text.parse::<i64>().map_err(|_| wrong("not a whole number", "write it in digits"))?)
+        }
         Kind::Float => {
             let number: Option<f64> = text.parse().ok();
             let number =
                 number.and_then(Number::from_f64).ok_or_else(|| wrong("not a number", "write it in digits"))?;
             Value::Number(number)
         }
-        Kind::Text | Kind::Path => json!(text),
-        Kind::Duration => {
-            let duration: GoDuration =
-                text.parse().map_err(|_| wrong("not a duration", "write it like 30s, 1h30m or 250ms"))?;
-            json!(duration)
-        }
+        Kind::Text | Kind::Path | Kind::Duration | Kind::Size => json!(text),
         Kind::List => json!(given.values.iter().flat_map(|text| commas(text)).collect::<Vec<_>>()),
         Kind::Ip | Kind::IpPort if text.is_empty() => return Ok(None),
         Kind::Ip => {
@@ -87,11 +84,8 @@ pub(super) fn json(given: &Given) -> Result<Option<Value>, Diagnostic> {
         }
         Kind::Gates => gates(given)?,
         Kind::VModule => vmodule(given)?,
-        Kind::Size => {
-            json!(text.parse::<Quantity>().map_err(|_| wrong("not a size", "write it like 512, 1k or 4Ki"))?)
-        }
     };
-    Ok(Some(value))
+    given.flag.kind.normal(&value).map(Some).map_err(|(_, why, remedy)| problem(given, why, remedy))
 }
 
 /// Splits a text at commas. An empty text has no parts.

@@ -333,7 +333,7 @@ fn our_flags(flags: &[String]) -> Result<Config, String> {
 fn values(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::Bool => &["true", "false", "1", "T", "yes", ""],
-        Kind::Int => &["0", "7", "31", "32", "-1", "1000", "x", "1.5", "3000000000"],
+        Kind::Int | Kind::Unsigned => &["0", "7", "31", "32", "-1", "1000", "x", "1.5", "3000000000"],
         Kind::Float => &["0", "2.5", "-1", "x", "1e2"],
         Kind::Text | Kind::Path => {
             &["a", "10.0.0.0/8", "10.0.0.0/8,fd00::/48", "nftables", "ipvs", "NodeCIDR", "json", "1.35"]

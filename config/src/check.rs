@@ -1,0 +1,84 @@
+//! [`Check`]: a complete document while its values are checked, in kube-proxy's words.
+//!
+//! kube-proxy does not validate values that the mode does not use. Here an invalid one is a warning and is skipped; with
+//! `configHardFail` it is an error.
+
+use std::fmt;
+
+use localnet_core::Code;
+
+use crate::{
+    document::Document,
+    field::Field,
+    gates::FeatureGates,
+    model::{DetectLocalMode, Mode, Platform},
+    problem::Findings,
+};
+
+/// The context in which a document is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reader {
+    /// The operating system of the node.
+    pub platform: Platform,
+    /// The meaning of an empty `mode`. kube-proxy takes it as `iptables` on Linux and as `kernelspace` on Windows.
+    pub empty_mode: Mode,
+}
+
+impl Reader {
+    /// A reader with kube-proxy's meaning of an empty `mode`.
+    pub const fn kube_proxy(platform: Platform) -> Self {
+        let empty_mode = match platform {
+            Platform::Linux => Mode::Iptables,
+            Platform::Windows => Mode::Kernelspace,
+        };
+        Self { platform, empty_mode }
+    }
+}
+
+/// A complete document of v1alpha2, and the problems that were found in it.
+pub(crate) struct Check<'a> {
+    pub(crate) document: &'a Document,
+    pub(crate) reader: Reader,
+    pub(crate) findings: &'a mut Findings,
+}
+
+impl Check<'_> {
+    /// The mode in use.
+    pub(crate) fn mode(&self) -> Mode {
+        let given = Mode::named(self.document.text("mode"));
+        given.filter(|mode| self.reader.platform.modes().contains(mode)).unwrap_or(self.reader.empty_mode)
+    }
+
+    /// The method that recognizes the node's own pods.
+    pub(crate) fn detect_local_mode(&self) -> DetectLocalMode {
+        DetectLocalMode::named(self.document.text("detectLocalMode")).unwrap_or_default()
+    }
+
+    /// Whether a feature gate is enabled.
+    pub(crate) fn gate(&self, name: &str) -> bool {
+        FeatureGates::of(self.document.get("featureGates")).enabled(name)
+    }
+
+    /// Adds an error about a field.
+    pub(crate) fn invalid(&mut self, field: &Field, value: impl fmt::Display, why: &str, remedy: &str) {
+        self.findings.invalid(field.path, value, why, remedy);
+    }
+
+    /// Adds an error if the mode uses the field, and otherwise a warning that the value is skipped.
+    pub(crate) fn invalid_if_used(&mut self, used: bool, path: &str, value: &str, why: &str, remedy: &str) {
+        if used || self.document.get("configHardFail") == true {
+            self.findings.invalid(path, value, why, remedy);
+        } else {
+            let problem = format!("Invalid value: {value}: {why}; skipped, because the mode does not use it");
+            self.findings.unused(Code::ValueInvalid, path, problem, remedy);
+        }
+    }
+
+    /// Whether the mode uses a field. The section `iptables` applies in other modes, too.
+    pub(crate) fn is_used(&self, field: &Field) -> bool {
+        match field.path.split('.').next() {
+            Some(section @ ("ipvs" | "nftables")) => self.mode().as_str() == section,
+            _ => true,
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! [`Document`]: the values of a document of either version, by path.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::duration::GoDuration;
+
+/// The API group of the documents.
+pub(crate) const GROUP: &str = "kubeproxy.config.k8s.io";
+/// The kind of the documents.
+pub(crate) const KIND: &str = "KubeProxyConfiguration";
+
+/// A version of the documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// The version that kube-proxy v1.36 reads.
+    V1alpha1,
+    /// The version of KEP-784.
+    V1alpha2,
+}
+
+impl Version {
+    /// The name in `apiVersion`, without the group.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::V1alpha1 => "v1alpha1",
+            Self::V1alpha2 => "v1alpha2",
+        }
+    }
+}
+
+/// A `KubeProxyConfiguration` of either version: a value for each field of the version, in its [normal form](crate::Kind).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Document {
+    pub(crate) version: Version,
+    pub(crate) values: BTreeMap<&'static str, Value>,
+}
+
+impl Document {
+    /// Returns the value of a field.
+    pub fn get(&self, path: &str) -> &Value {
+        self.values.get(path).unwrap_or(&Value::Null)
+    }
+
+    /// Sets the value of a field.
+    pub(crate) fn set(&mut self, path: &'static str, value: Value) {
+        self.values.insert(path, value);
+    }
+
+    /// Returns the value of a field that contains a text.
+    pub(crate) fn text(&self, path: &str) -> &str {
+        self.get(path).as_str().unwrap_or_default()
+    }
+
+    /// Returns the value of a field that contains a list of texts.
+    pub(crate) fn texts(&self, path: &str) -> Vec<&str> {
+        self.get(path).as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+    }
+
+    /// Returns the value of a field that contains a duration.
+    pub(crate) fn duration(&self, path: &str) -> GoDuration {
+        self.text(path).parse().unwrap_or_default()
+    }
+}

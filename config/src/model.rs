@@ -1,0 +1,166 @@
+//! The values of a [`Config`](crate::Config) that have types of their own.
+
+use std::fmt;
+
+use ipnet::IpNet;
+use serde::{Serialize, Serializer};
+
+/// Declares an enum whose values have names in documents.
+macro_rules! names {
+    ($($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)* })*) => { $(
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl $name {
+            /// All values.
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// The name in documents.
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)*
+                }
+            }
+
+            /// Returns the value with a name.
+            pub fn named(name: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|value| value.as_str() == name)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+    )* };
+}
+
+names! {
+    /// `mode`: the kernel subsystem that is programmed.
+    Mode {
+        /// Rules of ip_tables.
+        Iptables = "iptables",
+        /// Virtual servers of IPVS.
+        Ipvs = "ipvs",
+        /// Rules of nf_tables.
+        Nftables = "nftables",
+        /// The Host Networking Service of Windows.
+        Kernelspace = "kernelspace",
+    }
+
+    /// `logging.format`: the format of log lines.
+    LogFormat {
+        /// Lines for people.
+        Text = "text",
+        /// One JSON object per line.
+        Json = "json",
+    }
+
+    /// `ipFamilyPolicy`: the address families of a node's primary addresses.
+    IpFamilyPolicy {
+        /// The family of its first address.
+        SingleStack = "SingleStack",
+        /// Both families, if the node has addresses of both.
+        PreferDualStack = "PreferDualStack",
+        /// Both families. A node without addresses of both is an error.
+        RequireDualStack = "RequireDualStack",
+    }
+
+    /// `detectLocalMode`: the method that recognizes the node's own pods.
+    #[derive(Default)]
+    DetectLocalMode {
+        /// The source is in `clusterCIDRs`.
+        #[default]
+        ClusterCidr = "ClusterCIDR",
+        /// The source is in the Node's `spec.podCIDRs`.
+        NodeCidr = "NodeCIDR",
+        /// The packet arrives through `bridgeInterface`.
+        BridgeInterface = "BridgeInterface",
+        /// The packet arrives through an interface whose name begins with `interfaceNamePrefix`.
+        InterfaceNamePrefix = "InterfaceNamePrefix",
+    }
+}
+
+/// The operating system of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Platform {
+    /// Linux
+    Linux,
+    /// Windows
+    Windows,
+}
+
+impl Platform {
+    /// The modes that exist on this platform.
+    pub fn modes(self) -> &'static [Mode] {
+        match self {
+            Self::Linux => &[Mode::Iptables, Mode::Ipvs, Mode::Nftables],
+            Self::Windows => &[Mode::Kernelspace],
+        }
+    }
+}
+
+/// An item of `logging.vmodule`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VModule {
+    /// The name of a source file without its extension, or a pattern of such names. It contains neither `=` nor `,`.
+    pub file_pattern: String,
+    /// The verbosity in these files; at most `i32::MAX`.
+    pub verbosity: u32,
+}
+
+/// A minor version of Kubernetes, such as 1.35.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MinorVersion {
+    /// The major number, 1.
+    pub major: u16,
+    /// The minor number, such as 35.
+    pub minor: u16,
+}
+
+impl fmt::Display for MinorVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+impl Serialize for MinorVersion {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// `nodePortAddresses`: the node's addresses that answer NodePorts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub enum NodePortAddresses {
+    /// All addresses. This is an empty list, unless `mode` is explicitly `nftables`: kube-proxy treats an empty mode as
+    /// iptables, whichever backend takes over.
+    All,
+    /// `primary`: the Node's primary addresses. This is also an empty list if `mode` is explicitly `nftables`.
+    Primary,
+    /// The addresses in these CIDRs. A family without a CIDR has all of its addresses.
+    Cidrs(Vec<IpNet>),
+}
+
+/// The word in documents for [`NodePortAddresses::Primary`].
+pub(crate) const PRIMARY: &str = "primary";
+
+/// Which values the configuration sets explicitly. Only values for which an explicit default and a missing value differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Explicit {
+    /// Whether `mode` is not empty.
+    pub mode: bool,
+    /// Whether the mode's `minSyncPeriod` is present and has a value that kube-proxy does not treat as missing.
+    pub min_sync_period: bool,
+}

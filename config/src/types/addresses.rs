@@ -1,0 +1,166 @@
+//! Addresses and CIDRs.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use serde_json::{Value, json};
+
+use super::FieldType;
+use crate::{
+    address,
+    check::Check,
+    field::Field,
+    kind::Kind,
+    model::{DetectLocalMode, Mode, NodePortAddresses, PRIMARY},
+};
+
+/// The node's primary addresses, at most one per family.
+impl FieldType for Vec<IpAddr> {
+    type Value = Self;
+    const KIND: Kind = Kind::List;
+
+    fn read(check: &mut Check<'_>, field: &Field) -> Self {
+        let mut ips = Self::new();
+        for (position, text) in check.document.texts(field.path).into_iter().enumerate() {
+            let path = format!("{}[{position}]", field.path);
+            let mut invalid = |why, remedy| check.findings.invalid(&path, format_args!("{text:?}"), why, remedy);
+            match address::ip(text) {
+                None => invalid(
+                    "not a valid textual representation of an IP address",
+                    "write it like 10.0.0.1 or 2001:db8::1",
+                ),
+                Some(ip) if ip.is_unspecified() => {
+                    invalid("must not be unspecified", "leave the list empty to use the addresses of the Node");
+                }
+                Some(ip) if ips.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) => {
+                    invalid("must be a single IP or a dual-stack pair of IPs", "name one address of each family");
+                }
+                Some(ip) => ips.push(ip),
+            }
+        }
+        ips
+    }
+}
+
+impl FieldType for SocketAddr {
+    type Value = Self;
+    const KIND: Kind = Kind::IpPort;
+
+    fn read(check: &mut Check<'_>, field: &Field) -> Self {
+        address::socket(check.document.text(field.path)).unwrap_or_else(|bad| {
+            let remedy = "write it like 0.0.0.0:10256 or [::]:10256";
+            check.invalid(field, format_args!("{:?}", bad.value), bad.why, remedy);
+            Self::from(([0, 0, 0, 0], 0))
+        })
+    }
+}
+
+/// `None` is an empty text.
+impl FieldType for Option<SocketAddr> {
+    type Value = Self;
+    const KIND: Kind = Kind::IpPort;
+
+    fn read(check: &mut Check<'_>, field: &Field) -> Self {
+        let is_empty = check.document.text(field.path).is_empty();
+        (!is_empty).then(|| SocketAddr::read(check, field))
+    }
+}
+
+/// `winkernel.sourceVip`. `None` is an empty text.
+impl FieldType for Option<IpAddr> {
+    type Value = Self;
+    const KIND: Kind = Kind::Text;
+
+    fn read(check: &mut Check<'_>, field: &Field) -> Self {
+        let given = check.document.text(field.path);
+        let ip = address::ip(given);
+        if ip.is_none() && !given.is_empty() {
+            let value = format!("{given:?}");
+            // kube-proxy parses it too late to refuse it, and then runs without it.
+            check.invalid_if_used(false, field.path, &value, "must be a valid IP", "write it like 10.0.0.1");
+        }
+        ip
+    }
+}
+
+/// Returns the valid CIDRs of a list, and adds a finding for each of the others.
+fn cidrs(check: &mut Check<'_>, field: &Field, used: bool, why: &str, remedy: &str) -> Vec<IpNet> {
+    let mut cidrs = Vec::new();
+    for (position, text) in check.document.texts(field.path).into_iter().enumerate() {
+        match address::cidr(text) {
+            Some(cidr) => cidrs.push(cidr),
+            None => {
+                let path = format!("{}[{position}]", field.path);
+                check.invalid_if_used(used, &path, &format!("{text:?}"), why, remedy);
+            }
+        }
+    }
+    cidrs
+}
+
+/// CIDRs of any number.
+pub(crate) enum Cidrs {}
+
+impl FieldType for Cidrs {
+    type Value = Vec<IpNet>;
+    const KIND: Kind = Kind::List;
+
+    fn read(check: &mut Check<'_>, field: &Field) -> Vec<IpNet> {
+        let remedy = "write it like 10.0.0.0/8 or 2001:db8::/32";
+        cidrs(check, field, check.is_used(field), "must be a valid CIDR", remedy)
+    }
+}
+
+/// `detectLocal.clusterCIDRs`: at most one CIDR of each family.
+pub(crate) enum ClusterCidrs {}
+
+impl FieldType for ClusterCidrs {
+    type Value = Vec<IpNet>;
+    const KIND: Kind = Kind::List;
+
+    fn read(check: &mut Check<'_>, field: &Field) -> Vec<IpNet> {
+        let used = check.detect_local_mode() == DetectLocalMode::ClusterCidr;
+        let why = "must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)";
+        let mut cidrs = cidrs(check, field, used, why, "write CIDRs without spaces around them");
+        let given = check.document.texts(field.path);
+        let twice = matches!(cidrs.as_slice(), [a, b] if a.addr().is_ipv4() == b.addr().is_ipv4());
+        if given.len() > 2 || twice {
+            let why = "must be either a single CIDR or a dual-stack pair of CIDRs (e.g. [10.100.0.0/16, fde4:8dba:82e1::/48])";
+            check.invalid_if_used(used, field.path, &format!("{given:?}"), why, "name one CIDR of each family");
+            // The whole value is skipped: the remaining half could be the wrong one.
+            cidrs.clear();
+        }
+        cidrs
+    }
+}
+
+/// kube-proxy's default depends on the configured mode, even if another backend takes over under an empty mode: an address that
+/// answered NodePorts must still answer them.
+impl FieldType for NodePortAddresses {
+    type Value = Self;
+    const KIND: Kind = Kind::List;
+
+    fn read(check: &mut Check<'_>, field: &Field) -> Self {
+        let given = check.document.texts(field.path);
+        match given.iter().position(|text| *text == PRIMARY) {
+            None if !given.is_empty() => Self::Cidrs(Cidrs::read(check, field)),
+            None if check.document.text("mode") != Mode::Nftables.as_str() => Self::All,
+            None => Self::Primary,
+            Some(_) if given.len() == 1 => Self::Primary,
+            Some(position) => {
+                let path = format!("{}[{position}]", field.path);
+                let (why, remedy) = ("can't use both 'primary' and CIDRs", "use only primary, or only CIDRs");
+                check.findings.invalid(&path, format_args!("{PRIMARY:?}"), why, remedy);
+                Self::Primary
+            }
+        }
+    }
+
+    fn write(value: &Self) -> Value {
+        match value {
+            Self::All => Value::Null,
+            Self::Primary => json!([PRIMARY]),
+            Self::Cidrs(cidrs) => json!(cidrs),
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The two versions of a [`Document`]: their fields and defaults, as the [table](crate::table) gives them.
+
+use std::sync::LazyLock;
+
+use localnet_core::Code;
+use serde::{Serialize, Serializer, ser::SerializeMap as _};
+use serde_json::{Value, json};
+
+use crate::{
+    address,
+    document::{Document, Version},
+    field::{Field, Formerly},
+    kind::Kind,
+    problem::{Findings, Invalid},
+    table::{DROPPED, FIELDS},
+};
+
+/// The default port for health checks.
+const HEALTHZ_PORT: u16 = 10256;
+/// The default port for metrics.
+const METRICS_PORT: u16 = 10249;
+
+/// A field of one version.
+struct Entry {
+    path: &'static str,
+    kind: Kind,
+    default: Value,
+    /// Whether zero or an empty text counts as missing.
+    empty_is_default: bool,
+}
+
+/// The fields of a version, in the order in which documents are written.
+fn entries(version: Version) -> &'static [Entry] {
+    static V1ALPHA1: LazyLock<Vec<Entry>> = LazyLock::new(v1alpha1);
+    static V1ALPHA2: LazyLock<Vec<Entry>> = LazyLock::new(v1alpha2);
+    match version {
+        Version::V1alpha1 => &V1ALPHA1,
+        Version::V1alpha2 => &V1ALPHA2,
+    }
+}
+
+fn v1alpha1() -> Vec<Entry> {
+    let mut entries: Vec<Entry> = Vec::new();
+    for field in FIELDS.iter() {
+        let empty_is_default =
+            field.empty_is_default || matches!(field.formerly, Formerly::InModes(_) | Formerly::Text(..));
+        for (path, kind, default) in field.in_v1alpha1() {
+            // Two fields may come from one of v1alpha1.
+            if !entries.iter().any(|entry| entry.path == path) {
+                entries.push(Entry { path, kind, default, empty_is_default });
+            }
+        }
+    }
+    let kind = Kind::Text;
+    let dropped = DROPPED.iter().map(|(path, _)| Entry { path, kind, default: kind.zero(), empty_is_default: false });
+    entries.into_iter().chain(dropped).collect()
+}
+
+fn v1alpha2() -> Vec<Entry> {
+    let entry = |field: &Field| {
+        let &Field { path, kind, empty_is_default, .. } = field;
+        Entry { path, kind, default: field.default_value(), empty_is_default }
+    };
+    FIELDS.iter().map(entry).collect()
+}
+
+impl Document {
+    /// The document with the defaults that do not depend on other fields.
+    pub fn new(version: Version) -> Self {
+        let values = entries(version).iter().map(|entry| (entry.path, entry.default.clone())).collect();
+        Self { version, values }
+    }
+
+    /// Reads the fields of a document whose types are already checked. Other fields are skipped.
+    ///
+    /// # Errors
+    /// Returns each value that is out of range or does not have the notation of its type.
+    pub fn from_json(version: Version, json: &Value) -> Result<Self, Invalid> {
+        let (mut document, mut findings) = (Self::new(version), Findings::default());
+        for Entry { path, kind, .. } in entries(version) {
+            let Some(given) = path.split('.').try_fold(json, |value, step| value.get(step)) else { continue };
+            match kind.normal(given) {
+                Ok(value) => document.set(path, value),
+                Err((inside, problem, remedy)) => {
+                    findings.add(Code::ValueInvalid, &format!("{path}{inside}"), problem, remedy);
+                }
+            }
+        }
+        findings.finish().map(|_| document)
+    }
+
+    /// Fills in the values that depend on other fields, and the defaults of values that count as missing because they are zero or
+    /// empty.
+    #[must_use]
+    pub fn complete(mut self) -> Self {
+        for Entry { path, kind, default, .. } in entries(self.version).iter().filter(|entry| entry.empty_is_default) {
+            if *self.get(path) == kind.zero() {
+                self.set(path, default.clone());
+            }
+        }
+        self.complete_addresses();
+        self
+    }
+
+    /// Adds the addresses that are missing, and the ports of those that have none. The address of the node selects the family.
+    pub(crate) fn complete_addresses(&mut self) {
+        let node = match self.version {
+            Version::V1alpha1 => Some(self.text("bindAddress")),
+            Version::V1alpha2 => self.texts("nodeIPOverride").first().copied(),
+        };
+        let is_v4 = node.and_then(address::ip).is_none_or(|ip| ip.is_ipv4());
+        let (every, loopback) = if is_v4 { ("0.0.0.0", "127.0.0.1") } else { ("::", "::1") };
+        for (path, default, port) in
+            [("healthzBindAddress", every, HEALTHZ_PORT), ("metricsBindAddress", loopback, METRICS_PORT)]
+        {
+            let given = Some(self.text(path)).filter(|address| !address.is_empty());
+            self.set(path, json!(address::with_port(given.unwrap_or(default), port)));
+        }
+    }
+
+    /// Returns the document as JSON.
+    pub fn to_json(&self) -> Value {
+        serde_json::to_value(self).unwrap_or_default()
+    }
+
+    /// Returns the document as YAML, with its fields in the order of the table.
+    pub fn to_yaml(&self) -> String {
+        // A document contains only maps, lists, texts and numbers, and a string has no size limit.
+        serde_saphyr::to_string(self).expect("YAML can express every document")
+    }
+}
+
+impl Serialize for Document {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let values = entries(self.version).iter().filter_map(|entry| Some((entry.path, self.values.get(entry.path)?)));
+        Fields(values.collect()).serialize(serializer)
+    }
+}
+
+/// Values by path, which are written as nested maps.
+struct Fields<'a>(Vec<(&'a str, &'a Value)>);
+
+impl Serialize for Fields<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        let mut written = Vec::new();
+        for (path, value) in &self.0 {
+            let Some((section, _)) = path.split_once('.') else {
+                map.serialize_entry(path, value)?;
+                continue;
+            };
+            if !written.contains(&section) {
+                written.push(section);
+                let inside = self.0.iter().filter_map(|(path, value)| {
+                    let rest = path.strip_prefix(section)?.strip_prefix('.')?;
+                    Some((rest, *value))
+                });
+                map.serialize_entry(section, &Fields(inside.collect()))?;
+            }
+        }
+        map.end()
+    }
+}
