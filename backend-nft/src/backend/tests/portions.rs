@@ -1,8 +1,9 @@
 //! Changes that are too large for one commit: after each portion, each VIP has either its old or its new content.
 
 use localnet_linux::nft::ElementKey;
+use proptest::prelude::*;
 
-use super::*;
+use super::{any_state::any_state, *};
 
 /// The elements of a VIP, by set.
 type Programmed = BTreeMap<(nft::Name, ElementKey), Element>;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::Contents;
-use crate::watch::file::{load, tests::World};
+use crate::watch::file::{load, tests::watching::World};
 
 /// A Service that is recognized by its ClusterIP.
 fn service(name: &str, last: u8) -> String {
