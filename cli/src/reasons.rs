@@ -405,7 +405,7 @@ fn backend(report: wire::BackendReport, age_millis: u64, at: Revision) -> Backen
     let families = families.collect();
     Backend {
         configuration: report.configuration.as_ref().map(Effective::try_from),
-        mode: Mode::ALL.into_iter().find(|mode| mode.as_str() == report.proxy_mode),
+        mode: Mode::named(&report.proxy_mode),
         name: report.backend,
         age_millis,
         families,
