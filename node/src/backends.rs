@@ -146,7 +146,7 @@ impl BackendArgs {
     pub fn check(&self) -> anyhow::Result<()> {
         let Some(chosen) = self.chosen else { return Ok(()) };
         for entry in BACKENDS.iter().filter(|entry| entry.name() != chosen.name()) {
-            let flags = entry.with_flags(Command::new(entry.name()));
+            let flags = entry.with_flags(Command::default());
             let is_given = |arg: &&Arg| self.own.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
             if let Some(flag) = flags.get_arguments().find(is_given).and_then(Arg::get_long) {
                 let backend = entry.name();
@@ -165,7 +165,7 @@ impl Args for BackendArgs {
             .value_parser(PossibleValuesParser::new(BACKENDS.iter().map(value)))
             .help("Backend to run [default: that of the configured mode; nft if the configuration names no mode]");
         BACKENDS.iter().fold(command.arg(backend), |command, entry| {
-            let own = entry.with_flags(Command::new(entry.name()));
+            let own = entry.with_flags(Command::default());
             command.args(own.get_arguments().map(|arg| arg.clone().help_heading(entry.program_name())))
         })
     }
