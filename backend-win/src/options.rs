@@ -1,4 +1,4 @@
-//! The operator's options for HNS. [`crate::args`] parses the flags.
+//! The operator's options for HNS. `program` parses the flags.
 
 use std::net::IpAddr;
 
