@@ -1,4 +1,4 @@
-//! The operator's options for IPVS. [`crate::args`] parses them from flags.
+//! The operator's options for IPVS. `program` parses them from flags.
 
 use std::{net::IpAddr, time::Duration};
 
