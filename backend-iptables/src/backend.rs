@@ -16,6 +16,7 @@ use localnet_linux::{
     conntrack::{Commit, Frontend},
     shortage::message_is_shortage,
 };
+use localnet_linux_backend::{blocking, live::LinuxBackend};
 use localnet_proto::{ByFamily, Changes, Family, ServiceKey, Snapshot};
 use tracing::{debug, info, warn};
 
@@ -97,37 +98,6 @@ impl<K: Kernel> IptablesBackend<K> {
         self.desired.ruleset(family)
     }
 
-    /// The VIPs whose flows may be stale after the last sync.
-    pub fn take_commit(&mut self) -> Commit {
-        let remembered = std::mem::take(&mut self.found).values().concat();
-        Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
-    }
-
-    /// The number of rules in each table of each family, in total and written by the last sync.
-    pub fn rule_counts(&self) -> ByFamily<Vec<RuleCount>> {
-        let of_family = |family| {
-            let count = |(table, last): (Table, u64)| {
-                let total = self.desired.ruleset(family).rules(table);
-                RuleCount { table: table.as_str(), total: total.try_into().unwrap_or(u64::MAX), last }
-            };
-            match self.kernel.has_family(family) {
-                true => Table::ALL.into_iter().zip(self.written[family]).map(count).collect(),
-                false => Vec::new(),
-            }
-        };
-        ByFamily::from_fn(of_family)
-    }
-
-    /// Forgets the content of the tables, so that the next sync reads them.
-    pub fn forget(&mut self) {
-        Family::BOTH.into_iter().for_each(|family| self.desired.forget(family));
-    }
-
-    /// Sets the addresses of the node's interfaces. Returns whether the next sync moves NodePorts because of them.
-    pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
-        self.desired.set_local_addresses(addresses)
-    }
-
     /// Reads the tables and returns whether they differ from the desired state.
     ///
     /// # Errors
@@ -147,11 +117,6 @@ impl<K: Kernel> IptablesBackend<K> {
     pub fn is_entered(&mut self, table: Table) -> bool {
         let text = cleanup::check(table);
         self.families().into_iter().all(|family| self.kernel.test(family, &text).is_ok())
-    }
-
-    /// Lets the next sync retry the refused Services, although they have not changed.
-    pub fn retry_refused(&mut self) {
-        self.desired.retry_refused();
     }
 
     fn families(&self) -> Vec<Family> {
@@ -357,6 +322,35 @@ impl<K: Kernel> IptablesBackend<K> {
     }
 }
 
+impl<K: Kernel> LinuxBackend for IptablesBackend<K> {
+    fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
+        self.desired.set_local_addresses(addresses)
+    }
+
+    fn forget(&mut self) {
+        Family::BOTH.into_iter().for_each(|family| self.desired.forget(family));
+    }
+
+    fn take_commit(&mut self) -> Commit {
+        let remembered = std::mem::take(&mut self.found).values().concat();
+        Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
+    }
+
+    fn rule_counts(&self) -> ByFamily<Vec<RuleCount>> {
+        let of_family = |family| {
+            let count = |(table, last): (Table, u64)| {
+                let total = self.desired.ruleset(family).rules(table);
+                RuleCount { table: table.as_str(), total: total.try_into().unwrap_or(u64::MAX), last }
+            };
+            match self.kernel.has_family(family) {
+                true => Table::ALL.into_iter().zip(self.written[family]).map(count).collect(),
+                false => Vec::new(),
+            }
+        };
+        ByFamily::from_fn(of_family)
+    }
+}
+
 impl<K: Kernel> Backend for IptablesBackend<K> {
     fn name(&self) -> &'static str {
         "iptables"
@@ -375,7 +369,7 @@ impl<K: Kernel> Backend for IptablesBackend<K> {
     }
 
     fn retry_refused(&mut self) {
-        self.retry_refused();
+        self.desired.retry_refused();
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {
@@ -409,15 +403,6 @@ impl Lines for Counted<'_> {
             line(text);
         });
         self.rules.set(rules);
-    }
-}
-
-/// Runs `work`, which blocks while the tools run. A multi-threaded runtime moves the other tasks of this thread elsewhere.
-pub(crate) fn blocking<T>(work: impl FnOnce() -> T) -> T {
-    use tokio::runtime::{Handle, RuntimeFlavor};
-    match Handle::try_current().map(|handle| handle.runtime_flavor()) {
-        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
-        _ => work(),
     }
 }
 

@@ -18,7 +18,7 @@ use localnet_linux::{
 };
 use tracing::{info, warn};
 
-use crate::{Flavour, IptablesBackend, LiveBackend, Tools, dry_run::DryRun, served};
+use crate::{Flavour, IptablesBackend, LiveBackend, Tools, dry_run::DryRun, live, served};
 
 /// `localnet-iptables`.
 #[derive(Args)]
@@ -46,19 +46,22 @@ impl BackendProgram for Iptables {
         let chosen = self.iptables_flavour.is_some();
         let flavour = self.iptables_flavour.unwrap_or_else(Flavour::of_host);
         info!(?flavour, chosen, "selected the variant of iptables");
-        let localhost = wants_localhost(config) && route_localhost(&Settings::default());
-        let backend = LiveBackend::open(flags.config(config), localhost, Tools::find(flavour)?).await?;
-        if flags.kube_proxy.configures_node() {
-            setup::start(&config.linux);
+        let mut backend = IptablesBackend::new(flags.config(config), Tools::find(flavour)?);
+        if wants_localhost(config) && route_localhost(&Settings::default()) {
+            backend = backend.with_localhost_node_ports();
         }
-        // Read only once, after the configured value is set. kube-proxy does the same.
-        let liberal = is_liberal(config, &Settings::default());
-        if liberal {
+        // kube-proxy reads the kernel's value once, too.
+        if is_liberal(config, &Settings::default()) {
             info!(
                 "net.netfilter.nf_conntrack_tcp_be_liberal is set; the node forwards packets that connection tracking calls invalid"
             );
+            backend = backend.forwarding_invalid();
         }
-        Ok(if liberal { backend.forwarding_invalid() } else { backend })
+        let backend = live::open(backend).await?;
+        if flags.kube_proxy.configures_node() {
+            setup::start(&config.linux);
+        }
+        Ok(backend)
     }
 
     async fn planner(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<DryRun> {

@@ -2,7 +2,7 @@
 //! `flows.yaml`.
 
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
-use localnet_iptables::{Flavour, IptablesBackend, Tools, dry_run::DryRun};
+use localnet_iptables::{Flavour, IptablesBackend, LinuxBackend as _, Tools, dry_run::DryRun};
 use localnet_lab::{DetectLocal, Flows, cases, check_cases, check_that_mistakes_show, expect_plan};
 use localnet_proto::{Changes, Snapshot};
 

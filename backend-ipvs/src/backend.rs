@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::Context as _;
 use localnet_client::{
-    Backend, Mode, Synced,
+    Backend, Code, Diagnostic, Mode, Subject, Synced,
     vips::{self, Config, Effective},
 };
 use localnet_linux::{
@@ -16,6 +16,7 @@ use localnet_linux::{
     ipvs::{Change, Frontend, Scheduler, ServerState, VirtualServer},
     nft::{Error, LiveTable, TableContent, Transaction},
 };
+use localnet_linux_backend::live::LinuxBackend;
 use localnet_proto::{ByFamily, Changes, Family, Snapshot};
 use tracing::{debug, info, warn};
 
@@ -102,28 +103,6 @@ impl<K: Kernel> IpvsBackend<K> {
             }
         }
         Ok(())
-    }
-
-    /// The VIPs whose flows may be stale after the last sync.
-    pub fn take_commit(&mut self) -> Commit {
-        let remembered = std::mem::take(&mut self.found).values().concat();
-        Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
-    }
-
-    /// Forgets the applied state, so that the next sync reads the live state.
-    pub fn forget(&mut self) {
-        self.desired.forget();
-    }
-
-    /// Lets the next sync retry what the kernel refused.
-    pub fn retry_refused(&mut self) {
-        self.desired.retry_refused();
-    }
-
-    /// Sets the addresses of the node's interfaces, without those of VIPs. Returns whether the next sync changes anything because
-    /// of them.
-    pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
-        self.desired.set_local_addresses(addresses)
     }
 
     fn families(&self) -> Vec<Family> {
@@ -370,6 +349,21 @@ impl<K: Kernel> IpvsBackend<K> {
     }
 }
 
+impl<K: Kernel> LinuxBackend for IpvsBackend<K> {
+    fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
+        self.desired.set_local_addresses(addresses)
+    }
+
+    fn forget(&mut self) {
+        self.desired.forget();
+    }
+
+    fn take_commit(&mut self) -> Commit {
+        let remembered = std::mem::take(&mut self.found).values().concat();
+        Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
+    }
+}
+
 impl<K: Kernel> Backend for IpvsBackend<K> {
     fn name(&self) -> &'static str {
         "ipvs"
@@ -377,6 +371,10 @@ impl<K: Kernel> Backend for IpvsBackend<K> {
 
     fn mode(&self) -> Option<Mode> {
         Some(Mode::Ipvs)
+    }
+
+    fn warnings(&self) -> Vec<Diagnostic> {
+        vec![Diagnostic::new(Code::IpvsDeprecated, Subject::Program, DEPRECATION)]
     }
 
     fn configuration(&self) -> Option<Effective> {
@@ -388,7 +386,7 @@ impl<K: Kernel> Backend for IpvsBackend<K> {
     }
 
     fn retry_refused(&mut self) {
-        self.retry_refused();
+        self.desired.retry_refused();
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {

@@ -18,7 +18,9 @@ use localnet_linux::{
     setup,
 };
 
-use crate::{Host, IpvsBackend, LiveBackend, Options, dry_run::DryRun, options::scheduler, plan::INTERFACE, served};
+use crate::{
+    Host, IpvsBackend, LiveBackend, Options, dry_run::DryRun, live, options::scheduler, plan::INTERFACE, served,
+};
 
 /// `localnet-ipvs`, with the flags for virtual servers. They take precedence over the configuration.
 #[derive(Args, Clone, Debug, Default)]
@@ -89,7 +91,7 @@ impl BackendProgram for Ipvs {
     type Planner = DryRun;
 
     async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
-        let backend = LiveBackend::open(flags.config(config), self.options(&config.ipvs)?).await?;
+        let backend = live::open(flags.config(config), self.options(&config.ipvs)?).await?;
         if flags.kube_proxy.configures_node() {
             setup::start(&config.linux);
         }

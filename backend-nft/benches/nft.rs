@@ -22,7 +22,7 @@ use anyhow::Context as _;
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{Network, Topology};
 use localnet_linux::nft::{self, Chain, Element, Error, Set, Table, Transaction, TransactionSize};
-use localnet_nft::{Kernel, Netlink, NftBackend, kernel::LiveTable};
+use localnet_nft::{Kernel, LinuxBackend as _, Netlink, NftBackend, kernel::LiveTable};
 use localnet_proto::{
     Changes, Endpoint, EndpointPort, Family, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, WhenEmpty,
 };

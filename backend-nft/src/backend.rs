@@ -15,6 +15,7 @@ use localnet_linux::{
     conntrack::{Commit, Frontend},
     nft::{Change, Element, Error, Table, TableContent, Transaction, TransactionSize, family_name},
 };
+use localnet_linux_backend::{blocking, live::LinuxBackend};
 use localnet_proto::{ByFamily, Changes, Family, ServiceKey, Snapshot};
 use tracing::{debug, info, warn};
 
@@ -122,28 +123,6 @@ impl<K: Kernel> NftBackend<K> {
         self.change_clients();
         let full = Family::BOTH.into_iter().filter(|family| self.read[*family]).collect();
         Ok(Synced { failed, skipped: self.desired.skipped(), refused: self.desired.refused(), full })
-    }
-
-    /// The changes by the last sync that concern flows.
-    pub fn take_commit(&mut self) -> Commit {
-        let remembered = std::mem::take(&mut self.found).values().concat();
-        Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
-    }
-
-    /// Marks the contents of the tables as unknown, so that the next sync reads them.
-    pub fn forget(&mut self) {
-        Family::BOTH.into_iter().for_each(|family| self.desired.forget(family));
-    }
-
-    /// Lets the next sync retry what the kernel refused.
-    pub fn retry_refused(&mut self) {
-        self.desired.retry_refused();
-    }
-
-    /// Sets the addresses of the node's interfaces. Returns whether this changes the addresses of NodePorts at the next
-    /// sync.
-    pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
-        self.desired.set_local_addresses(addresses)
     }
 
     /// Records the commit of another process. Returns whether the tables must be read again.
@@ -440,6 +419,21 @@ impl<K: Kernel> NftBackend<K> {
     }
 }
 
+impl<K: Kernel> LinuxBackend for NftBackend<K> {
+    fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
+        self.desired.set_local_addresses(addresses)
+    }
+
+    fn forget(&mut self) {
+        Family::BOTH.into_iter().for_each(|family| self.desired.forget(family));
+    }
+
+    fn take_commit(&mut self) -> Commit {
+        let remembered = std::mem::take(&mut self.found).values().concat();
+        Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
+    }
+}
+
 impl<K: Kernel> Backend for NftBackend<K> {
     fn name(&self) -> &'static str {
         "nft"
@@ -458,21 +452,11 @@ impl<K: Kernel> Backend for NftBackend<K> {
     }
 
     fn retry_refused(&mut self) {
-        self.retry_refused();
+        self.desired.retry_refused();
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {
         blocking(|| self.remove_all())
-    }
-}
-
-/// Runs `work`, which may block for a while, such as a large transaction. The other tasks of this thread move to another
-/// thread.
-pub(crate) fn blocking<T>(work: impl FnOnce() -> T) -> T {
-    use tokio::runtime::{Handle, RuntimeFlavor};
-    match Handle::try_current().map(|handle| handle.runtime_flavor()) {
-        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
-        _ => work(),
     }
 }
 

@@ -12,7 +12,7 @@ use localnet_client::{
 use localnet_config::Config;
 use localnet_linux::{addresses::NodeAddresses, setup};
 
-use crate::{LiveBackend, NftBackend, dry_run::DryRun, kernel::Netlink, kube_proxy, served};
+use crate::{LiveBackend, NftBackend, dry_run::DryRun, kernel::Netlink, kube_proxy, live, served};
 
 /// `localnet-nft`, which has no flags of its own.
 #[derive(Args)]
@@ -41,7 +41,7 @@ impl BackendProgram for Nft {
     type Planner = DryRun;
 
     async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
-        let backend = LiveBackend::open(flags.config(config)).await?.resync_every(config.sync_period);
+        let backend = live::open(flags.config(config), Some(config.sync_period)).await?;
         // After the backend, because its use of nf_tables makes the kernel load connection tracking.
         if flags.kube_proxy.configures_node() {
             setup::start(&config.linux);

@@ -2,7 +2,7 @@
 
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{DetectLocal, Flows, cases, check_case, check_cases, check_that_mistakes_show, expect_plan};
-use localnet_nft::{Netlink, NftBackend, dry_run::DryRun};
+use localnet_nft::{LinuxBackend as _, Netlink, NftBackend, dry_run::DryRun};
 use localnet_proto::{Changes, Snapshot};
 
 fn config(flows: &Flows) -> Config {

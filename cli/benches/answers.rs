@@ -39,7 +39,7 @@ use localnet_client::{
 };
 use localnet_core::Code;
 use localnet_lab::{Network, Topology};
-use localnet_nft::{Netlink, NftBackend};
+use localnet_nft::{LinuxBackend as _, Netlink, NftBackend};
 use localnet_proto::Family;
 use localnet_proto::{
     Changes, Endpoint, EndpointPort, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, WhenEmpty,

@@ -10,7 +10,7 @@ use localnet::{
 };
 use localnet_client::{Snapshot, vips::Config};
 use localnet_lab::{Network, Topology};
-use localnet_nft::{Netlink, NftBackend};
+use localnet_nft::{LinuxBackend as _, Netlink, NftBackend};
 use localnet_proto::Changes;
 use proptest::{
     prelude::*,

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use localnet_iptables::{Flavour, IptablesBackend, Tools};
+use localnet_iptables::{Flavour, IptablesBackend, LinuxBackend as _, Tools};
 use localnet_lab::{Endpoint, Network, Protocol, Servers, Topology, segment::invalid_is_forwarded};
 use localnet_linux::conntrack::Cleaner;
 use localnet_proto::{Changes, Snapshot};

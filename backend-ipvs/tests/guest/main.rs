@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use localnet_ipvs::{Host, IpvsBackend, Options};
+use localnet_ipvs::{Host, IpvsBackend, LinuxBackend as _, Options};
 use localnet_lab::flow::{Expect, Source};
 use localnet_lab::{Case, Flow, Flows, Network, Sender, Servers, probe_flows};
 use localnet_linux::{ipvs, sysctl::Settings};

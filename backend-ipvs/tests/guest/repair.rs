@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use localnet_client::{Backend as _, vips::Config};
-use localnet_ipvs::{Host, IpvsBackend, LiveBackend, Options};
+use localnet_ipvs::{Host, IpvsBackend, Options, live};
 use localnet_lab::{Network, Topology};
 use localnet_proto::Changes;
 use localnet_vm::on_ipvs;
@@ -45,7 +45,7 @@ fn deleted_objects_are_restored_and_cleanup_keeps_foreign_ones() {
             run(&format!("ipvsadm {FOREIGN}"));
             run("nft add table ip foreign");
             runtime.block_on(async {
-                let mut backend = LiveBackend::open(Config::default(), Options::default()).await?;
+                let mut backend = live::open(Config::default(), Options::default()).await?;
                 backend.sync(&state(), &Changes::everything()).await?.whole()?;
                 let before = everything();
                 assert_eq!(before.0.len(), 4, "{before:?}");

@@ -10,7 +10,7 @@ use std::{
 
 use localnet_client::Synced;
 use localnet_lab::{Endpoint, Network, Outcome, Probe, Protocol, Servers, Topology};
-use localnet_nft::{Netlink, NftBackend};
+use localnet_nft::{LinuxBackend as _, Netlink, NftBackend};
 use localnet_proto::{Changes, Service, ServiceKey, Snapshot};
 
 use super::{

@@ -5,7 +5,7 @@ use std::{cell::RefCell, sync::Arc, thread::JoinHandle, time::Duration};
 use localnet_client::vips::Config;
 use localnet_client::{Options, Report, Revision, Source, SourceError};
 use localnet_lab::Network;
-use localnet_nft::LiveBackend;
+use localnet_nft::live;
 use localnet_proto::{Snapshot, Update};
 use tokio::sync::{oneshot, watch};
 
@@ -34,7 +34,7 @@ impl Live {
             runtime.block_on(async {
                 let source = States { states: receiver, reports };
                 let shutdown = async { _ = stopped.await };
-                localnet_client::run(LiveBackend::open(config).await?, source, Options::default(), shutdown).await
+                localnet_client::run(live::open(config, None).await?, source, Options::default(), shutdown).await
             })
         };
         let thread = std::thread::spawn(move || network.node().run(work).unwrap());

@@ -33,9 +33,8 @@ use localnet_cluster::{
     localize::NodeIps,
     objects::{Event, Kind, Object},
 };
-use localnet_iptables::{Flavour, Tools};
+use localnet_iptables::{Flavour, IptablesBackend, Tools};
 use localnet_lab::{Network, Topology};
-use localnet_nft::LiveBackend;
 use localnet_node::FeedSource;
 use localnet_proto::Address;
 use serde_json::{Value, json};
@@ -61,7 +60,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[test]
 fn memory_is_the_same_after_a_hundred_thousand_changes() -> anyhow::Result<()> {
     let changes = env::var("CHANGES").ok().map_or(Ok(100_000), |text| text.parse()).context("CHANGES")?;
-    let open = async || Ok(LiveBackend::open(Config::default()).await?);
+    let open = async || localnet_nft::live::open(Config::default(), None).await;
     in_a_process_of_its_own(|| measure(SERVICES, (WARMING_UP, changes), open))
 }
 
@@ -70,7 +69,7 @@ fn so_it_is_with_iptables() -> anyhow::Result<()> {
     let (services, changes) = BY_TOOLS;
     let open = async || {
         let tools = Tools::find(Flavour::Legacy)?;
-        localnet_iptables::LiveBackend::open(Config::default(), false, tools).await
+        localnet_iptables::live::open(IptablesBackend::new(Config::default(), tools)).await
     };
     in_a_process_of_its_own(|| measure(services, changes, open))
 }

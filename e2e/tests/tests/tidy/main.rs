@@ -40,6 +40,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-core", &[]),
     ("localnet-proto", &["localnet-core"]),
     ("localnet-linux", &["localnet-core", "localnet-config"]),
+    ("localnet-linux-backend", &["localnet-core", "localnet-proto", "localnet-client", "localnet-linux"]),
     ("localnet-config", &["localnet-core"]),
     ("localnet-config-file", &["localnet-core", "localnet-config"]),
     ("localnet-client", &["localnet-core", "localnet-proto", "localnet-config", "localnet-config-file"]),
@@ -48,9 +49,39 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "localnet-brain",
         &["localnet-core", "localnet-proto", "localnet-config", "localnet-config-file", "localnet-cluster"],
     ),
-    ("localnet-nft", &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-linux"]),
-    ("localnet-iptables", &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-linux"]),
-    ("localnet-ipvs", &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-linux"]),
+    (
+        "localnet-nft",
+        &[
+            "localnet-core",
+            "localnet-proto",
+            "localnet-client",
+            "localnet-config",
+            "localnet-linux",
+            "localnet-linux-backend",
+        ],
+    ),
+    (
+        "localnet-iptables",
+        &[
+            "localnet-core",
+            "localnet-proto",
+            "localnet-client",
+            "localnet-config",
+            "localnet-linux",
+            "localnet-linux-backend",
+        ],
+    ),
+    (
+        "localnet-ipvs",
+        &[
+            "localnet-core",
+            "localnet-proto",
+            "localnet-client",
+            "localnet-config",
+            "localnet-linux",
+            "localnet-linux-backend",
+        ],
+    ),
     ("localnet-win", &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-hcn"]),
     ("localnet-hcn", &[]),
     (
@@ -107,6 +138,7 @@ const NEVER: &[(&str, &[&str])] = &[
     ("localnet-proto", &["kube", "k8s-openapi", "tokio"]),
     ("localnet-client", &["kube", "k8s-openapi", "tonic-reflection", "tonic-health"]),
     ("localnet-linux", &["kube", "k8s-openapi", "tonic", "prost"]),
+    ("localnet-linux-backend", &["kube", "k8s-openapi", "tonic", "prost", "rtnetlink", "netlink-sys", "nftables"]),
     // This crate is pure.
     ("localnet-config", &["tokio", "notify", "tracing", "kube", "tonic"]),
     ("localnet-nft", &["kube", "k8s-openapi", "tonic", "prost", "nftables"]),

@@ -1,0 +1,196 @@
+//! [`Live`]: a backend on a live node. It repairs changes by other programs, follows the node's addresses, and deletes stale flows.
+//!
+//! ```text
+//!  Watch (others change the kernel) ─┐
+//!  NodeAddresses (rtnetlink) ────────┴─► disturbed() ─► drive ─► sync ─► the backend ─► Cleaner
+//! ```
+
+use std::{
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use localnet_client::{Backend, Counts, Diagnostic, Mode, RuleCount, Synced, vips::Effective};
+use localnet_linux::{
+    addresses::NodeAddresses,
+    conntrack::{Cleaner, Commit, Recheck},
+    pace::Pace,
+};
+use localnet_proto::{ByFamily, Changes, Snapshot};
+use tokio::{select, sync::watch, time};
+use tracing::{info, warn};
+
+/// A backend that a [`Live`] can run.
+pub trait LinuxBackend: Backend {
+    /// Sets the addresses of the node's interfaces. Returns whether the next sync changes anything because of them.
+    fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool;
+
+    /// Marks the applied state as unknown, so that the next sync reads the live state.
+    fn forget(&mut self);
+
+    /// The VIPs whose flows may be stale after the last sync.
+    fn take_commit(&mut self) -> Commit;
+
+    /// The number of rules in each table of each family, in total and written by the last sync.
+    fn rule_counts(&self) -> ByFamily<Vec<RuleCount>> {
+        ByFamily::default()
+    }
+}
+
+/// Notices when other programs change what a backend has programmed.
+pub trait Watch<B: LinuxBackend>: Send {
+    /// What the backend programs, for the log, such as `the tables ip localnet and ip6 localnet`.
+    const OBJECTS: &'static str;
+
+    /// Waits until another program may have changed something. Cancel-safe.
+    fn changed(&mut self, backend: &mut B) -> impl Future<Output = ()> + Send;
+
+    /// Decides, after a change and a pause, whether the next sync repairs something.
+    fn verify(&mut self, backend: &mut B) -> Verdict {
+        backend.forget();
+        Verdict::Repair
+    }
+
+    /// Called before each sync.
+    fn before_sync(&mut self, _: &mut B) {}
+
+    /// Called after each sync.
+    fn after_sync(&mut self, _: &mut B) {}
+}
+
+/// What to do after a change by another program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Sync now.
+    Repair,
+    /// Nothing has to be repaired.
+    Fine,
+    /// Decide again after this time.
+    Later(Duration),
+}
+
+/// The backend of the node, or of the network namespace in which it was opened.
+#[derive(Debug)]
+pub struct Live<B, W> {
+    backend: B,
+    watch: W,
+    cleaner: Option<Cleaner>,
+    /// The backend's own counters, which also change between syncs.
+    counts: watch::Sender<Counts>,
+    addresses: NodeAddresses,
+    pace: Pace,
+    /// When to verify a change by another program.
+    verify_at: Option<Instant>,
+    /// Whether the next sync repairs something.
+    repairing: bool,
+    /// Whether stale flows have to be checked again, because something was missing or wrong since the last check.
+    recheck: Recheck,
+}
+
+impl<B: LinuxBackend, W: Watch<B>> Live<B, W> {
+    /// Follows the node's addresses, but programs nothing yet. Must be called in a tokio runtime.
+    pub async fn new(mut backend: B, watch: W, mut addresses: NodeAddresses) -> Self {
+        let counts = watch::Sender::new(Counts::default());
+        let count = counts.clone();
+        let cleaner = Cleaner::start(move |families| count.send_modify(|counts| counts.flows_checked(families)));
+        if let Some(addresses) = addresses.list_or_warn().await {
+            backend.set_local_addresses(addresses);
+        }
+        Self {
+            backend,
+            watch,
+            cleaner,
+            counts,
+            addresses,
+            pace: Pace::default(),
+            verify_at: None,
+            repairing: false,
+            recheck: Recheck::default(),
+        }
+    }
+}
+
+impl<B: LinuxBackend, W: Watch<B>> Backend for Live<B, W> {
+    fn name(&self) -> &'static str {
+        self.backend.name()
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        self.backend.mode()
+    }
+
+    fn warnings(&self) -> Vec<Diagnostic> {
+        self.backend.warnings()
+    }
+
+    fn counts(&self) -> Option<watch::Receiver<Counts>> {
+        Some(self.counts.subscribe())
+    }
+
+    fn configuration(&self) -> Option<Effective> {
+        self.backend.configuration()
+    }
+
+    async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
+        let began = Instant::now();
+        let repairs = std::mem::take(&mut self.repairing);
+        if repairs {
+            self.recheck.rules_changed();
+            self.counts.send_modify(|counts| counts.repairs += 1);
+        }
+        self.watch.before_sync(&mut self.backend);
+        let result = self.backend.sync(state, changes).await;
+        self.watch.after_sync(&mut self.backend);
+        if repairs && self.pace.repaired(Instant::now(), began.elapsed()) {
+            let objects = W::OBJECTS;
+            warn!("another program keeps changing {objects}; the backend repairs them less often until it stops");
+        }
+        let rules = self.backend.rule_counts();
+        self.counts.send_if_modified(|counts| {
+            // The report of this sync carries the counts, so no notification is needed.
+            counts.rules = rules;
+            false
+        });
+        let synced = result?;
+        let commit = self.recheck.after_sync(!synced.failed.is_empty(), self.backend.take_commit());
+        if let Some(cleaner) = &self.cleaner {
+            cleaner.committed(commit);
+        }
+        Ok(synced)
+    }
+
+    fn retry_refused(&mut self) {
+        self.backend.retry_refused();
+    }
+
+    async fn cleanup(&mut self) -> anyhow::Result<()> {
+        self.backend.cleanup().await
+    }
+
+    async fn disturbed(&mut self) {
+        loop {
+            if let Some(at) = self.verify_at {
+                time::sleep_until(at.into()).await;
+                self.verify_at = None;
+                match self.watch.verify(&mut self.backend) {
+                    Verdict::Repair => {
+                        self.repairing = true;
+                        return;
+                    }
+                    Verdict::Fine => {}
+                    Verdict::Later(pause) => self.verify_at = Some(Instant::now() + pause),
+                }
+                continue;
+            }
+            select! {
+                () = self.watch.changed(&mut self.backend) => self.verify_at = Some(self.pace.next_at(Instant::now())),
+                addresses = self.addresses.next() => {
+                    if self.backend.set_local_addresses(addresses) {
+                        info!("the node's addresses changed; moving what answers there");
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
