@@ -23,9 +23,7 @@ use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{Network, Topology};
 use localnet_linux::nft::{self, Chain, Element, Error, Set, Table, Transaction, TransactionSize};
 use localnet_nft::{Kernel, LinuxBackend as _, Netlink, NftBackend, kernel::LiveTable};
-use localnet_proto::{
-    Changes, Endpoint, EndpointPort, Family, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, WhenEmpty,
-};
+use localnet_proto::{Changes, Endpoint, EndpointPort, Family, Node, Port, Scopes, Service, ServiceKey, Snapshot};
 
 const ROUNDS: usize = 5;
 const CHANGES: usize = 2000;
@@ -289,15 +287,7 @@ fn service(index: usize, endpoints: usize) -> Service {
     let address = |first: u8, number: usize| -> IpAddr {
         Ipv4Addr::new(first, (number >> 16) as u8, (number >> 8) as u8, number as u8).into()
     };
-    let when_empty = WhenEmpty::default();
-    let port = Port {
-        name: "http".into(),
-        protocol: Protocol::Tcp,
-        port: 80,
-        node_port: None,
-        when_empty_v4: when_empty,
-        when_empty_v6: when_empty,
-    };
+    let port = Port { name: "http".into(), port: 80, ..Port::default() };
     let endpoint = |slot| Endpoint {
         address: address(10, index * endpoints + slot),
         ports: vec![EndpointPort { name: "http".into(), port: 8080 }],

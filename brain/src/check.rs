@@ -254,14 +254,7 @@ mod tests {
     use super::*;
 
     fn port(node_port: Option<u16>) -> Port {
-        Port {
-            name: "http".into(),
-            protocol: Protocol::Tcp,
-            port: 80,
-            node_port,
-            when_empty_v4: Default::default(),
-            when_empty_v6: Default::default(),
-        }
+        Port { name: "http".into(), port: 80, node_port, ..Port::default() }
     }
 
     fn service(name: &str, change: impl FnOnce(&mut Service)) -> (ServiceKey, Option<Arc<Service>>) {

@@ -92,21 +92,14 @@ fn changes(before: &State, now: &State) -> (Vec<Change>, usize) {
 mod tests {
     use std::sync::Arc;
 
-    use localnet_proto::{Port, Protocol, Service};
+    use localnet_proto::{Port, Service};
 
     use super::*;
     use localnet_cluster::localize::Localized;
 
     fn web(name: &str, port: u16) -> Arc<Service> {
         let mut service = Service::new(ServiceKey::new("shop", name), vec!["10.96.0.1".parse().unwrap()]);
-        service.ports.push(Port {
-            name: "http".into(),
-            protocol: Protocol::Tcp,
-            port,
-            node_port: None,
-            when_empty_v4: Default::default(),
-            when_empty_v6: Default::default(),
-        });
+        service.ports.push(Port { name: "http".into(), port, ..Port::default() });
         service.into()
     }
 

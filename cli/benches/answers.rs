@@ -42,7 +42,7 @@ use localnet_lab::{Network, Topology};
 use localnet_nft::{LinuxBackend as _, Netlink, NftBackend};
 use localnet_proto::Family;
 use localnet_proto::{
-    Changes, Endpoint, EndpointPort, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, WhenEmpty,
+    Changes, Endpoint, EndpointPort, Node, Port, Revision, Scopes, Service, ServiceKey,
     decode::Assembler,
     encode::{next_item, node_item, service_bytes},
 };
@@ -75,14 +75,7 @@ fn state(services: usize) -> Snapshot {
     let service = |number: u32| {
         let key = ServiceKey::new(format!("namespace-{}", number % 100), format!("service-{number}"));
         let mut service = Service::new(key.clone(), vec![Ipv4Addr::from(0xac10_0001 + number).into()]);
-        service.ports = vec![Port {
-            name: "http".into(),
-            protocol: Protocol::Tcp,
-            port: 80,
-            node_port: None,
-            when_empty_v4: WhenEmpty::default(),
-            when_empty_v6: WhenEmpty::default(),
-        }];
+        service.ports = vec![Port { name: "http".into(), port: 80, ..Port::default() }];
         let scopes = Scopes { internal: true, established: true, ..Scopes::default() };
         let endpoint = |other: u32| Endpoint {
             address: Ipv4Addr::from(0x0a00_0001 + 2 * number + other).into(),

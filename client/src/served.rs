@@ -264,7 +264,7 @@ impl Program for Nobody {
 
 #[cfg(test)]
 mod tests {
-    use localnet_proto::{Endpoint, EndpointPort, Node, Port, Scopes, Service, ServiceKey, WhenEmpty};
+    use localnet_proto::{Endpoint, EndpointPort, Node, Port, Scopes, Service, ServiceKey};
 
     use super::*;
 
@@ -284,16 +284,8 @@ mod tests {
             hostname: None,
             scopes: Scopes { internal: true, external: local, short_circuit: true, established: true },
         };
-        let reject = WhenEmpty::default();
         let mut service = Service::new(ServiceKey::new("default", "web"), vec![[10, 96, 0, 10].into()]);
-        service.ports = vec![Port {
-            name: "http".into(),
-            protocol: Protocol::Tcp,
-            port: 80,
-            node_port: Some(30080),
-            when_empty_v4: reject,
-            when_empty_v6: reject,
-        }];
+        service.ports = vec![Port { name: "http".into(), port: 80, node_port: Some(30080), ..Port::default() }];
         service.endpoints = vec![endpoint(1, true), endpoint(2, false)];
         service.external_traffic_to_local = true;
         change(&mut service);

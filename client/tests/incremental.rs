@@ -10,9 +10,7 @@ use localnet_client::{
     Backend as _, Changes, Snapshot, Synced,
     incremental::{Adapter, Listener, PortEndpoint},
 };
-use localnet_proto::{
-    Endpoint, EndpointPort, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Update, WhenEmpty,
-};
+use localnet_proto::{Endpoint, EndpointPort, Node, Port, Revision, Scopes, Service, ServiceKey, Update};
 use proptest::{collection::vec, prelude::*};
 
 /// Folds the calls, and checks their documented order.
@@ -98,14 +96,7 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
     let service = (0..4_u8, 1..3_u8, vec(endpoint(), 0..4)).prop_map(|(name, ip, mut endpoints)| {
         endpoints.sort();
         endpoints.dedup_by_key(|endpoint| (endpoint.address, endpoint.ports[0].port));
-        let port = Port {
-            name: "http".into(),
-            protocol: Protocol::Tcp,
-            port: 80,
-            node_port: None,
-            when_empty_v4: WhenEmpty::default(),
-            when_empty_v6: WhenEmpty::default(),
-        };
+        let port = Port { name: "http".into(), port: 80, ..Port::default() };
         let key = ServiceKey::new("default", format!("s{name}"));
         Service { ports: vec![port], endpoints, ..Service::new(key, vec![IpAddr::from([10, 0, 0, ip])]) }
     });

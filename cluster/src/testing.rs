@@ -4,24 +4,14 @@ use std::net::IpAddr;
 
 use localnet_proto::{Family, Protocol};
 
-use crate::objects::{
-    Conditions, Parsed, ServiceObject, ServicePort, ServiceType, SliceEndpoint, SliceObject, SlicePort,
-};
+use crate::objects::{Conditions, Parsed, ServiceObject, ServicePort, SliceEndpoint, SliceObject, SlicePort};
 
 /// `default/web` with a ClusterIP and ports. The first port's name is `p80`, after its number.
 pub fn service(ip: &str, ports: &[(i32, &str)]) -> ServiceObject {
     ServiceObject {
         namespace: "default".into(),
         name: "web".into(),
-        created: 0,
-        proxy_name: None,
-        kind: ServiceType::ClusterIp,
-        headless: false,
         cluster_ips: addresses(&[ip]),
-        families: [].into(),
-        external_ips: [].into(),
-        load_balancer_ips: [].into(),
-        source_ranges: [].into(),
         ports: ports
             .iter()
             .map(|(port, protocol)| ServicePort {
@@ -31,12 +21,7 @@ pub fn service(ip: &str, ports: &[(i32, &str)]) -> ServiceObject {
                 node_port: 0,
             })
             .collect(),
-        internal_local: false,
-        external_local: false,
-        affinity: None,
-        health_check_node_port: 0,
-        ipvs_scheduler: None,
-        preserve_destination: false,
+        ..ServiceObject::default()
     }
 }
 

@@ -245,8 +245,7 @@ mod tests {
     }
 
     fn port(protocol: Protocol) -> Port {
-        let (when_empty_v4, when_empty_v6) = Default::default();
-        Port { name: "p".into(), protocol, port: 80, node_port: None, when_empty_v4, when_empty_v6 }
+        Port { name: "p".into(), protocol, port: 80, ..Port::default() }
     }
 
     fn flow(text: &str) -> Flow {

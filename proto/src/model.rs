@@ -55,8 +55,8 @@ impl Node {
     }
 }
 
-/// A service with its endpoints.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A service with its endpoints. The default has no name, no address and no port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Service {
     /// The namespace and name.
@@ -105,22 +105,7 @@ pub struct Service {
 impl Service {
     /// A service of type ClusterIP with nothing but its addresses.
     pub fn new(key: ServiceKey, cluster_ips: Vec<IpAddr>) -> Self {
-        Self {
-            key,
-            kind: "ClusterIP".to_owned(),
-            cluster_ips,
-            external_ips: Vec::new(),
-            load_balancer_ips: Vec::new(),
-            ports: Vec::new(),
-            internal_traffic_to_local: false,
-            external_traffic_to_local: false,
-            client_ip_affinity: None,
-            source_filters: Vec::new(),
-            health_check_node_port: None,
-            ipvs_scheduler: None,
-            preserve_destination: false,
-            endpoints: Vec::new(),
-        }
+        Self { key, kind: "ClusterIP".to_owned(), cluster_ips, ..Self::default() }
     }
 
     /// A copy without endpoints.
@@ -172,8 +157,8 @@ pub struct SourceFilter {
     pub source_ranges: Vec<IpNet>,
 }
 
-/// A port of a service.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A port of a service. The default is TCP, and has neither name nor number.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Port {
     /// The name; may be empty if the service has only one port.

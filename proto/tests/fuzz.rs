@@ -3,20 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use localnet_proto::{
-    Change, Endpoint, EndpointPort, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot, Update,
-    WhenEmpty, decode::Assembler, encode, wire,
+    Change, Endpoint, EndpointPort, Node, Port, Revision, Scopes, Service, ServiceKey, Snapshot, Update,
+    decode::Assembler, encode, wire,
 };
 use prost::Message as _;
 
 fn web() -> Service {
-    let ports = vec![Port {
-        name: "http".into(),
-        protocol: Protocol::Tcp,
-        port: 80,
-        node_port: Some(30080),
-        when_empty_v4: WhenEmpty::default(),
-        when_empty_v6: WhenEmpty::default(),
-    }];
+    let ports = vec![Port { name: "http".into(), port: 80, node_port: Some(30080), ..Port::default() }];
     let endpoint = |last: u8| Endpoint {
         address: [10, 1, 0, last].into(),
         ports: vec![EndpointPort { name: "http".into(), port: 8080 }],

@@ -40,15 +40,7 @@ fn endpoint(address: &str, scopes: Scopes) -> Endpoint {
 }
 
 fn port(name: &str, number: u16, node_port: Option<u16>) -> Port {
-    let when_empty = WhenEmpty::default();
-    Port {
-        name: name.into(),
-        protocol: Protocol::Tcp,
-        port: number,
-        node_port,
-        when_empty_v4: when_empty,
-        when_empty_v6: when_empty,
-    }
+    Port { name: name.into(), port: number, node_port, ..Port::default() }
 }
 
 fn service(name: &str, cluster_ip: &str, endpoints: &[&str]) -> Service {
@@ -56,17 +48,9 @@ fn service(name: &str, cluster_ip: &str, endpoints: &[&str]) -> Service {
         key: ServiceKey::new("default", name),
         kind: "ClusterIP".to_owned(),
         cluster_ips: vec![cluster_ip.parse().unwrap()],
-        external_ips: vec![],
-        load_balancer_ips: vec![],
         ports: vec![port("http", 80, None)],
-        internal_traffic_to_local: false,
-        external_traffic_to_local: false,
-        client_ip_affinity: None,
-        source_filters: vec![],
-        health_check_node_port: None,
-        ipvs_scheduler: None,
-        preserve_destination: false,
         endpoints: endpoints.iter().map(|address| endpoint(address, ALL_SCOPES)).collect(),
+        ..Service::default()
     }
 }
 

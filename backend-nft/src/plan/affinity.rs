@@ -275,7 +275,6 @@ mod tests {
 
     use localnet_client::vips::Exposure;
     use localnet_proto::ServiceKey;
-    use localnet_proto::Verdict as WhenEmpty;
 
     use super::*;
 
@@ -287,15 +286,11 @@ mod tests {
             service: ServiceKey::new("default", "web"),
             port_name: "http".into(),
             comment: "default/web:http".into(),
-            by_node_port: false,
             exposure: Exposure::ExternalLocal,
             endpoints: endpoints(cluster),
             local_endpoints: endpoints(local),
-            serving: [].into(),
             affinity: Some(affinity),
-            ipvs_scheduler: None,
-            when_empty: WhenEmpty::Reject,
-            sources: None,
+            ..Vip::default()
         }
     }
 

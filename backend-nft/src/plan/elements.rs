@@ -143,15 +143,11 @@ mod tests {
             service: ServiceKey::new("default", "web"),
             port_name: "http".into(),
             comment: "default/web:http".into(),
-            by_node_port: false,
             exposure,
             endpoints: endpoints(cluster),
             local_endpoints: endpoints(local),
-            serving: [].into(),
-            affinity: None,
-            ipvs_scheduler: None,
             when_empty,
-            sources: None,
+            ..Vip::default()
         };
         let mut listed: BTreeMap<SetId, (usize, String)> = BTreeMap::new();
         of_vip(&key, &vip, &Slots::default(), &ChainNames::default(), |set, element| {

@@ -2,9 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use localnet_proto::{
-    Node, Port, Protocol, Revision, Service, ServiceKey, Snapshot, Update, WhenEmpty, decode::Assembler, wire,
-};
+use localnet_proto::{Node, Port, Revision, Service, ServiceKey, Snapshot, Update, decode::Assembler, wire};
 use proptest::prelude::*;
 use prost::Message as _;
 
@@ -13,16 +11,8 @@ use localnet_cluster::localize::Localized;
 
 /// A Service with one port, whose number distinguishes its versions.
 fn service(name: &str, port: u16) -> Arc<Service> {
-    let when_empty = WhenEmpty::default();
     Arc::new(Service {
-        ports: vec![Port {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port,
-            node_port: None,
-            when_empty_v4: when_empty,
-            when_empty_v6: when_empty,
-        }],
+        ports: vec![Port { name: "".into(), port, ..Port::default() }],
         ..Service::new(ServiceKey::new("default", name), vec![[10, 96, 0, 1].into()])
     })
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use localnet_proto::{
-    Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, Update, WhenEmpty,
+    Endpoint, EndpointPort, Node, Port, Scopes, Service, ServiceKey, Snapshot, Update,
     decode::Assembler,
     encode,
     wire::{self, OpItem, Set, op_item::Op},
@@ -20,15 +20,7 @@ const ALL: Scopes = Scopes { internal: true, external: true, short_circuit: fals
 const OLD: Scopes = Scopes { internal: false, external: false, short_circuit: false, established: true };
 
 fn service(namespace: &str, name: &str, port: &str, endpoints: &[(&str, bool, Scopes, u16)]) -> Service {
-    let when_empty = WhenEmpty::default();
-    let ports = vec![Port {
-        name: port.into(),
-        protocol: Protocol::Tcp,
-        port: 80,
-        node_port: None,
-        when_empty_v4: when_empty,
-        when_empty_v6: when_empty,
-    }];
+    let ports = vec![Port { name: port.into(), port: 80, ..Port::default() }];
     let mut endpoints: Vec<Endpoint> = endpoints
         .iter()
         .map(|(address, local, scopes, number)| Endpoint {

@@ -11,7 +11,7 @@ use localnet_brain::{
 };
 use localnet_cluster::localize::Localized;
 use localnet_proto::{
-    Address, Node, Port, Protocol, Revision, Service, ServiceKey, Update, WhenEmpty,
+    Address, Node, Port, Revision, Service, ServiceKey, Update,
     decode::Assembler,
     encode,
     wire::{NextItem, endpoints_client::EndpointsClient},
@@ -152,14 +152,7 @@ pub(crate) async fn assemble(mut answer: Streaming<NextItem>) -> Result<Update, 
 pub(crate) fn service(name: &str, port: u16, size: usize) -> Arc<Service> {
     Arc::new(Service {
         kind: "x".repeat(size),
-        ports: vec![Port {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port,
-            node_port: None,
-            when_empty_v4: WhenEmpty::default(),
-            when_empty_v6: WhenEmpty::default(),
-        }],
+        ports: vec![Port { name: "".into(), port, ..Port::default() }],
         ..Service::new(ServiceKey::new("default", name), vec![[10, 0, 0, 1].into()])
     })
 }

@@ -44,8 +44,8 @@ impl fmt::Display for VipKey {
     }
 }
 
-/// What happens to packets that are sent to a VIP.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What happens to packets that are sent to a VIP. By default, a ClusterIP without an endpoint rejects them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vip {
     /// The service.
     pub service: ServiceKey,
@@ -77,9 +77,10 @@ pub struct Vip {
 }
 
 /// The kind of address that a VIP has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Exposure {
     /// A ClusterIP.
+    #[default]
     Internal,
     /// An external address. Packets are masqueraded.
     External,
@@ -172,7 +173,6 @@ struct Planner<'a> {
 impl Planner<'_> {
     fn port(&mut self, port: &Port, family: Family) {
         let Self { service, facts, .. } = *self;
-        let comment = comment(service, port);
         let of_port =
             self.endpoints.port(&port.name).iter().filter(|(_, endpoint, _)| Family::of(endpoint.address) == family);
         let of_port: Vec<(&Endpoint, SocketAddr)> =
@@ -196,22 +196,22 @@ impl Planner<'_> {
             if *endpoints == *serving { serving.clone() } else { endpoints.into() }
         };
 
-        let internal = in_scope(|scopes| scopes.internal);
+        let vip = Vip {
+            service: service.key.clone(),
+            port_name: port.name.clone(),
+            comment: comment(service, port),
+            by_node_port: false,
+            exposure: Exposure::Internal,
+            endpoints: in_scope(|scopes| scopes.internal),
+            local_endpoints: none.clone(),
+            serving: serving.clone(),
+            affinity: service.client_ip_affinity,
+            ipvs_scheduler: service.ipvs_scheduler.clone(),
+            when_empty: when_empty.internal,
+            sources: None,
+        };
         for address in service.cluster_ips.iter().filter(of_family) {
-            let vip = Vip {
-                service: service.key.clone(),
-                port_name: port.name.clone(),
-                comment: comment.clone(),
-                by_node_port: false,
-                exposure: Exposure::Internal,
-                endpoints: internal.clone(),
-                local_endpoints: none.clone(),
-                serving: serving.clone(),
-                affinity: service.client_ip_affinity,
-                ipvs_scheduler: service.ipvs_scheduler.clone(),
-                when_empty: when_empty.internal,
-                sources: self.sources.get(address).cloned(),
-            };
+            let vip = Vip { sources: self.sources.get(address).cloned(), ..vip.clone() };
             self.claim(VipKey { address: *address, protocol, port: port.port }, vip);
         }
 
@@ -228,21 +228,9 @@ impl Planner<'_> {
             } else {
                 (Exposure::External, in_scope(|scopes| scopes.external), none.clone())
             };
+            let vip = Vip { exposure, endpoints, local_endpoints, when_empty: when_empty.external, ..vip };
             for (address, number, by_node_port) in external {
-                let vip = Vip {
-                    service: service.key.clone(),
-                    port_name: port.name.clone(),
-                    comment: comment.clone(),
-                    by_node_port,
-                    exposure,
-                    endpoints: endpoints.clone(),
-                    local_endpoints: local_endpoints.clone(),
-                    serving: serving.clone(),
-                    affinity: service.client_ip_affinity,
-                    ipvs_scheduler: service.ipvs_scheduler.clone(),
-                    when_empty: when_empty.external,
-                    sources: self.sources.get(address).cloned(),
-                };
+                let vip = Vip { by_node_port, sources: self.sources.get(address).cloned(), ..vip.clone() };
                 self.claim(VipKey { address: *address, protocol, port: number }, vip);
             }
         }

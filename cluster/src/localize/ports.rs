@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use localnet_core::Code;
-use localnet_proto::{Port, Protocol, WhenEmpty};
+use localnet_proto::{Port, Protocol};
 
 use super::{Lost, Skips};
 use crate::objects::{Parsed, ServiceObject, ServicePort};
@@ -61,8 +61,7 @@ pub(super) fn ports(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>
             );
             node_port = None;
         }
-        let (when_empty_v4, when_empty_v6) = (WhenEmpty::default(), WhenEmpty::default());
-        ports.push(Port { name: port.name.clone(), protocol, port: number, node_port, when_empty_v4, when_empty_v6 });
+        ports.push(Port { name: port.name.clone(), protocol, port: number, node_port, ..Port::default() });
     }
     ports.sort_by(|a, b| a.name.cmp(&b.name));
     ports

@@ -51,7 +51,7 @@ impl ServiceType {
 }
 
 /// A Service.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceObject {
     /// `metadata.namespace`.
     pub namespace: Arc<str>,

@@ -10,9 +10,7 @@ use std::{
 use anyhow::bail;
 use localnet_brain::watch::file;
 use localnet_cluster::{Cluster, Options};
-use localnet_proto::{
-    Endpoint, EndpointPort, Family, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, WhenEmpty,
-};
+use localnet_proto::{Endpoint, EndpointPort, Family, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot};
 
 const SERVES: Scopes = Scopes { internal: true, external: true, short_circuit: false, established: true };
 
@@ -48,14 +46,7 @@ pub(super) fn named(name: &str, number: u16, port: &str, endpoints: u16) -> Serv
 }
 
 pub(super) fn port(name: &str, protocol: Protocol, number: u16) -> Port {
-    Port {
-        name: name.into(),
-        protocol,
-        port: number,
-        node_port: None,
-        when_empty_v4: WhenEmpty::default(),
-        when_empty_v6: WhenEmpty::default(),
-    }
+    Port { name: name.into(), protocol, port: number, ..Port::default() }
 }
 
 /// The address of the endpoint with that number.

@@ -23,7 +23,7 @@ use localnet_brain::{
 use localnet_cluster::localize::Localized;
 use localnet_e2e::program;
 use localnet_lab::{Network, Topology};
-use localnet_proto::{Address, Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey, WhenEmpty};
+use localnet_proto::{Address, Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey};
 use tokio::time::timeout;
 
 const PORTS: u16 = 2;
@@ -151,9 +151,7 @@ fn service(name: &str, index: u32) -> Named {
         name: format!("port-{number}").into(),
         protocol: Protocol::Tcp,
         port: 80 + number,
-        node_port: None,
-        when_empty_v4: WhenEmpty::default(),
-        when_empty_v6: WhenEmpty::default(),
+        ..Port::default()
     };
     let endpoint = |slot| Endpoint {
         address: address(10, index * ENDPOINTS + slot),

@@ -20,7 +20,7 @@ use localnet_client::{Revision, Source as _, grpc::Brain};
 use localnet_cluster::localize::Localized;
 use localnet_e2e::python;
 use localnet_proto::{
-    Address, Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, Update, WhenEmpty,
+    Address, Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, Update,
 };
 use proptest::{
     prelude::*,
@@ -68,8 +68,7 @@ fn service() -> impl Strategy<Value = Service> {
                     protocol: Protocol::Udp,
                     port: number,
                     node_port: Some(30_000),
-                    when_empty_v4: WhenEmpty::default(),
-                    when_empty_v6: WhenEmpty::default(),
+                    ..Port::default()
                 }],
                 external_ips: vec![[198, 51, 100, 1].into()],
                 external_traffic_to_local: external_local,
