@@ -19,7 +19,7 @@ use localnet_proto::Node;
 use crate::{
     failure::Failure,
     origin::{Origin, Values},
-    reasons::Status,
+    status::Status,
 };
 
 /// The flags of kube-proxy that affect the outcome for a packet.
@@ -184,7 +184,7 @@ mod tests {
     use localnet_client::vips::{Detector, Effective, NodePortAddresses, Unreadable};
 
     use super::*;
-    use crate::reasons::Backend;
+    use crate::status::Backend;
 
     #[derive(Debug, Parser)]
     struct Line {

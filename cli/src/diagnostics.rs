@@ -4,7 +4,7 @@ use localnet_core::{Code, Diagnostic, Severity, Subject};
 
 use crate::{
     origin::Origin,
-    reasons::{Backend, FamilyStatus, Status},
+    status::{Backend, FamilyStatus, Status},
 };
 
 /// Returns a diagnostic with the usual remedy of its code.

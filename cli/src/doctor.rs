@@ -11,7 +11,7 @@ use crate::{
     kernel::Kernel,
     origin::Origin,
     output::Show,
-    reasons::Status,
+    status::Status,
     style::{Style, Tone},
     table::Table,
 };
@@ -319,7 +319,7 @@ impl Show for Findings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reasons::{Backend, FamilyStatus, SourceProblem};
+    use crate::status::{Backend, FamilyStatus, SourceProblem};
 
     fn healthy() -> Evidence {
         let family = FamilyStatus { family: Family::V4, applied: 9, lag: 0, error: String::new() };

@@ -4,14 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use localnet_core::{Diagnostic, Severity};
 use localnet_linux::nft::foreign::Stop;
-use localnet_proto::{Family, Scopes, ServiceKey};
+use localnet_proto::{Family, Scopes, ServiceKey, reasons::Reasons};
 
-use crate::{
-    explain::PathRow,
-    flows::FlowRow,
-    origin::Origin,
-    reasons::{Status, Why},
-};
+use crate::{explain::PathRow, flows::FlowRow, origin::Origin, status::Status};
 
 /// The evidence about a port of a Service.
 #[derive(Debug, Default)]
@@ -29,7 +24,7 @@ pub struct Evidence {
     /// Services with the same name in other namespaces.
     pub namesakes: Vec<String>,
     /// The brain's reasons about the Service.
-    pub why: Option<Why>,
+    pub why: Option<Reasons>,
     /// The status of the brain and the backends.
     pub status: Option<Status>,
     /// The requested address family, if the Service has no address of it.

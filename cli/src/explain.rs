@@ -16,7 +16,10 @@ use localnet_client::{
     route::{Origin, Outcome, Packet, Target},
     vips::VipKey,
 };
-use localnet_proto::{Family, ServiceKey};
+use localnet_proto::{
+    Family, ServiceKey,
+    reasons::{Ineligible, Reasons, Topology},
+};
 use serde::Serialize;
 
 pub use in_kernel::{PathRow, in_kernel};
@@ -24,7 +27,6 @@ pub use in_kernel::{PathRow, in_kernel};
 use crate::{
     flows::{FlowRow, flows},
     origin::Origin as Configured,
-    reasons::{Hints, LeftOut, Why},
     world::{Judged, World},
 };
 
@@ -62,11 +64,11 @@ pub struct Explanation {
     /// How long the sender keeps its endpoint, in seconds.
     pub affinity_seconds: Option<u32>,
     /// Endpoints of the port that are not eligible for this traffic, and the rules that decide.
-    pub ineligible: Vec<LeftOut>,
+    pub ineligible: Vec<Ineligible>,
     /// How many endpoints of the Service are not eligible for some traffic.
     pub ineligible_count: usize,
     /// How topology hints narrow the endpoints.
-    pub hints: Vec<Hints>,
+    pub hints: Vec<Topology>,
     /// Why the brain's reasons are unknown.
     pub reasons_unknown: Option<String>,
     /// The steps of the packet through the kernel's rules.
@@ -200,11 +202,11 @@ pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, h
     if let Some((key, port)) = &key {
         match reasons(brain, key).await {
             Ok(why) => {
-                explanation.ineligible_count = why.left_out_count;
-                let of_port = |of: &LeftOut| *of.port_name == **port && of.is_of(family) && scope(&of.from);
-                explanation.ineligible = why.left_out.into_iter().filter(of_port).collect();
-                let of_port = |of: &Hints| *of.port_name == **port && of.family == family;
-                explanation.hints = why.hints.into_iter().filter(of_port).collect();
+                explanation.ineligible_count = why.ineligible_count;
+                let of_port = |of: &Ineligible| *of.port_name == **port && of.is_of(family) && scope(&of.from);
+                explanation.ineligible = why.ineligible.into_iter().filter(of_port).collect();
+                let of_port = |of: &Topology| *of.port_name == **port && of.family == family;
+                explanation.hints = why.topology.into_iter().filter(of_port).collect();
             }
             Err(unknown) => explanation.reasons_unknown = Some(unknown),
         }
@@ -231,7 +233,7 @@ pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, h
 ///
 /// # Errors
 /// Returns the cause in words if there is no brain or it does not answer.
-pub async fn reasons(brain: Option<&Brain>, key: &ServiceKey) -> Result<Why, String> {
+pub async fn reasons(brain: Option<&Brain>, key: &ServiceKey) -> Result<Reasons, String> {
     let Some(brain) = brain else { return Err("a saved state has no reasons; query a brain with --api".to_owned()) };
-    brain.why(key).await.map(Why::from).map_err(|error| error.to_string())
+    brain.why(key).await.map(Reasons::from).map_err(|error| error.to_string())
 }

@@ -8,13 +8,16 @@ use std::{
 
 use clap::ValueEnum;
 use localnet_client::Snapshot;
-use localnet_proto::{Endpoint, Node, Port, Protocol, Scopes, Service, ServiceKey};
+use localnet_proto::{
+    Endpoint, Node, Port, Protocol, Scopes, Service, ServiceKey,
+    reasons::{EndpointConditions, Reasons},
+};
 use serde::Serialize;
 
 use crate::{
     origin::Values,
     output::Show,
-    reasons::{Status, Versions, Why},
+    status::{Status, Versions},
     style::{NONE, Style, Tone},
     table::{Row, Table},
 };
@@ -183,12 +186,12 @@ pub struct EndpointRow<'a> {
 impl<'a> Endpoints<'a> {
     /// Lists the endpoints of some Services. The brain's reasons add the conditions, and the endpoints that the state does not
     /// contain.
-    pub fn of(services: impl Iterator<Item = &'a Service>, reasons: &'a BTreeMap<ServiceKey, Why>) -> Self {
+    pub fn of(services: impl Iterator<Item = &'a Service>, reasons: &'a BTreeMap<ServiceKey, Reasons>) -> Self {
         let mut endpoints = Vec::new();
         for service in services {
             let why = reasons.get(&service.key);
             let conditions: BTreeMap<&str, &'static str> =
-                why.iter().flat_map(|why| &why.unready).map(|of| (of.address.as_str(), of.words())).collect();
+                why.iter().flat_map(|why| &why.unready).map(|of| (of.address.as_str(), words(of))).collect();
             let state = |address: &str| why.map(|_| conditions.get(address).copied().unwrap_or("Ready"));
             let row = |port_name: &'a str, address, port, local, scopes, state| {
                 let of = service.ports.iter().find(|of| *of.name == *port_name);
@@ -203,7 +206,7 @@ impl<'a> Endpoints<'a> {
                     endpoint.ports.iter().map(|port| row(&port.name, address, port.port, local, scopes, state)),
                 );
             }
-            for of in why.iter().flat_map(|why| &why.left_out).filter(|of| of.number > 0) {
+            for of in why.iter().flat_map(|why| &why.ineligible).filter(|of| of.number > 0) {
                 let Ok(address) = of.address.parse() else { continue };
                 // The row exists already if the endpoint is eligible for other traffic or several rules exclude it.
                 let is_same = |row: &EndpointRow<'_>| {
@@ -222,6 +225,18 @@ impl<'a> Endpoints<'a> {
             }
         }
         Self { endpoints }
+    }
+}
+
+/// Returns the conditions that are true, by their Kubernetes names.
+fn words(of: &EndpointConditions) -> &'static str {
+    match (of.ready, of.serving, of.terminating) {
+        (true, _, false) => "Ready",
+        (true, _, true) => "Ready,Terminating",
+        (false, true, false) => "NotReady,Serving",
+        (false, true, true) => "Serving,Terminating",
+        (false, false, true) => "Terminating",
+        (false, false, false) => "NotReady",
     }
 }
 
@@ -436,18 +451,18 @@ services:
             serving,
             terminating,
         };
-        let left_out = |address: &str| wire::LeftOut {
+        let ineligible = |address: &str| wire::IneligibleEndpoint {
             address: address.to_owned(),
             number: 8080,
             local: true,
-            ..wire::LeftOut::default()
+            ..wire::IneligibleEndpoint::default()
         };
         let why = wire::ServiceReasons {
             unready: vec![conditions("10.0.1.1", true, true), conditions("10.0.0.7", false, false)],
-            left_out: vec![left_out("10.0.0.7"), left_out("10.0.0.7"), left_out("10.0.1.1")],
+            ineligible: vec![ineligible("10.0.0.7"), ineligible("10.0.0.7"), ineligible("10.0.1.1")],
             ..wire::ServiceReasons::default()
         };
-        let reasons = BTreeMap::from([(ServiceKey::new("shop", "web"), Why::from(why))]);
+        let reasons = BTreeMap::from([(ServiceKey::new("shop", "web"), Reasons::from(why))]);
         let endpoints = Endpoints::of(Filter::default().services(&state), &reasons);
         check(
             &endpoints,

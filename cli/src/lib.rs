@@ -18,7 +18,7 @@
 //! | [`table`], [`style`] | lay out tables; pure |
 //! | [`get`], [`watch`] | print the state and its changes |
 //! | [`question`] | parses a sender and a destination into a packet; pure |
-//! | [`reasons`] | the brain's reasons and status as plain values; pure |
+//! | [`status`] | the status of the brain and its backends as plain values; pure |
 //! | [`path`] | the chains, rules and elements that a packet meets; pure |
 //! | [`world`] | what answers are computed from; the decision of the state about a packet |
 //! | [`flows`] | flows in connection tracking |
@@ -48,8 +48,8 @@ pub mod origin;
 pub mod output;
 pub mod path;
 pub mod question;
-pub mod reasons;
 pub mod source;
+pub mod status;
 pub mod style;
 pub mod table;
 pub mod top;

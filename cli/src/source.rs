@@ -11,7 +11,7 @@ use localnet_client::{
 use localnet_proto::{Address, DEFAULT_ADDRESS, Revision};
 use tokio::time::timeout;
 
-use crate::{failure::Failure, output::Colour, reasons::Status};
+use crate::{failure::Failure, output::Colour, status::Status};
 
 /// The source of the state and the style of the output. Flattened into every command.
 #[derive(Args, Clone, Debug)]

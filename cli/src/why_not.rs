@@ -15,7 +15,7 @@ use localnet_linux::{
     nft::{HookPoint, foreign},
     routes::Route,
 };
-use localnet_proto::{Family, Port, Protocol, Scopes, Service, ServiceKey};
+use localnet_proto::{Family, Port, Protocol, Scopes, Service, ServiceKey, reasons::Reasons};
 use tokio::time::timeout;
 
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
     kernel,
     path::{self, Path},
     question::{self, At, From, To},
-    reasons::{Status, Why},
+    status::Status,
     world::{Judged, World},
 };
 
@@ -73,7 +73,7 @@ impl Question {
 #[derive(Debug, Default)]
 pub struct Replies {
     /// The brain's reasons about the Service.
-    pub why: Option<Why>,
+    pub why: Option<Reasons>,
     /// The status of the brain and the backends.
     pub status: Option<Status>,
 }
@@ -81,7 +81,7 @@ pub struct Replies {
 /// Requests the reasons and the status from the brain.
 pub async fn ask(brain: Option<&Brain>, service: &ServiceKey, status: Option<Status>) -> Replies {
     let Some(brain) = brain else { return Replies::default() };
-    let why = timeout(PATIENCE, brain.why(service)).await.ok().and_then(Result::ok).map(Why::from);
+    let why = timeout(PATIENCE, brain.why(service)).await.ok().and_then(Result::ok).map(Reasons::from);
     Replies { why, status }
 }
 

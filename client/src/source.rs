@@ -129,8 +129,8 @@ fn event_reason(code: Code) -> String {
     }
 }
 
-fn flows(flow_checks: &FlowChecks) -> wire::FlowLooks {
-    wire::FlowLooks { took: Some((&flow_checks.took).into()), ended: flow_checks.ended }
+fn flows(flow_checks: &FlowChecks) -> wire::FlowSearches {
+    wire::FlowSearches { took: Some((&flow_checks.took).into()), ended: flow_checks.ended }
 }
 
 fn rules(count: &RuleCount) -> wire::RuleCount {

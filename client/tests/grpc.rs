@@ -292,7 +292,7 @@ async fn reports_contain_each_family() {
         partial: Some(wire::Attempts { counts: vec![0; 16], sum_micros: 0 }),
         failures: 2,
         partial_failures: 1,
-        flows: Some(wire::FlowLooks { took: Some(wire::Attempts { counts: vec![0; 16], sum_micros: 0 }), ended: 5 }),
+        flows: Some(wire::FlowSearches { took: Some(wire::Attempts { counts: vec![0; 16], sum_micros: 0 }), ended: 5 }),
         rules: vec![wire::RuleCount { table: "nat".to_owned(), total: 70, last: 7 }],
     };
     let families = vec![family(wire::IpFamily::IPv4, ""), family(wire::IpFamily::IPv6, "no")];

@@ -181,8 +181,8 @@ fn the_reasons_for_ineligible_endpoints_can_be_queried() {
     let cluster = synced(vec![named("web", "10.96.0.1"), mesh], vec![not_ready]);
     let reasons = |name: &str| cluster.reasons(&ServiceKey::new("default", name));
     let web = reasons("web");
-    assert_eq!((web.standing, web.left_out_count, web.slices), (Standing::Served, 1, 1));
-    assert_eq!(web.left_out[0].rule, localize::Rule::NotServing);
+    assert_eq!((web.standing, web.ineligible_count, web.slices), (Standing::Served, 1, 1));
+    assert_eq!(web.ineligible[0].rule, localize::Rule::NotServing);
     assert_eq!(reasons("other").standing, Standing::OfAnotherProxy);
     assert_eq!(reasons("unknown"), localize::Reasons { standing: Standing::Absent, ..Default::default() });
 }

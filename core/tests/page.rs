@@ -16,7 +16,7 @@ meaning of a code never changes. Texts may change in any release, so programs sh
 | `localnet explain --why-not … -o json` | `causes[].code` |
 | `localnet doctor -o json` | `checks[].diagnostic.code` |
 | `localnetv1.Reasons/Why` | `Findings[].Code` |
-| `localnetv1.Reasons/Status` | `Troubles[].Code`, and each backend's `Skipped[].Code` and `Warnings[].Code` |
+| `localnetv1.Reasons/Status` | `SourceProblems[].Code`, and each backend's `Skipped[].Code` and `Warnings[].Code` |
 | the brain's log | `code` of `skipped` and `suspicious` |
 
 **Severity**: if it is `error`, localnet does not use or program the subject. If it is `warning`, localnet does, but you should check whether this is

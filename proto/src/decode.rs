@@ -328,13 +328,15 @@ fn endpoint_of(key: &ServiceKey, endpoint: &wire::Endpoint, names: &mut Names) -
         ports: ports.map_err(error("Endpoint.PortOverrides"))?,
         local: endpoint.local,
         hostname: (!endpoint.hostname.is_empty()).then(|| endpoint.hostname.as_str().into()),
-        scopes: Scopes {
-            internal: scopes.internal,
-            external: scopes.external,
-            short_circuit: scopes.short_circuit,
-            established: scopes.established,
-        },
+        scopes: scopes.into(),
     })
+}
+
+impl From<wire::EndpointScopes> for Scopes {
+    fn from(scopes: wire::EndpointScopes) -> Self {
+        let wire::EndpointScopes { internal, external, short_circuit, established } = scopes;
+        Self { internal, external, short_circuit, established }
+    }
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ pub fn text(metrics: &Metrics, state: &State, reports: &BTreeMap<String, Receive
 mod tests {
     use std::time::{Instant, SystemTime};
 
-    use localnet_proto::wire::{Attempts, BackendReport, FamilyReport, FlowLooks, IpFamily, RuleCount};
+    use localnet_proto::wire::{Attempts, BackendReport, FamilyReport, FlowSearches, IpFamily, RuleCount};
 
     use super::*;
     use crate::{feed::Feed, reports::Reports};
@@ -62,7 +62,7 @@ mod tests {
             partial: Some(Attempts { counts, sum_micros: 500_000 }),
             failures: 3,
             partial_failures: 2,
-            flows: Some(FlowLooks { took: Some(Attempts { counts: vec![0, 0, 1], sum_micros: 3_000 }), ended: 5 }),
+            flows: Some(FlowSearches { took: Some(Attempts { counts: vec![0, 0, 1], sum_micros: 3_000 }), ended: 5 }),
             rules: vec![RuleCount { table: "nat".to_owned(), total: 70, last: 7 }],
         };
         BackendReport {

@@ -76,13 +76,13 @@ async fn why_names_the_rule_that_excludes_an_endpoint() {
     let why = soon(client.why(key("web"))).await.unwrap().into_inner();
     assert_eq!(why.standing(), Standing::Served);
     assert_eq!(why.state.unwrap(), wire::NextFilter { instance_id: INSTANCE, rev: 1, delta: false });
-    assert_eq!((why.slices, why.endpoints, why.left_out_count), (1, 2, 1));
-    let left_out = &why.left_out[0];
-    assert_eq!((left_out.address.as_str(), left_out.number, left_out.local), ("10.1.0.2", 8080, true));
-    assert_eq!((left_out.rule(), left_out.field.as_str()), (Rule::NotReady, "endpoints[1].conditions.ready"));
-    assert!(left_out.from.unwrap().internal);
+    assert_eq!((why.slices, why.endpoints, why.ineligible_count), (1, 2, 1));
+    let ineligible = &why.ineligible[0];
+    assert_eq!((ineligible.address.as_str(), ineligible.number, ineligible.local), ("10.1.0.2", 8080, true));
+    assert_eq!((ineligible.rule(), ineligible.field.as_str()), (Rule::NotReady, "endpoints[1].conditions.ready"));
+    assert!(ineligible.from.unwrap().internal);
     assert_eq!(why.findings[0].field, "spec.externalIPs[0]");
-    assert!(why.findings[0].left_out);
+    assert!(why.findings[0].skipped);
     let topology = &why.topology[0];
     assert_eq!(
         (topology.nearness(), topology.not_same_zone.as_str()),
@@ -90,7 +90,7 @@ async fn why_names_the_rule_that_excludes_an_endpoint() {
     );
 
     let absent = soon(client.why(key("nothing"))).await.unwrap().into_inner();
-    assert_eq!((absent.standing(), absent.left_out_count), (Standing::Absent, 0));
+    assert_eq!((absent.standing(), absent.ineligible_count), (Standing::Absent, 0));
     for odd in [ServiceKey::default(), key("")] {
         assert_eq!(soon(client.why(odd)).await.unwrap_err().code(), Code::InvalidArgument);
     }

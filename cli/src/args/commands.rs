@@ -9,7 +9,7 @@ use std::{
 
 use jiff::Timestamp;
 use localnet_client::{Snapshot, grpc::Brain};
-use localnet_proto::{ByFamily, Family, Service, ServiceKey};
+use localnet_proto::{ByFamily, Family, Service, ServiceKey, reasons::Reasons};
 use tokio::task::spawn_blocking;
 
 use super::{Answered, Diff, Doctor, Explain, Get, OfNode, Output, Top, Watch, When};
@@ -26,8 +26,8 @@ use crate::{
     output::{self, Format, Show},
     path::{self, Path as Way},
     question::{self, From as Sender, To},
-    reasons::{Status, Versions, Why},
     source::Global,
+    status::{Status, Versions},
     style::Style,
     top::{self, Sample},
     watch, why_not,
@@ -86,7 +86,7 @@ pub(super) async fn get(global: &Global, arguments: Get) -> Answered {
 const MAX_QUERIED: usize = 1000;
 
 /// Returns the brain's reasons about each Service. The result is empty without a brain or for too many Services.
-async fn conditions(brain: Option<&Brain>, services: impl Iterator<Item = &Service>) -> BTreeMap<ServiceKey, Why> {
+async fn conditions(brain: Option<&Brain>, services: impl Iterator<Item = &Service>) -> BTreeMap<ServiceKey, Reasons> {
     let mut reasons = BTreeMap::new();
     let services: Vec<&Service> = services.take(MAX_QUERIED + 1).collect();
     let Some(brain) = brain else { return reasons };
@@ -101,7 +101,7 @@ async fn conditions(brain: Option<&Brain>, services: impl Iterator<Item = &Servi
     for service in services {
         // An older brain does not know this call.
         let Ok(why) = brain.why(&service.key).await else { break };
-        reasons.insert(service.key.clone(), Why::from(why));
+        reasons.insert(service.key.clone(), Reasons::from(why));
     }
     reasons
 }

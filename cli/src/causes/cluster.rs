@@ -1,13 +1,12 @@
 //! Causes in the cluster: the Service is not as requested, or the state sends its packets nowhere.
 
 use localnet_core::{Code, Diagnostic, Subject};
-use localnet_proto::wire::Rule;
+use localnet_proto::reasons::{Ineligible, Rule, Standing};
 
 use super::Ranking;
 use crate::{
     diagnostics::usual,
     evidence::{Evidence, Front},
-    reasons::{LeftOut, Standing},
 };
 
 /// Adds the causes that need no packet.
@@ -104,30 +103,30 @@ pub(super) fn of_outcome(evidence: &Evidence, front: &Front) -> Diagnostic {
         };
         return of(Code::NoEndpoints, problem);
     }
-    let concerns = |of: &&LeftOut| {
+    let concerns = |of: &&Ineligible| {
         let from = of.from.internal && front.scope.internal
             || of.from.external && front.scope.external
             || of.from.short_circuit && front.scope.short_circuit;
         from && of.port_name == front.port_name && of.is_of(front.family())
     };
-    let left_out: Vec<&LeftOut> = why.left_out.iter().filter(concerns).collect();
-    if left_out.is_empty() {
+    let ineligible: Vec<&Ineligible> = why.ineligible.iter().filter(concerns).collect();
+    if ineligible.is_empty() {
         let problem = format!("{}; its {} endpoints are of another family", front.because, why.endpoints);
-        let family = why.left_out.iter().find(|of| of.kind == Rule::Family && of.port_name == front.port_name);
+        let family = why.ineligible.iter().find(|of| of.rule == Rule::Family && of.port_name == front.port_name);
         let remedy = family.map_or("the pods must have addresses of that family", |of| of.remedy.as_str());
         return of(code(Rule::Family), problem).remedy(remedy);
     }
     // A policy excludes endpoints that are otherwise eligible, so it is the cause. Otherwise it is the most frequent rule, and
     // of equally frequent ones the first.
-    let policy = left_out.iter().find(|of| matches!(of.kind, Rule::InternalLocal | Rule::ExternalLocal));
-    let count = |of: &LeftOut| left_out.iter().filter(|other| other.kind == of.kind).count();
-    let Some(found) = policy.or_else(|| left_out.iter().rev().max_by_key(|of| count(of))) else {
+    let policy = ineligible.iter().find(|of| matches!(of.rule, Rule::InternalLocal | Rule::ExternalLocal));
+    let count = |of: &Ineligible| ineligible.iter().filter(|other| other.rule == of.rule).count();
+    let Some(found) = policy.or_else(|| ineligible.iter().rev().max_by_key(|of| count(of))) else {
         return of(Code::NoEndpointServes, front.because.clone());
     };
     let object = if found.field.starts_with("spec.") { "Service" } else { found.slice.as_str() };
-    let (same, all) = (count(found), left_out.len());
+    let (same, all) = (count(found), ineligible.len());
     let problem = format!("{same} of {all} endpoints: {} ({object} {})", found.problem, found.field);
-    of(code(found.kind), problem).field(found.field.clone()).remedy(found.remedy.clone())
+    of(code(found.rule), problem).field(found.field.clone()).remedy(found.remedy.clone())
 }
 
 /// The code of the cause if a rule excludes all endpoints.

@@ -6,7 +6,7 @@ use localnet_core::Object;
 use localnet_linux::nft::foreign::{Fate, Stop};
 use localnet_proto::{
     Family, Scopes, ServiceKey,
-    wire::{self, Rule},
+    reasons::{Ineligible, Reasons, Rule, Standing},
 };
 
 use super::*;
@@ -16,7 +16,7 @@ use crate::{
     explain::PathRow,
     flows::FlowRow,
     output::Show as _,
-    reasons::{Backend, FamilyStatus, LeftOut, SourceProblem, Standing, Status, Why},
+    status::{Backend, FamilyStatus, SourceProblem, Status},
     style::Style,
 };
 
@@ -25,7 +25,7 @@ fn served() -> Evidence {
         service: ServiceKey::new("shop", "web"),
         port: "http".to_owned(),
         is_served: true,
-        why: Some(Why { standing: Standing::Served, slices: 1, endpoints: 2, ..Why::default() }),
+        why: Some(Reasons { standing: Standing::Served, slices: 1, endpoints: 2, ..Reasons::default() }),
         status: Some(Status { revision: 9, backends: vec![backend(9, "")], ..Status::default() }),
         fronts: vec![front("endpoints")],
         ..Evidence::default()
@@ -51,12 +51,21 @@ fn front(outcome: &'static str) -> Front {
     }
 }
 
-fn left_out(rule: Rule) -> LeftOut {
-    let from = wire::EndpointScopes { internal: true, ..wire::EndpointScopes::default() };
-    let of =
-        wire::LeftOut { rule: rule.into(), from: Some(from), port_name: "http".to_owned(), ..wire::LeftOut::default() };
-    let remedy = "kubectl describe pod".to_owned();
-    LeftOut { address: "10.0.0.1".to_owned(), problem: "the reason".to_owned(), remedy, ..of.into() }
+fn ineligible(rule: Rule) -> Ineligible {
+    let text = str::to_owned;
+    Ineligible {
+        slice: text("web-1"),
+        address: text("10.0.0.1"),
+        port_name: text("http"),
+        number: 8080,
+        node: String::new(),
+        local: false,
+        from: Scopes { internal: true, ..Scopes::default() },
+        rule,
+        field: String::new(),
+        problem: text("the reason"),
+        remedy: text("kubectl describe pod"),
+    }
 }
 
 /// A cause is recognized by the code of a finding, however its text reads.
@@ -113,7 +122,7 @@ fn each_problem_in_the_cluster_is_a_cause() {
         move |evidence: &mut Evidence| {
             evidence.is_served = false;
             evidence.fronts = Vec::new();
-            evidence.why = Some(Why { standing, ..Why::default() });
+            evidence.why = Some(Reasons { standing, ..Reasons::default() });
         }
     };
     check(standing(Standing::Absent), &["service-absent"]);
@@ -157,7 +166,7 @@ fn the_rule_that_excludes_endpoints_is_the_cause() {
     let rules = |rules: &'static [Rule]| {
         move |evidence: &mut Evidence| {
             evidence.fronts = vec![front("reject")];
-            evidence.why.as_mut().unwrap().left_out = rules.iter().map(|rule| left_out(*rule)).collect();
+            evidence.why.as_mut().unwrap().ineligible = rules.iter().map(|rule| ineligible(*rule)).collect();
         }
     };
     check(rules(&[Rule::NotReady, Rule::NotServing]), &["endpoints-not-ready"]);
@@ -167,7 +176,7 @@ fn the_rule_that_excludes_endpoints_is_the_cause() {
     check(
         |evidence| {
             rules(&[Rule::Family])(evidence);
-            evidence.why.as_mut().unwrap().left_out[0].address = "fd00::1".to_owned();
+            evidence.why.as_mut().unwrap().ineligible[0].address = "fd00::1".to_owned();
         },
         &["endpoints-of-other-family"],
     );
@@ -176,7 +185,7 @@ fn the_rule_that_excludes_endpoints_is_the_cause() {
     check(
         |evidence| {
             evidence.fronts = vec![front("reject")];
-            evidence.why = Some(Why::default());
+            evidence.why = Some(Reasons::default());
         },
         &["no-endpoints"],
     );
@@ -264,9 +273,9 @@ fn causes_at_the_cluster_ip_rank_first_and_findings_last() {
             evidence.fronts.push(outside);
             evidence.fronts[0].node.missing = vec![row(None)];
             let why = evidence.why.as_mut().unwrap();
-            let mut out = left_out(Rule::ExternalLocal);
+            let mut out = ineligible(Rule::ExternalLocal);
             out.from = Scopes { external: true, ..Scopes::default() };
-            why.left_out = vec![out];
+            why.ineligible = vec![out];
             why.findings = vec![finding(Code::AddressInvalid)];
         },
         &["elements-missing", "external-policy-local", "address-invalid"],
@@ -293,7 +302,7 @@ fn an_outdated_state_ranks_first_only_if_it_matters() {
         |evidence| {
             troubled(evidence);
             evidence.fronts[0] = front("reject");
-            evidence.why.as_mut().unwrap().left_out = vec![left_out(Rule::NotReady)];
+            evidence.why.as_mut().unwrap().ineligible = vec![ineligible(Rule::NotReady)];
         },
         &["source-fails", "endpoints-not-ready"],
     );
@@ -301,7 +310,7 @@ fn an_outdated_state_ranks_first_only_if_it_matters() {
         |evidence| {
             troubled(evidence);
             (evidence.is_served, evidence.fronts) = (false, Vec::new());
-            evidence.why = Some(Why { standing: Standing::Absent, ..Why::default() });
+            evidence.why = Some(Reasons { standing: Standing::Absent, ..Reasons::default() });
         },
         &["source-fails", "service-absent"],
     );

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use localnet_proto::reasons::Nearness;
+
 use super::{Explanation, Many};
 use crate::{
     origin::Origin,
@@ -52,10 +54,12 @@ impl Explanation {
         let mut text = String::new();
         for hints in self.hints.iter().filter(|_| self.outcome == "endpoints" || !self.ineligible.is_empty()) {
             let line = match hints.nearness {
-                "everywhere" if hints.not_same_zone == "no endpoint has a hint" => continue,
-                "everywhere" => format!("topology hints are ignored: {}", hints.not_same_zone),
-                "sameNode" => "topology hints apply: only endpoints for this node are eligible".to_owned(),
-                _ => "topology hints apply: only endpoints for this zone are eligible".to_owned(),
+                Nearness::Everywhere | Nearness::Unknown if hints.unhinted => continue,
+                Nearness::Everywhere | Nearness::Unknown => {
+                    format!("topology hints are ignored: {}", hints.not_same_zone)
+                }
+                Nearness::SameNode => "topology hints apply: only endpoints for this node are eligible".to_owned(),
+                Nearness::SameZone => "topology hints apply: only endpoints for this zone are eligible".to_owned(),
             };
             // Writing to a string cannot fail.
             _ = writeln!(text, "  {line}");
@@ -65,7 +69,8 @@ impl Explanation {
             let mut table = Table::bare();
             for of in &self.ineligible {
                 let at = if of.number == 0 { of.address.clone() } else { format!("{}:{}", of.address, of.number) };
-                let mut cells = vec![(at, None), (of.rule.clone(), Some(Tone::Odd)), (of.problem.clone(), None)];
+                let mut cells =
+                    vec![(at, None), (of.rule.name().to_owned(), Some(Tone::Odd)), (of.problem.clone(), None)];
                 if style.wide {
                     cells.push((format!("{} {}", of.slice, of.field), Some(Tone::Dim)));
                 }

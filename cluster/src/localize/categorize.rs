@@ -140,7 +140,7 @@ impl Usage {
     }
 
     /// Explains [`Self::scopes`]: the rules that exclude the endpoint, each with the scopes that it excludes.
-    pub(super) fn left_out(&self, endpoint: &Candidate<'_>, here: &Here) -> Vec<(Rule, Scopes)> {
+    pub(super) fn exclusions(&self, endpoint: &Candidate<'_>, here: &Here) -> Vec<(Rule, Scopes)> {
         let (served, traffic) = (self.scopes(endpoint, here), self.traffic());
         let of_cluster = || self.not_in_cluster(endpoint);
         let of = |local: bool, policy| if local { self.not_in_local(endpoint, policy) } else { of_cluster() };

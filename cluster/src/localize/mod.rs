@@ -33,11 +33,10 @@ use crate::objects::{ServiceObject, SliceObject};
 use categorize::Policy;
 pub use front::wanted;
 pub use health::{HEALTH_CHECK_NODE_PORT, HealthCheck, health_check, health_check_port, is_eligible};
-pub use localnet_proto::wire::{Rule, Standing};
+pub use localnet_proto::reasons::{Reasons, Rule, Standing};
 pub use node::{Here, NodeIps, node, node_deleted};
 pub use ports::NODE_PORTS;
 pub use proxied::is_proxied;
-pub use reasons::Reasons;
 pub use topology::{Mode, Reason, Topology};
 
 /// The changes on this node.

@@ -5,11 +5,13 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use localnet_core::Diagnostic;
-use localnet_proto::{Family, Port, Scopes};
+use localnet_proto::{
+    Family, Port, Scopes,
+    reasons::{EndpointConditions, Ineligible, Reasons},
+};
 
 use super::{
-    Here, Lost, Rule, Skips, Standing, Topology,
+    Here, Lost, Rule, Skips, Standing,
     candidates::{self, Candidates},
     categorize::{self, Policy, Usage},
     front::{self, Front},
@@ -19,54 +21,6 @@ use crate::objects::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoi
 
 /// Maximum number of ineligible endpoints that are listed. Any further ones are only counted.
 const MOST: usize = 1000;
-
-/// The decisions about a Service, and their reasons.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reasons {
-    /// Whether the Service is served, and the reason if it is not.
-    pub standing: Standing,
-    /// The diagnostics of the Service.
-    pub findings: Vec<Diagnostic>,
-    /// Endpoints that are not eligible for all of the Service's traffic, sorted by port and address. At most 1,000.
-    pub left_out: Vec<LeftOut>,
-    /// The total number of these endpoints.
-    pub left_out_count: usize,
-    /// How hints narrow the endpoints.
-    pub topology: Vec<Topology>,
-    /// The number of EndpointSlices of the Service.
-    pub slices: usize,
-    /// The number of endpoints in these slices.
-    pub endpoints: usize,
-    /// The conditions of endpoints that are not ready or are terminating. At most 1,000.
-    pub unready: Vec<(IpAddr, Conditions)>,
-}
-
-/// An endpoint that is not eligible for some traffic, and the rule that excludes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeftOut {
-    /// The name of the EndpointSlice that contains it.
-    pub slice: Arc<str>,
-    /// The address as the slice has it. Empty if there is none.
-    pub address: Box<str>,
-    /// The name of the Service's port.
-    pub port_name: Arc<str>,
-    /// The number of the port on the endpoint, if there is one.
-    pub number: Option<u16>,
-    /// The name of the endpoint's node. Empty if the slice has none.
-    pub node: Arc<str>,
-    /// Whether the endpoint is on this node.
-    pub local: bool,
-    /// The scopes that it is not eligible for.
-    pub from: Scopes,
-    /// The rule that excludes it.
-    pub rule: Rule,
-    /// The field that decides.
-    pub field: String,
-    /// A description of the rule, with the values that decided.
-    pub problem: String,
-    /// The remedy.
-    pub remedy: &'static str,
-}
 
 /// Explains the meaning of a Service on this node. `proxy_name` is the name of this proxy, if it has one.
 pub fn reasons<'a>(
@@ -101,14 +55,18 @@ pub fn reasons<'a>(
     }
     found.named.sort_by(|a, b| order(a).cmp(&order(b)));
     let topology = super::topology(object, slices.iter().copied(), here, lost);
-    Reasons { left_out: found.named, left_out_count: found.count, topology, ..reasons }
+    let topology = topology.iter().map(Into::into).collect();
+    Reasons { ineligible: found.named, ineligible_count: found.count, topology, ..reasons }
 }
 
-fn unready(slices: &[&SliceObject]) -> Vec<(IpAddr, Conditions)> {
+fn unready(slices: &[&SliceObject]) -> Vec<EndpointConditions> {
     let endpoints = slices.iter().flat_map(|slice| &slice.endpoints);
     let unready = endpoints.filter(|of| !of.conditions.ready || of.conditions.terminating);
     let each = unready.filter_map(|of| match of.address {
-        Some(Parsed::Good(address)) => Some((address, of.conditions)),
+        Some(Parsed::Good(address)) => {
+            let Conditions { ready, serving, terminating } = of.conditions;
+            Some(EndpointConditions { address: address.to_string(), ready, serving, terminating })
+        }
         _ => None,
     });
     each.take(MOST).collect()
@@ -126,19 +84,19 @@ fn not_proxied(object: &ServiceObject) -> Standing {
     }
 }
 
-fn order(of: &LeftOut) -> (&str, Option<IpAddr>, &str, Rule) {
+fn order(of: &Ineligible) -> (&str, Option<IpAddr>, &str, Rule) {
     (&of.port_name, of.address.parse().ok(), &of.slice, of.rule)
 }
 
 /// The endpoints that are not eligible, listed up to the maximum.
 #[derive(Debug, Default)]
 struct Found {
-    named: Vec<LeftOut>,
+    named: Vec<Ineligible>,
     count: usize,
 }
 
 impl Found {
-    fn push(&mut self, one: impl FnOnce() -> LeftOut) {
+    fn push(&mut self, one: impl FnOnce() -> Ineligible) {
         self.count += 1;
         if self.named.len() < MOST {
             self.named.push(one());
@@ -197,7 +155,7 @@ impl Explained<'_> {
                 Ok(numbers) => numbers,
                 Err(why) => {
                     for at in each(slice) {
-                        found.push(|| self.left_out(position, at, None, usage(family).traffic(), why.clone()));
+                        found.push(|| self.ineligible(position, at, None, usage(family).traffic(), why.clone()));
                     }
                     continue;
                 }
@@ -206,7 +164,7 @@ impl Explained<'_> {
                 let address = match address(at, family) {
                     Ok(address) => address,
                     Err(why) => {
-                        found.push(|| self.left_out(position, at, None, usage(family).traffic(), why));
+                        found.push(|| self.ineligible(position, at, None, usage(family).traffic(), why));
                         continue;
                     }
                 };
@@ -221,33 +179,34 @@ impl Explained<'_> {
         let Some(candidate) = self.candidates[position].get(&to) else { return };
         if !candidate.is_of(&at.slice.name, at.position) {
             let other = candidate.slice().to_owned();
-            found.push(|| self.left_out(position, at, Some(to.1), usage.traffic(), duplicate(at, &other)));
+            found.push(|| self.ineligible(position, at, Some(to.1), usage.traffic(), duplicate(at, &other)));
             return;
         }
-        for (rule, from) in usage.left_out(candidate, self.here) {
-            found.push(|| self.left_out(position, at, Some(to.1), from, self.why(rule, at)));
+        for (rule, from) in usage.exclusions(candidate, self.here) {
+            found.push(|| self.ineligible(position, at, Some(to.1), from, self.why(rule, at)));
         }
     }
 
-    fn left_out(&self, position: usize, at: At<'_>, number: Option<u16>, from: Scopes, why: Why) -> LeftOut {
-        let node = at.endpoint.node.clone().unwrap_or_default();
+    fn ineligible(&self, position: usize, at: At<'_>, number: Option<u16>, from: Scopes, why: Why) -> Ineligible {
+        let node = at.endpoint.node.as_deref().unwrap_or_default();
         let address = match &at.endpoint.address {
-            Some(Parsed::Good(address)) => address.to_string().into(),
-            Some(Parsed::Bad(text)) => text.clone(),
-            None => Box::default(),
+            Some(Parsed::Good(address)) => address.to_string(),
+            Some(Parsed::Bad(text)) => text.to_string(),
+            None => String::new(),
         };
-        LeftOut {
-            slice: Arc::clone(&at.slice.name),
+        let Why { rule, field, problem, remedy } = why;
+        Ineligible {
+            slice: at.slice.name.to_string(),
             address,
-            port_name: Arc::clone(&self.ports[position].name),
-            number,
-            local: !node.is_empty() && node == self.here.name,
-            node,
+            port_name: self.ports[position].name.to_string(),
+            number: number.unwrap_or_default(),
+            node: node.to_owned(),
+            local: !node.is_empty() && *node == *self.here.name,
             from,
-            rule: why.rule,
-            field: why.field,
-            problem: why.problem,
-            remedy: why.remedy,
+            rule,
+            field,
+            problem,
+            remedy: remedy.to_owned(),
         }
     }
 

@@ -6,7 +6,10 @@
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
-use localnet_proto::{Family, Port};
+use localnet_proto::{
+    Family, Port,
+    reasons::{self, Nearness},
+};
 
 use super::{Here, candidates::Candidate};
 
@@ -53,6 +56,24 @@ pub enum Reason {
     NoHintForNode(Arc<str>),
     /// No ready endpoint is hinted for this node's zone.
     NoHintForZone(Arc<str>),
+}
+
+impl From<&Topology> for reasons::Topology {
+    fn from(of: &Topology) -> Self {
+        let text = |reason: &Option<Reason>| reason.as_ref().map(ToString::to_string).unwrap_or_default();
+        Self {
+            port_name: of.port.to_string(),
+            family: of.family,
+            nearness: match of.mode {
+                Mode::Everywhere => Nearness::Everywhere,
+                Mode::SameNode => Nearness::SameNode,
+                Mode::SameZone => Nearness::SameZone,
+            },
+            not_same_node: text(&of.not_same_node),
+            not_same_zone: text(&of.not_same_zone),
+            unhinted: [&of.not_same_node, &of.not_same_zone].iter().all(|of| **of == Some(Reason::NoHints)),
+        }
+    }
 }
 
 impl fmt::Display for Reason {

@@ -281,6 +281,14 @@ codes! {
     ForeignRule = "foreign-rule", Error, "Check the rule with nft -a list chain.";
 }
 
+impl Code {
+    /// The code of a diagnostic that another program sent. An older program sends none, a newer one may send one that this
+    /// program does not know.
+    pub fn received(text: &str) -> Self {
+        text.parse().unwrap_or(Self::Unknown)
+    }
+}
+
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())

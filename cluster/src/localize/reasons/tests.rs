@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use localnet_proto::{Family, Protocol, Scopes};
 use proptest::prelude::*;
 
-use super::{LeftOut, Reasons, Rule, Standing, reasons};
+use super::{Ineligible, Reasons, Rule, Standing, reasons};
 use crate::{
     localize::{
         Here, Lost, service,
@@ -20,15 +20,15 @@ fn explained(object: &ServiceObject, slices: &[SliceObject], here: &Here) -> Rea
 }
 
 /// Formats an exclusion: `last octet: rule (scopes) field`
-fn shown(left_out: &LeftOut) -> String {
-    let Scopes { internal, external, short_circuit, .. } = left_out.from;
+fn shown(of: &Ineligible) -> String {
+    let Scopes { internal, external, short_circuit, .. } = of.from;
     let scopes: String = [(internal, 'i'), (external, 'e'), (short_circuit, 's')]
         .iter()
         .filter(|(on, _)| *on)
         .map(|(_, name)| *name)
         .collect();
-    let last = left_out.address.rsplit(['.', ':']).next().unwrap_or_default();
-    format!("{last}: {:?} {scopes} {}", left_out.rule, left_out.field)
+    let last = of.address.rsplit(['.', ':']).next().unwrap_or_default();
+    format!("{last}: {:?} {scopes} {}", of.rule, of.field)
 }
 
 /// Checks one row: the node, the policy and the endpoints, and the exclusions.
@@ -36,7 +36,7 @@ fn shown(left_out: &LeftOut) -> String {
 fn check(here: &Here, policy: Policy, endpoints: &[(u8, &str)], expected: &[&str]) {
     let slices = [slice("web-1", &[("p80", 80)], endpoints.iter().map(|(last, words)| row(*last, words)).collect())];
     let found = explained(&with_policy(policy), &slices, here);
-    assert_eq!(found.left_out.iter().map(shown).collect::<Vec<_>>(), expected);
+    assert_eq!(found.ineligible.iter().map(shown).collect::<Vec<_>>(), expected);
     assert_eq!((found.standing, found.slices, found.endpoints), (Standing::Served, 1, endpoints.len()));
 }
 
@@ -45,10 +45,8 @@ fn endpoints_that_are_not_ready_are_reported_with_their_conditions() {
     let rows = [(1, ""), (2, "NR"), (3, "ST"), (4, "T")].map(|(last, words)| row(last, words));
     let slices = [slice("web-1", &[("p80", 80)], rows.into())];
     let unready = explained(&with_policy(Policy::Cluster), &slices, &here(1, "zone-a")).unready;
-    let found: Vec<String> = unready
-        .iter()
-        .map(|(address, of)| format!("{address} {} {} {}", of.ready, of.serving, of.terminating))
-        .collect();
+    let found: Vec<String> =
+        unready.iter().map(|of| format!("{} {} {} {}", of.address, of.ready, of.serving, of.terminating)).collect();
     let last = |text: &str| text.split(' ').next().and_then(|address| address.rsplit('.').next()).map(str::to_owned);
     assert_eq!(found.iter().filter_map(|text| last(text)).collect::<Vec<_>>(), ["2", "3", "4"]);
     assert!(found[0].ends_with("false false false") && found[1].ends_with("false true true"), "{found:?}");
@@ -93,7 +91,7 @@ fn an_exclusion_names_the_node_of_the_endpoint() {
     let far = SliceEndpoint { node: None, ..row(3, "") };
     let slices = [slice("web-1", &[("p80", 80)], vec![row(1, "L"), row(2, ""), far, row(4, "L NR")])];
     let found = explained(&with_policy(Policy::InternalLocal), &slices, &here(1, "zone-a"));
-    let shown: Vec<_> = found.left_out.iter().map(|of| (&*of.node, of.local, &*of.problem)).collect();
+    let shown: Vec<_> = found.ineligible.iter().map(|of| (&*of.node, of.local, &*of.problem)).collect();
     let policy = "the Service keeps internal traffic on the node, but the endpoint is";
     assert_eq!(
         shown,
@@ -109,7 +107,7 @@ fn an_exclusion_names_the_node_of_the_endpoint() {
 fn the_topology_of_each_port_and_family_is_reported() {
     let slices = [slice("web-1", &[("p80", 80)], vec![row(3, "a"), row(4, "b")])];
     let found = explained(&with_policy(Policy::Cluster), &slices, &here(1, "zone-a"));
-    let ports: Vec<_> = found.topology.iter().map(|topology| (&*topology.port, topology.family)).collect();
+    let ports: Vec<_> = found.topology.iter().map(|topology| (&*topology.port_name, topology.family)).collect();
     assert_eq!(ports, [("p80", Family::V4)]);
 }
 
@@ -118,7 +116,7 @@ fn the_topology_of_each_port_and_family_is_reported() {
 fn a_port_with_one_valid_number_excludes_no_endpoint() {
     let mut two = slice("web-1", &[("p80", 8080), ("p80", 9090)], vec![endpoint("10.1.2.1")]);
     two.ports[1].port = Some(70_000);
-    assert_eq!(explained(&object("10.96.0.1", &[(80, "TCP")]), &[two], &here(1, "")).left_out, []);
+    assert_eq!(explained(&object("10.96.0.1", &[(80, "TCP")]), &[two], &here(1, "")).ineligible, []);
 }
 
 /// Checks the exclusion from `default/web`, which has a TCP port p80, after a change of its slice.
@@ -127,10 +125,10 @@ fn check_slice(change: impl FnOnce(&mut SliceObject), rule: Rule, field: &str, p
     let mut one = slice("web-1", &[("p80", 8080)], vec![endpoint("10.1.2.1")]);
     change(&mut one);
     let found = explained(&object("10.96.0.1", &[(80, "TCP")]), &[one], &here(1, ""));
-    let [left_out] = &found.left_out[..] else { panic!("{:?}", found.left_out) };
-    assert_eq!((left_out.rule, left_out.field.as_str()), (rule, field));
-    assert!(left_out.problem.contains(problem), "{}", left_out.problem);
-    assert!(!left_out.remedy.is_empty() && left_out.from.internal);
+    let [of] = &found.ineligible[..] else { panic!("{:?}", found.ineligible) };
+    assert_eq!((of.rule, of.field.as_str()), (rule, field));
+    assert!(of.problem.contains(problem), "{}", of.problem);
+    assert!(!of.remedy.is_empty() && of.from.internal);
 }
 
 #[test]
@@ -166,9 +164,9 @@ fn each_mismatch_of_a_slice_is_a_rule() {
 fn a_duplicate_endpoint_is_skipped() {
     let one = |name: &str| slice(name, &[("p80", 8080)], vec![endpoint("10.1.2.1")]);
     let found = explained(&object("10.96.0.1", &[(80, "TCP")]), &[one("web-1"), one("web-2")], &here(1, ""));
-    let [left_out] = &found.left_out[..] else { panic!("{:?}", found.left_out) };
-    assert_eq!((left_out.rule, &*left_out.slice), (Rule::Duplicate, "web-1"));
-    assert!(left_out.problem.contains("web-2"), "{}", left_out.problem);
+    let [of] = &found.ineligible[..] else { panic!("{:?}", found.ineligible) };
+    assert_eq!((of.rule, &*of.slice), (Rule::Duplicate, "web-1"));
+    assert!(of.problem.contains("web-2"), "{}", of.problem);
 }
 
 #[test]
@@ -204,7 +202,7 @@ fn a_long_list_of_reasons_is_counted_and_cut() {
         })
         .collect();
     let found = explained(&object("10.96.0.1", &[(80, "TCP")]), &[slice("web-1", &[("p80", 80)], many)], &here(1, ""));
-    assert_eq!((found.left_out.len(), found.left_out_count), (super::MOST, 1999));
+    assert_eq!((found.ineligible.len(), found.ineligible_count), (super::MOST, 1999));
 }
 
 fn rows() -> impl Strategy<Value = Vec<(u8, String)>> {
@@ -237,7 +235,7 @@ proptest! {
                 let text = address.to_string();
                 let scopes = |of: fn(&Scopes) -> bool| {
                     let serves = served.endpoints.iter().any(|endpoint| endpoint.address == address && of(&endpoint.scopes));
-                    let mut out = found.left_out.iter().filter(|out| *out.slice == *slice.name && *out.address == *text);
+                    let mut out = found.ineligible.iter().filter(|out| *out.slice == *slice.name && *out.address == *text);
                     (serves, out.any(|out| of(&out.from)))
                 };
                 let (internal, not_internal) = scopes(|scopes| scopes.internal);
@@ -249,7 +247,7 @@ proptest! {
             }
         }
         // No excluded address is eligible through another of its entries.
-        for out in &found.left_out {
+        for out in &found.ineligible {
             let entries = slices.iter().flat_map(|slice| &slice.endpoints).filter(|of| {
                 matches!(&of.address, Some(Parsed::Good(address)) if *address.to_string() == *out.address)
             });

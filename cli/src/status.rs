@@ -1,0 +1,255 @@
+//! The status of the brain and its backends as plain values that can be printed. Pure.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use localnet_client::{
+    Mode,
+    vips::{Effective, Unreadable},
+};
+use localnet_core::{Code, Diagnostic, Severity, Subject};
+use localnet_proto::{Family, Revision, ServiceKey, wire};
+use serde::{Serialize, Serializer};
+
+use crate::origin::Values;
+
+/// The revision that the brain and each backend have reached, and their problems.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// The brain's instance ID.
+    pub instance: u64,
+    /// The number of its latest state; 0 if it has none.
+    pub revision: u64,
+    /// The number of Services in the state.
+    pub services: usize,
+    /// The brain's version.
+    pub version: String,
+    /// The backends that have sent reports.
+    pub backends: Vec<Backend>,
+    /// The problems that keep the brain from reading changes.
+    pub source_problems: Vec<SourceProblem>,
+    /// Whether no backend is connected to receive changes.
+    pub unread: bool,
+}
+
+/// A problem that keeps the brain from reading changes. The state is as old as the problem.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SourceProblem {
+    /// The diagnostic's code.
+    pub code: Code,
+    /// The files or resources that cannot be read; resources by the names that kubectl uses.
+    pub of: Vec<String>,
+    /// The cause and the remedy.
+    pub problem: String,
+    /// How long the problem has lasted, in milliseconds.
+    pub age_millis: u64,
+}
+
+/// The last report of a backend.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Backend {
+    /// Its name.
+    pub name: String,
+    /// The mode of kube-proxy that it corresponds to; `None` if there is none or an older backend does not report it.
+    #[serde(skip)]
+    pub mode: Option<Mode>,
+    /// The report's age in milliseconds.
+    pub age_millis: u64,
+    /// The revision that each family has reached.
+    pub families: Vec<FamilyStatus>,
+    /// What the backend skips of Services.
+    pub skipped: Vec<Diagnostic>,
+    /// The number of skipped Services; `skipped` may be shorter.
+    pub skipped_count: usize,
+    /// The warnings of the backend.
+    pub warnings: Vec<Diagnostic>,
+    /// The configuration that the backend reports, or why it cannot be read; `None` if it reports none.
+    #[serde(serialize_with = "values")]
+    pub configuration: Option<Result<Effective, Unreadable>>,
+}
+
+/// Serializes a reported configuration: its values, or why it cannot be read.
+fn values<S: Serializer>(of: &Option<Result<Effective, Unreadable>>, serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Fields {
+        #[serde(flatten)]
+        values: Values,
+        node_port_addresses: Vec<IpAddr>,
+    }
+    match of {
+        None => serializer.serialize_none(),
+        Some(Ok(Effective { config, node_port_addresses })) => {
+            let node_port_addresses = node_port_addresses.clone();
+            Fields { values: Values::of(config), node_port_addresses }.serialize(serializer)
+        }
+        Some(Err(unreadable)) => BTreeMap::from([("error", unreadable.to_string())]).serialize(serializer),
+    }
+}
+
+/// The revision that a backend has reached in one family.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FamilyStatus {
+    /// The address family.
+    pub family: Family,
+    /// The revision that the kernel holds; 0 if none of this brain's.
+    pub applied: u64,
+    /// The number of revisions that are not applied yet.
+    pub lag: u64,
+    /// Why the latest revision could not be applied; empty if it was.
+    pub error: String,
+}
+
+/// The versions of the programs.
+#[derive(Debug, Serialize)]
+pub struct Versions {
+    /// The version of this command.
+    pub localnet: &'static str,
+    /// The brain's version, if it answered.
+    pub brain: Option<String>,
+}
+
+impl Status {
+    /// Whether each backend has applied the latest revision in each family and the brain can read changes.
+    pub fn is_well(&self) -> bool {
+        let mut families = self.backends.iter().flat_map(|backend| &backend.families);
+        let all = families.all(|family| family.lag == 0 && family.error.is_empty());
+        all && !self.backends.is_empty() && self.source_problems.is_empty() && !self.unread
+    }
+
+    /// The backend with the latest report. It programs the node.
+    pub fn newest(&self) -> Option<&Backend> {
+        self.backends.iter().min_by_key(|backend| backend.age_millis)
+    }
+}
+
+fn count(number: i32) -> usize {
+    usize::try_from(number).unwrap_or_default()
+}
+
+fn skipped(of: wire::SkippedService) -> Diagnostic {
+    let key = of.service.unwrap_or_default();
+    let subject = Subject::service(&ServiceKey::new(key.namespace, key.name));
+    // An older backend sends only the reason.
+    let problem = if of.problem.is_empty() { of.reason } else { of.problem };
+    Diagnostic::new(Code::received(&of.code), subject, problem).field(of.field).remedy(of.remedy)
+}
+
+fn warning(of: wire::BackendWarning) -> Diagnostic {
+    let problem = if of.problem.is_empty() { of.note } else { of.problem };
+    let warning = Diagnostic::new(Code::received(&of.code), Subject::Program, problem).remedy(of.remedy);
+    warning.severity(Severity::Warning)
+}
+
+impl From<wire::BrainStatus> for Status {
+    fn from(status: wire::BrainStatus) -> Self {
+        let state = status.state.unwrap_or_default();
+        let at = Revision { instance: state.instance_id, rev: state.rev };
+        let backends =
+            status.backends.into_iter().filter_map(|received| Some(backend(received.report?, received.age_millis, at)));
+        Self {
+            instance: at.instance,
+            revision: at.rev,
+            services: count(status.services),
+            backends: backends.collect(),
+            version: status.version,
+            source_problems: source_problems(status.source_problems),
+            unread: status.unread,
+        }
+    }
+}
+
+/// Merges problems that have the same cause: watches lose an API server at the same time.
+fn source_problems(all: Vec<wire::SourceProblem>) -> Vec<SourceProblem> {
+    let mut problems: Vec<SourceProblem> = Vec::new();
+    for wire::SourceProblem { of, problem, age_millis, code } in all {
+        match problems.iter_mut().find(|known| known.problem == problem) {
+            Some(known) => {
+                known.of.push(of);
+                known.age_millis = known.age_millis.max(age_millis);
+            }
+            None => problems.push(SourceProblem { code: Code::received(&code), of: vec![of], problem, age_millis }),
+        }
+    }
+    problems
+}
+
+impl SourceProblem {
+    /// Returns one line with the resources, the duration and the cause.
+    pub fn line(&self) -> String {
+        format!("{} cannot be read for {} s: {}", self.of.join(", "), self.age_millis / 1000, self.problem)
+    }
+}
+
+fn backend(report: wire::BackendReport, age_millis: u64, at: Revision) -> Backend {
+    let of_this_brain = report.instance_id == at.instance;
+    let families = report.families.iter().map(|family| {
+        let applied = if of_this_brain { family.applied_rev } else { 0 };
+        FamilyStatus {
+            family: family.family().into(),
+            applied,
+            lag: at.rev.saturating_sub(applied),
+            error: family.error.clone(),
+        }
+    });
+    let families = families.collect();
+    Backend {
+        configuration: report.configuration.as_ref().map(Effective::try_from),
+        mode: Mode::named(&report.proxy_mode),
+        name: report.backend,
+        age_millis,
+        families,
+        skipped: report.skipped.into_iter().map(skipped).collect(),
+        skipped_count: count(report.skipped_count),
+        warnings: report.warnings.into_iter().map(warning).collect(),
+    }
+}
+
+impl Backend {
+    /// The status of one family, if the backend reports it.
+    pub fn family(&self, family: Family) -> Option<&FamilyStatus> {
+        self.families.iter().find(|of| of.family == family)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_revision_of_another_brain_instance_does_not_count_as_applied() {
+        let report = |instance_id, applied_rev| wire::BackendReport {
+            backend: "nft".to_owned(),
+            instance_id,
+            families: vec![wire::FamilyReport {
+                family: wire::IpFamily::IPv4.into(),
+                applied_rev,
+                ..wire::FamilyReport::default()
+            }],
+            ..wire::BackendReport::default()
+        };
+        let at = Revision { instance: 7, rev: 9 };
+        let of = |instance, applied| {
+            let backend = backend(report(instance, applied), 0, at);
+            let family = backend.family(Family::V4).unwrap();
+            (family.applied, family.lag)
+        };
+        assert_eq!((of(7, 9), of(7, 4), of(8, 9)), ((9, 0), (4, 5), (0, 9)));
+    }
+
+    #[test]
+    fn problems_with_the_same_cause_are_merged() {
+        let trouble = |of: &str, problem: &str, age_millis| wire::SourceProblem {
+            of: of.to_owned(),
+            problem: problem.to_owned(),
+            age_millis,
+            code: "api-unreachable".to_owned(),
+        };
+        let all = vec![trouble("nodes", "away", 1_000), trouble("services", "away", 2_000), trouble("x", "no", 1)];
+        let lines: Vec<String> = source_problems(all).iter().map(SourceProblem::line).collect();
+        assert_eq!(lines, ["nodes, services cannot be read for 2 s: away", "x cannot be read for 0 s: no"]);
+    }
+}
