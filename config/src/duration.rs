@@ -30,11 +30,11 @@ impl From<Duration> for GoDuration {
     }
 }
 
-const MICROSECOND: i64 = 1_000;
-const MILLISECOND: i64 = 1_000_000;
-const SECOND: i64 = 1_000_000_000;
-const MINUTE: i64 = 60 * SECOND;
-const HOUR: i64 = 60 * MINUTE;
+const MICROSECOND: u64 = 1_000;
+const MILLISECOND: u64 = 1_000_000;
+const SECOND: u64 = 1_000_000_000;
+const MINUTE: u64 = 60 * SECOND;
+const HOUR: u64 = 60 * MINUTE;
 
 /// The error for a text that is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ fn split(text: &str, belongs: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(text.find(|character| !belongs(character)).unwrap_or(text.len()))
 }
 
-fn nanos(unit: &str) -> Option<i64> {
+fn nanos(unit: &str) -> Option<u64> {
     Some(match unit {
         "ns" => 1,
         // The micro sign, and the Greek letter that looks the same.
@@ -97,7 +97,7 @@ fn nanos(unit: &str) -> Option<i64> {
 }
 
 /// Converts a decimal number of units to nanoseconds, rounded down.
-fn scaled(number: &str, unit: i64) -> Option<i128> {
+fn scaled(number: &str, unit: u64) -> Option<i128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
         return None;
@@ -112,39 +112,27 @@ fn scaled(number: &str, unit: i64) -> Option<i128> {
 
 impl fmt::Display for GoDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 == 0 {
-            return f.write_str("0s");
-        }
+        let nanos = self.0.unsigned_abs();
+        let (unit, name) = match nanos {
+            0 | SECOND.. => (SECOND, "s"),
+            MILLISECOND.. => (MILLISECOND, "ms"),
+            MICROSECOND.. => (MICROSECOND, "\u{b5}s"),
+            _ => (1, "ns"),
+        };
         if self.0 < 0 {
             f.write_str("-")?;
         }
-        let nanos = self.0.unsigned_abs();
-        let small = [(MICROSECOND, 1, "ns"), (MILLISECOND, MICROSECOND, "\u{b5}s"), (SECOND, MILLISECOND, "ms")];
-        for (below, unit, name) in small {
-            if nanos < below.unsigned_abs() {
-                return decimal(f, nanos, unit.unsigned_abs(), name);
-            }
+        if nanos >= HOUR {
+            write!(f, "{}h", nanos / HOUR)?;
         }
-        let (hours, rest) = (nanos / HOUR.unsigned_abs(), nanos % HOUR.unsigned_abs());
-        let (minutes, rest) = (rest / MINUTE.unsigned_abs(), rest % MINUTE.unsigned_abs());
-        if hours > 0 {
-            write!(f, "{hours}h")?;
+        if nanos >= MINUTE {
+            write!(f, "{}m", nanos / MINUTE % 60)?;
         }
-        if hours > 0 || minutes > 0 {
-            write!(f, "{minutes}m")?;
-        }
-        decimal(f, rest, SECOND.unsigned_abs(), "s")
-    }
-}
-
-fn decimal(f: &mut fmt::Formatter<'_>, nanos: u64, unit: u64, name: &str) -> fmt::Result {
-    write!(f, "{}", nanos / unit)?;
-    if !nanos.is_multiple_of(unit) {
         let digits = unit.ilog10() as usize;
-        let fraction = format!("{:0digits$}", nanos % unit);
-        write!(f, ".{}", fraction.trim_end_matches('0'))?;
+        let fraction = format!(".{:0digits$}", nanos % unit);
+        let fraction = fraction.trim_end_matches('0').trim_end_matches('.');
+        write!(f, "{}{fraction}{name}", nanos % MINUTE / unit)
     }
-    f.write_str(name)
 }
 
 #[cfg(test)]
@@ -152,6 +140,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    const HOUR: i64 = super::HOUR.cast_signed();
+    const MINUTE: i64 = super::MINUTE.cast_signed();
+    const SECOND: i64 = super::SECOND.cast_signed();
+    const MILLISECOND: i64 = super::MILLISECOND.cast_signed();
 
     #[track_caller]
     fn check(text: &str, nanos: Option<i64>, written: &str) {

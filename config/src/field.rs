@@ -191,18 +191,22 @@ impl Field {
     }
 
     /// The default value in v1alpha1.
-    pub fn v1alpha1_default_value(&self) -> Value {
-        self.v1alpha1_default.map_or_else(|| self.default_value(), |text| self.kind.value(text))
+    pub(crate) fn v1alpha1_default_value(&self) -> Value {
+        Self { default: self.v1alpha1_default.or(self.default), ..*self }.default_value()
     }
 
-    /// The fields of v1alpha1 that correspond to the field, each with its type and default.
-    pub fn in_v1alpha1(&self) -> Vec<(&'static str, Kind, Value)> {
+    /// The fields of v1alpha1 that correspond to the field.
+    pub fn in_v1alpha1(&self) -> Vec<Self> {
+        let same = Self { default: self.v1alpha1_default.or(self.default), ..*self };
         match self.formerly {
-            Formerly::Same => vec![(self.path, self.kind, self.v1alpha1_default_value())],
-            Formerly::At(path) => vec![(path, self.kind, self.v1alpha1_default_value())],
-            Formerly::Text(path, kind) => vec![(path, kind, kind.value(self.v1alpha1_default.unwrap_or_default()))],
+            Formerly::Same => vec![same],
+            Formerly::At(path) => vec![Self { path, ..same }],
+            Formerly::Text(path, kind) => {
+                vec![Self { path, kind, default: self.v1alpha1_default, empty_is_default: true, ..same }]
+            }
             Formerly::InModes(paths) => {
-                paths.iter().map(|(path, default)| (*path, self.kind, self.kind.value(default))).collect()
+                let in_mode = |(path, default)| Self { path, default: Some(default), empty_is_default: true, ..same };
+                paths.iter().copied().map(in_mode).collect()
             }
             Formerly::New => Vec::new(),
         }

@@ -22,12 +22,10 @@ pub(crate) fn remedy_in_v1alpha2(path: &str) -> Option<String> {
         return Some((*remedy).to_owned());
     }
     let moved = FIELDS.iter().filter(|field| field.formerly != Formerly::Same);
-    moved.flat_map(|field| field.in_v1alpha1().into_iter().map(move |(formerly, ..)| (field, formerly))).find_map(
-        |(field, formerly)| {
-            let tail = formerly.strip_prefix(path).filter(|tail| tail.is_empty() || tail.starts_with('.'))?;
-            Some(format!("in v1alpha2 it is {}", field.path.strip_suffix(tail)?))
-        },
-    )
+    moved.flat_map(|field| field.in_v1alpha1().into_iter().map(|old| (old.path, field.path))).find_map(|(old, new)| {
+        let tail = old.strip_prefix(path).filter(|tail| tail.is_empty() || tail.starts_with('.'))?;
+        Some(format!("in v1alpha2 it is {}", new.strip_suffix(tail)?))
+    })
 }
 
 /// Whether v1alpha2 has a field or section with this path.

@@ -30,27 +30,16 @@ pub(crate) fn parse(text: &str) -> Option<i64> {
 
 /// Returns the factor and the power of ten of a suffix.
 fn unit(suffix: &str) -> Option<(i128, i32)> {
-    let binary = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"].iter().position(|name| *name == suffix);
-    if let Some(position) = binary {
-        return Some((1_i128 << (10 * (position + 1)), 0));
+    let position =
+        |names: &[&str]| (0_i32..).zip(names).find(|(_, name)| **name == suffix).map(|(position, _)| position);
+    if let Some(position) = position(&["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"]) {
+        return Some((1 << (10 * (position + 1)), 0));
     }
-    let exponent = match suffix {
-        "n" => -9,
-        "u" => -6,
-        "m" => -3,
-        "" => 0,
-        "k" => 3,
-        "M" => 6,
-        "G" => 9,
-        "T" => 12,
-        "P" => 15,
-        "E" => 18,
-        _ => {
-            let exponent: i32 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
-            Some(exponent).filter(|exponent| exponent.abs() <= 30)?
-        }
-    };
-    Some((1, exponent))
+    if let Some(position) = position(&["n", "u", "m", "", "k", "M", "G", "T", "P", "E"]) {
+        return Some((1, 3 * (position - 3)));
+    }
+    let exponent: i32 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
+    (exponent.abs() <= 30).then_some((1, exponent))
 }
 
 #[cfg(test)]

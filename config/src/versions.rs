@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 use crate::{
     address,
     document::{Document, Version},
-    field::{Field, Formerly},
-    kind::Kind,
+    field::{Field, field},
     problem::{Findings, Invalid},
     table::{DROPPED, FIELDS},
 };
@@ -20,54 +19,29 @@ const HEALTHZ_PORT: u16 = 10256;
 /// The default port for metrics.
 const METRICS_PORT: u16 = 10249;
 
-/// A field of one version.
-struct Entry {
-    path: &'static str,
-    kind: Kind,
-    default: Value,
-    /// Whether zero or an empty text counts as missing.
-    empty_is_default: bool,
-}
-
 /// The fields of a version, in the order in which documents are written.
-fn entries(version: Version) -> &'static [Entry] {
-    static V1ALPHA1: LazyLock<Vec<Entry>> = LazyLock::new(v1alpha1);
-    static V1ALPHA2: LazyLock<Vec<Entry>> = LazyLock::new(v1alpha2);
-    match version {
-        Version::V1alpha1 => &V1ALPHA1,
-        Version::V1alpha2 => &V1ALPHA2,
-    }
-}
-
-fn v1alpha1() -> Vec<Entry> {
-    let mut entries: Vec<Entry> = Vec::new();
-    for field in FIELDS.iter() {
-        let empty_is_default =
-            field.empty_is_default || matches!(field.formerly, Formerly::InModes(_) | Formerly::Text(..));
-        for (path, kind, default) in field.in_v1alpha1() {
+fn fields(version: Version) -> &'static [Field] {
+    static V1ALPHA1: LazyLock<Vec<Field>> = LazyLock::new(|| {
+        let mut fields: Vec<Field> = Vec::new();
+        let dropped = DROPPED.iter().map(|(path, _)| field(path));
+        for field in FIELDS.iter().flat_map(Field::in_v1alpha1).chain(dropped) {
             // Two fields may come from one of v1alpha1.
-            if !entries.iter().any(|entry| entry.path == path) {
-                entries.push(Entry { path, kind, default, empty_is_default });
+            if !fields.iter().any(|other| other.path == field.path) {
+                fields.push(field);
             }
         }
+        fields
+    });
+    match version {
+        Version::V1alpha1 => &V1ALPHA1,
+        Version::V1alpha2 => &FIELDS,
     }
-    let kind = Kind::Text;
-    let dropped = DROPPED.iter().map(|(path, _)| Entry { path, kind, default: kind.zero(), empty_is_default: false });
-    entries.into_iter().chain(dropped).collect()
-}
-
-fn v1alpha2() -> Vec<Entry> {
-    let entry = |field: &Field| {
-        let &Field { path, kind, empty_is_default, .. } = field;
-        Entry { path, kind, default: field.default_value(), empty_is_default }
-    };
-    FIELDS.iter().map(entry).collect()
 }
 
 impl Document {
     /// The document with the defaults that do not depend on other fields.
     pub fn new(version: Version) -> Self {
-        let values = entries(version).iter().map(|entry| (entry.path, entry.default.clone())).collect();
+        let values = fields(version).iter().map(|field| (field.path, field.default_value())).collect();
         Self { version, values }
     }
 
@@ -77,7 +51,7 @@ impl Document {
     /// Returns each value that is out of range or does not have the notation of its type.
     pub fn from_json(version: Version, json: &Value) -> Result<Self, Invalid> {
         let (mut document, mut findings) = (Self::new(version), Findings::default());
-        for Entry { path, kind, .. } in entries(version) {
+        for Field { path, kind, .. } in fields(version) {
             let Some(given) = path.split('.').try_fold(json, |value, step| value.get(step)) else { continue };
             match kind.normal(given) {
                 Ok(value) => document.set(path, value),
@@ -93,9 +67,9 @@ impl Document {
     /// empty.
     #[must_use]
     pub fn complete(mut self) -> Self {
-        for Entry { path, kind, default, .. } in entries(self.version).iter().filter(|entry| entry.empty_is_default) {
-            if *self.get(path) == kind.zero() {
-                self.set(path, default.clone());
+        for field in fields(self.version).iter().filter(|field| field.empty_is_default) {
+            if *self.get(field.path) == field.kind.zero() {
+                self.set(field.path, field.default_value());
             }
         }
         self.complete_addresses();
@@ -132,7 +106,7 @@ impl Document {
 
 impl Serialize for Document {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let values = entries(self.version).iter().filter_map(|entry| Some((entry.path, self.values.get(entry.path)?)));
+        let values = fields(self.version).iter().filter_map(|field| Some((field.path, self.values.get(field.path)?)));
         Fields(values.collect()).serialize(serializer)
     }
 }

@@ -47,7 +47,7 @@ fn row(field: &Field, defaults: &[Document; 2]) -> String {
     let text = |value: &Value| code(value.as_str().unwrap_or(&value.to_string()));
     let old = field.in_v1alpha1();
     let mut default = text(new_defaults.get(field.path));
-    for (path, ..) in &old {
+    for Field { path, .. } in &old {
         let old = old_defaults.get(path);
         // A list of v1alpha2 may be a text in v1alpha1.
         if old != new_defaults.get(field.path) && !new_defaults.get(field.path).is_array() {
@@ -55,7 +55,7 @@ fn row(field: &Field, defaults: &[Document; 2]) -> String {
             default += &format!("; {of}: {}", text(old));
         }
     }
-    let moved: Vec<_> = old.iter().filter(|(path, ..)| *path != field.path).map(|(path, ..)| code(path)).collect();
+    let moved: Vec<_> = old.iter().filter(|old| old.path != field.path).map(|old| code(old.path)).collect();
     let v1alpha1 = if old.is_empty() { "none".to_owned() } else { moved.join("<br>") };
     let in_ipvs = field.ipvs_flag.map(|name| flag(name, false) + " in mode ipvs");
     let flags: Vec<_> =

@@ -98,16 +98,14 @@ fn document() -> impl Strategy<Value = Value> {
         .prop_map(|(version, fields)| {
             let mut document = json!({});
             for (field, path, value) in fields {
-                let field = FIELDS[field];
-                let places: Vec<_> = match version {
-                    Version::V1alpha1 => {
-                        field.in_v1alpha1().into_iter().map(|(path, _, default)| (path, default)).collect()
-                    }
-                    Version::V1alpha2 => vec![(field.path, field.default_value())],
+                let field = &FIELDS[field];
+                let places = match version {
+                    Version::V1alpha1 => field.in_v1alpha1(),
+                    Version::V1alpha2 => vec![*field],
                 };
                 if !places.is_empty() {
-                    let (path, default) = path.get(&places);
-                    set(&mut document, path, value.get(&values(default)).clone());
+                    let field = path.get(&places);
+                    set(&mut document, field.path, value.get(&values(&field.default_value())).clone());
                 }
             }
             document["apiVersion"] = json!(format!("kubeproxy.config.k8s.io/{}", version.as_str()));
