@@ -9,11 +9,11 @@ use std::time::Duration;
 use anyhow::bail;
 use localnet_core::Protocol;
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::sockopt::{Timeout, set_socket_linger, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags, SocketType, ipproto, recv, send};
 
 use crate::namespace::Namespace;
-use crate::probe::{Outcome, Probe, outcome_of, own_tag, parse_answer, receive, send_packet};
+use crate::probe::{Outcome, Probe, disconnect, outcome_of, own_tag, parse_answer, receive, send_packet};
 use crate::sctp::Chunk;
 
 /// A flow from one port of a namespace to one address and port.
@@ -22,9 +22,20 @@ pub struct OpenFlow {
     probe: Probe,
     port: u16,
     /// The connection (TCP), or the socket that keeps the port (UDP).
-    socket: Option<OwnedFd>,
+    socket: Option<Socket>,
     /// The verification tag of the server's side of the association (SCTP).
     association: Option<u32>,
+}
+
+/// The socket of a flow. Its drop ends the connection with RST and frees the port for the next one: after FIN, the kernel would
+/// keep the connection until its data is acknowledged, and the next one from this port would fail (EADDRNOTAVAIL).
+#[derive(Debug)]
+struct Socket(OwnedFd);
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        disconnect(&self.0);
+    }
 }
 
 impl OpenFlow {
@@ -46,7 +57,7 @@ impl OpenFlow {
     /// The request cannot be sent, or the answer is not from a server of the lab.
     pub fn exchange(&mut self, namespace: &Namespace, timeout: Duration) -> anyhow::Result<Outcome> {
         self.probe.timeout = timeout;
-        if let Some(socket) = &self.socket {
+        if let Some(Socket(socket)) = &self.socket {
             set_socket_timeout(socket, Timeout::Recv, Some(timeout))?;
         }
         namespace.run(|| match self.probe.protocol {
@@ -58,22 +69,19 @@ impl OpenFlow {
 
     fn exchange_tcp(&mut self) -> anyhow::Result<Outcome> {
         let socket = match self.socket.take() {
-            Some(socket) => match send(&socket, b"?", SendFlags::NOSIGNAL) {
+            Some(socket) => match send(&socket.0, b"?", SendFlags::NOSIGNAL) {
                 Ok(_) => socket,
                 Err(error) => return ended(error),
             },
             None => match self.probe.connected(SocketType::STREAM, ipproto::TCP, self.port)? {
-                Ok(socket) => socket,
+                Ok(socket) => Socket(socket),
                 Err(outcome) => return Ok(outcome),
             },
         };
-        // Close with RST. After FIN, the kernel keeps a connection until its data is acknowledged, and the next connection from this
-        // port fails (EADDRNOTAVAIL).
-        set_socket_linger(&socket, Some(Duration::ZERO))?;
         let mut line = Vec::new();
         while !line.ends_with(b"\n") {
             let mut buffer = [0; 1024];
-            match receive(&socket, &mut buffer) {
+            match receive(&socket.0, &mut buffer) {
                 Ok(0) => return Ok(Outcome::Rejected),
                 Ok(length) => line.extend(&buffer[..length]),
                 Err(error) => return ended(error),
@@ -87,15 +95,15 @@ impl OpenFlow {
         let socket = match self.socket.take() {
             Some(socket) => socket,
             None => match self.probe.connected(SocketType::DGRAM, ipproto::UDP, self.port)? {
-                Ok(socket) => socket,
+                Ok(socket) => Socket(socket),
                 Err(outcome) => return Ok(outcome),
             },
         };
-        let socket = self.socket.insert(socket);
+        let socket = &self.socket.insert(socket).0;
         // Discard late answers to earlier requests.
         let mut buffer = [0; 1024];
-        while retry_on_intr(|| recv(&*socket, &mut buffer, RecvFlags::DONTWAIT)).err() != Some(Errno::AGAIN) {}
-        if let Some(outcome) = send_packet(&*socket, b"?")? {
+        while retry_on_intr(|| recv(socket, &mut buffer, RecvFlags::DONTWAIT)).err() != Some(Errno::AGAIN) {}
+        if let Some(outcome) = send_packet(socket, b"?")? {
             return Ok(outcome);
         }
         match receive(socket, &mut buffer) {
@@ -133,5 +141,28 @@ fn ended(error: Errno) -> anyhow::Result<Outcome> {
     match error {
         Errno::CONNRESET | Errno::PIPE => Ok(Outcome::Rejected),
         _ => outcome_of(&error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A process that another thread starts holds every socket until it runs its program. The next connection of the flow then
+    /// failed with EADDRNOTAVAIL.
+    #[test]
+    fn a_dropped_socket_frees_its_port_even_if_another_process_still_holds_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let probe = Probe::new(Protocol::Tcp, listener.local_addr().unwrap());
+        let connect = |port| probe.connected(SocketType::STREAM, ipproto::TCP, port).unwrap().unwrap();
+        let first = Socket(connect(0));
+        let port = rustix::net::getsockname(&first.0).unwrap();
+        let port = std::net::SocketAddr::try_from(port).unwrap().port();
+        let held_elsewhere = first.0.try_clone().unwrap();
+        drop(first);
+        drop(Socket(connect(port)));
+        drop(held_elsewhere);
     }
 }

@@ -14,8 +14,10 @@ use anyhow::{Context, bail};
 use localnet_core::Protocol;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio, retry_on_intr};
-use rustix::net::sockopt::{Timeout, set_socket_linger, set_socket_reuseaddr, set_socket_timeout, socket_error};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, ipproto, recv, send};
+use rustix::net::sockopt::{Timeout, set_socket_reuseaddr, set_socket_timeout, socket_error};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, connect_unspec, ipproto, recv, send,
+};
 
 use crate::namespace::Namespace;
 use crate::sctp::{Chunk, Packet};
@@ -235,22 +237,18 @@ impl Probe {
         // A raw socket has no port; with IPv6 a port would count as the protocol's number.
         let to = if kind == SocketType::RAW { SocketAddr::new(self.to.ip(), 0) } else { self.to };
         ioctl_fionbio(&socket, true)?;
-        if kind == SocketType::STREAM {
-            // A connection that is established just after the timeout must not keep its port.
-            set_socket_linger(&socket, Some(Duration::ZERO))?;
-        }
         let connected = match connect(&socket, &to) {
             Err(Errno::INPROGRESS) => self.wait_until_connected(&socket)?,
             connected => connected,
         };
         ioctl_fionbio(&socket, false)?;
         match connected {
-            Ok(()) if kind == SocketType::STREAM => {
-                set_socket_linger(&socket, None)?;
-                Ok(Ok(socket))
-            }
             Ok(()) => Ok(Ok(socket)),
-            Err(error) => outcome_of(&error.into()).map(Err),
+            Err(error) => {
+                // A connection that is established just after the timeout must not keep its port.
+                disconnect(&socket);
+                outcome_of(&error.into()).map(Err)
+            }
         }
     }
 
@@ -268,6 +266,13 @@ impl Probe {
         }
         Ok(socket_error(socket)?)
     }
+}
+
+/// Ends a connection (TCP: with RST) and frees its pair of addresses at once. Closing the socket would do so only when no other
+/// process holds it; a process that another thread has just started holds all sockets until it runs its program.
+pub(crate) fn disconnect(socket: &OwnedFd) {
+    // It fails for a socket without a connection, which holds no pair of addresses.
+    let _ = connect_unspec(socket);
 }
 
 /// The verification tag of an association from that source port.
