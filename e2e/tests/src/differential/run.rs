@@ -188,7 +188,7 @@ impl Runs {
         let side = Side::Ours;
         let Edited { edit, forgets, cuts } = self.world.disturb(disturbance, scene.state, &mut random)?;
         if forgets {
-            self.memory.forget(side);
+            self.memory.doubt(side);
         }
         if cuts {
             self.open.cut(side);
