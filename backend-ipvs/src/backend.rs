@@ -14,9 +14,9 @@ use localnet_client::{
 use localnet_linux::{
     conntrack::Commit,
     ipvs::{Change, Frontend, Scheduler, ServerState, VirtualServer},
-    nft::{Error, LiveTable, TableContent, Transaction},
+    nft::{Error, TableContent, Transaction},
 };
-use localnet_linux_backend::live::LinuxBackend;
+use localnet_linux_backend::{elements::live_vips, live::LinuxBackend, portions::Limits};
 use localnet_proto::{ByFamily, Changes, Family, Snapshot};
 use tracing::{debug, info, warn};
 
@@ -24,7 +24,7 @@ use crate::{
     Options,
     desired::Desired,
     kernel::Kernel,
-    plan::{self, INTERFACE, elements, frontend, sets::SetId},
+    plan::{self, INTERFACE, frontend, sets::SetId},
 };
 
 /// The warning that KEP-5495 asks for, in kube-proxy's words.
@@ -222,16 +222,18 @@ impl<K: Kernel> IpvsBackend<K> {
                 fresh = true;
                 self.read_table(family)?;
             }
-            let mut transaction = Transaction::new();
-            self.desired.table(family).changes(&mut transaction);
-            if transaction.is_empty() {
-                self.desired.table(family).commit();
+            let table = self.desired.table(family);
+            let changes = table.changes(Limits::NONE);
+            if changes.count() == 0 {
+                table.commit();
                 return Ok(());
             }
+            let transaction = table.transaction(&changes, 0);
             match self.kernel.apply(&transaction) {
                 Ok(sent) => {
                     debug!(?family, sent.messages, sent.bytes, sent.elements, "transaction applied");
                     self.desired.table(family).commit();
+                    self.remove_stale_chains(family);
                     return Ok(());
                 }
                 Err(error @ Error::Refused { .. }) if !fresh => {
@@ -240,6 +242,15 @@ impl<K: Kernel> IpvsBackend<K> {
                 }
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    /// Removes chains that nothing refers to. They are harmless: if the kernel refuses the removal, a later change retries it.
+    fn remove_stale_chains(&mut self, family: Family) {
+        let removal = self.desired.table(family).removal();
+        match removal.iter().try_for_each(|transaction| self.kernel.apply(transaction).map(drop)) {
+            Ok(()) => self.desired.table(family).removed(),
+            Err(error) => debug!(%error, "cannot delete unused chains yet"),
         }
     }
 
@@ -311,11 +322,10 @@ impl<K: Kernel> IpvsBackend<K> {
         self.read[family] = true;
         let table = self.desired.table(family);
         let found = self.kernel.read(table.table(), &|name| table.chain(name))?;
-        let vips: Vec<Frontend> = found.iter().flat_map(vips).collect();
+        let vips = found.iter().flat_map(|found| live_vips(found, &[SetId::Vips]));
+        let vips: Vec<Frontend> = vips.map(|vip| frontend(&vip)).collect();
         self.found[family].clone_from(&vips);
-        if let Some(found) = found {
-            self.desired.table(family).adopt(found);
-        }
+        self.desired.table(family).adopt(found);
         Ok(vips)
     }
 
@@ -401,18 +411,6 @@ struct Refused {
     scheduler: Option<Scheduler>,
     /// The family and the error, if the kernel is short of a resource. Then the change is not the cause.
     short: Option<(Family, anyhow::Error)>,
-}
-
-/// The VIPs that a live table contains, even if another program changed the table.
-fn vips(found: &LiveTable) -> impl Iterator<Item = Frontend> {
-    let ledger = found.sets.iter().flatten().filter(|(set, _)| {
-        let declared = |family: Family| set.key == SetId::Vips.declaration(family, 1).key;
-        *set.name == *SetId::Vips.name() && Family::BOTH.into_iter().any(declared)
-    });
-    ledger
-        .flat_map(|(_, elements)| elements)
-        .filter_map(|element| elements::read_vip(element.key.start()))
-        .map(|vip| frontend(&vip))
 }
 
 mod check;

@@ -22,15 +22,15 @@ use localnet_linux::{
     conntrack::Endpoints,
     dummy,
     ipvs::{Frontend, Scheduler},
-    nft::{Element, TableContent},
+    nft::TableContent,
 };
+use localnet_linux_backend::table::TableState;
 use localnet_proto::{ByFamily, Changes, Family, Service, ServiceKey, Snapshot};
 
 use crate::{
     Options, options,
     plan::{self, chains, elements, frontend, server, sets::SetId},
     servers::Servers,
-    table::TableState,
 };
 
 /// The desired state of the kernel.
@@ -58,7 +58,7 @@ struct Parts {
     refused_addresses: BTreeMap<IpAddr, Refusal>,
     /// The refused addresses that are being retried.
     retried_addresses: BTreeMap<IpAddr, Refusal>,
-    tables: ByFamily<TableState>,
+    tables: ByFamily<TableState<SetId>>,
     /// The schedulers that the kernel lacks.
     missing: BTreeSet<Scheduler>,
     /// The VIPs whose programming changed, with the endpoints that may answer now.
@@ -130,7 +130,7 @@ impl Desired {
     }
 
     /// The table of a family.
-    pub fn table(&mut self, family: Family) -> &mut TableState {
+    pub fn table(&mut self, family: Family) -> &mut TableState<SetId> {
         &mut self.parts.tables[family]
     }
 
@@ -250,13 +250,9 @@ impl Desired {
 }
 
 impl Parts {
-    fn table(&mut self, family: Family) -> &mut TableState {
-        &mut self.tables[family]
-    }
-
     fn set_chains(&mut self, facts: &Facts) {
         for family in Family::BOTH {
-            self.table(family).set_fixed_chains(chains::fixed(facts, family));
+            self.tables[family].set_fixed_chains(chains::fixed(facts, family));
         }
     }
 
@@ -300,21 +296,14 @@ impl Parts {
         } else {
             self.addresses.remove(&address);
         }
-        self.member(SetId::Addresses, elements::of_address(address), Family::of(address), wanted);
-    }
-
-    fn member(&mut self, set: SetId, element: Element, family: Family, present: bool) {
-        let table = self.table(family);
-        if present { table.set(set, element) } else { table.remove(set, &element.key) }
+        self.tables[Family::of(address)].change(SetId::Addresses, elements::of_address(address), wanted);
     }
 
     fn set_elements(&mut self, key: &VipKey, vip: &Vip, present: bool) {
         let table = &mut self.tables[key.family()];
-        elements::of_vip(key, vip, &self.node, |set, element| {
-            if present { table.set(set, element) } else { table.remove(set, &element.key) }
-        });
-        if let Some(slots) = elements::slots_of(vip) {
-            table.count_picking(slots, present);
+        elements::of_vip(key, vip, &self.node, |set, element| table.change(set, element, present));
+        if let Some((slots, chain)) = elements::picking_of(vip) {
+            table.count_picking(SetId::Endpoints, slots, &chain, present);
         }
     }
 
@@ -412,7 +401,7 @@ impl Program for Parts {
     }
 
     fn cluster_ip(&mut self, address: IpAddr, present: bool) {
-        self.member(SetId::ClusterIps, elements::of_address(address), Family::of(address), present);
+        self.tables[Family::of(address)].change(SetId::ClusterIps, elements::of_address(address), present);
         if !self.options.excludes(address) {
             self.count_address(address, present);
         }
@@ -420,6 +409,6 @@ impl Program for Parts {
 
     fn hairpin(&mut self, hairpin: &Hairpin, present: bool) {
         let family = Family::of(hairpin.endpoint.ip());
-        self.member(SetId::Hairpin, elements::of_hairpin(hairpin), family, present);
+        self.tables[family].change(SetId::Hairpin, elements::of_hairpin(hairpin), present);
     }
 }

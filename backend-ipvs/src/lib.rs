@@ -9,7 +9,7 @@
 //!
 //! - [`plan`]: turns one VIP into a virtual server and elements, and the facts of the node into chains.
 //! - [`servers`]: the desired and applied virtual servers, their diff, and the destinations that drain.
-//! - [`table`]: the desired and applied state of an nf_tables table, and its diff.
+//! - `localnet_linux_backend::table`: the desired and applied state of an nf_tables table, and its diff.
 //! - [`desired`]: the desired state of all Services, updated at each change.
 //! - [`IpvsBackend`]: reads state that is unknown, applies the diff, and skips what the kernel refuses.
 //! - [`served`]: lists the VIPs and endpoints that IPVS and the tables serve.
@@ -28,7 +28,6 @@ pub mod plan;
 pub mod program;
 pub mod served;
 pub mod servers;
-pub mod table;
 #[cfg(test)]
 mod testing;
 

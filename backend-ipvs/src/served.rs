@@ -17,14 +17,13 @@ use localnet_client::{
 use localnet_linux::{
     addresses::NodeAddresses,
     ipvs::{self, Forwarding, ServerState},
-    nft::{self, Element, ElementData, TableDump, Tuple, Verdict},
+    nft::{self, TableDump},
 };
+use localnet_linux_backend::elements::{of_set, read_endpoint, read_numbered, verdicts, vips};
 use localnet_proto::Family;
-use localnet_proto::Verdict as WhenEmpty;
 
 use crate::plan::{
-    elements::read_vip,
-    sets::SetId::{self, Endpoints, ExternalLocal, NoEndpoints, Services},
+    sets::SetId::{Endpoints, ExternalLocal, NoEndpoints, Services},
     table, vip,
 };
 
@@ -47,14 +46,13 @@ pub async fn read() -> anyhow::Result<Served> {
 pub fn of(servers: &[ServerState], tables: &[TableDump], local: &BTreeSet<IpAddr>) -> Served {
     let reached = servers.iter().filter(|state| local.contains(&state.server.frontend.address.ip()));
     let servers: BTreeMap<VipKey, &ServerState> = reached.map(|state| (vip(&state.server.frontend), state)).collect();
-    let members = |set: SetId| each(tables, set).filter_map(|element| read_vip(element.key.start()));
-    let verdicts: BTreeMap<VipKey, WhenEmpty> = each(tables, NoEndpoints)
-        .filter_map(|element| Some((read_vip(element.key.start())?, verdict(&element.data))))
-        .collect();
-    let by_policy: BTreeSet<VipKey> = members(ExternalLocal).collect();
-    let picked: BTreeSet<VipKey> = members(Services).collect();
+    let verdicts = verdicts(tables, NoEndpoints, "");
+    let by_policy: BTreeSet<VipKey> = vips(tables, ExternalLocal).collect();
+    let picked: BTreeSet<VipKey> = vips(tables, Services).collect();
     let mut translated: BTreeMap<VipKey, Vec<SocketAddr>> = BTreeMap::new();
-    for (key, endpoint) in each(tables, Endpoints).filter_map(endpoint) {
+    for element in of_set(tables, Endpoints) {
+        let (vip, endpoint) = (read_numbered(element.key.start()), read_endpoint(&element.data));
+        let (Some((key, _)), Some(endpoint)) = (vip, endpoint) else { continue };
         // An endpoint gets packets only if an element of `services` leads to it.
         if picked.contains(&key) && by_policy.contains(&key) {
             translated.entry(key).or_default().push(endpoint);
@@ -88,27 +86,6 @@ fn serving(state: &ServerState) -> Option<To> {
     (!endpoints.is_empty()).then_some(To::Endpoints(endpoints))
 }
 
-fn each(tables: &[TableDump], set: SetId) -> impl Iterator<Item = &Element> {
-    tables.iter().filter_map(move |table| table.set(set.name())).flat_map(|set| &set.elements)
-}
-
-fn verdict(data: &ElementData) -> WhenEmpty {
-    if matches!(data, ElementData::Verdict(Verdict::Drop)) { WhenEmpty::Drop } else { WhenEmpty::Reject }
-}
-
-/// The VIP in the key of a slot, and the endpoint in its value.
-fn endpoint(element: &Element) -> Option<(VipKey, SocketAddr)> {
-    let (key, _index) = element.key.start().as_bytes().split_last_chunk::<4>()?;
-    let ElementData::Value(value) = &element.data else { return None };
-    let (address, [high, low, _, _]) = value.as_bytes().split_last_chunk::<4>()?;
-    let address = match address.len() {
-        4 => IpAddr::from(<[u8; 4]>::try_from(address).ok()?),
-        _ => IpAddr::from(<[u8; 16]>::try_from(address).ok()?),
-    };
-    let port = u16::from_be_bytes([*high, *low]);
-    Some((read_vip(&Tuple::from_bytes(key))?, SocketAddr::new(address, port)))
-}
-
 #[cfg(test)]
 mod tests {
     use localnet_client::{served::Expected, vips::Config};
@@ -120,7 +97,11 @@ mod tests {
     use localnet_proto::{Changes, Snapshot};
 
     use super::*;
-    use crate::{Options, desired::Desired};
+    use crate::{
+        Options,
+        desired::Desired,
+        plan::sets::{SetId, Sets as _},
+    };
 
     /// A kernel that holds a desired state.
     #[derive(Clone)]

@@ -102,6 +102,10 @@ impl FakeKernel {
         self.tables.get_mut(table).expect("the table exists")
     }
 
+    fn chain(&mut self, table: &Table, name: &Name) -> &mut Chain {
+        self.table(table).chains.get_mut(name).expect("the chain exists")
+    }
+
     fn set(&mut self, table: &Table, set: &Set) -> &mut BTreeMap<ElementKey, Element> {
         &mut self.table(table).sets.get_mut(&set.name).expect("the set exists").1
     }
@@ -114,10 +118,12 @@ impl FakeKernel {
                 let chains = &mut self.table(table).chains;
                 chains.entry(chain.name.clone()).or_insert_with(|| Chain::clone(chain));
             }
-            Rules::AddRule(table, chain, rule) => {
-                let chain = self.table(table).chains.get_mut(chain).expect("the chain exists");
-                chain.rules.push(rule.clone());
+            Rules::FlushChain(table, name) => self.chain(table, name).rules.clear(),
+            Rules::DeleteChain(table, name) => {
+                assert!(self.chain(table, name).rules.is_empty(), "rules are deleted before their chain");
+                self.table(table).chains.remove(name);
             }
+            Rules::AddRule(table, name, rule) => self.chain(table, name).rules.push(rule.clone()),
             Rules::AddSet(table, set) => {
                 _ = self.table(table).sets.entry(set.name.clone()).or_insert_with(|| (set.clone(), BTreeMap::new()));
             }

@@ -6,18 +6,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
 use localnet_client::vips::{Vip, VipKey};
-use localnet_linux::nft::{Element, ElementData, Expiry, FieldType, Name, Set, Tuple};
+use localnet_linux::nft::{Element, ElementData, Expiry, FieldType, Name, Set};
+use localnet_linux_backend::elements::{read_endpoint, read_numbered, read_vip};
 use localnet_proto::{ByFamily, Family, Protocol, ServiceKey};
 
 use crate::plan::{
     affinity::{self, Shape, Uses},
-    elements,
-    sets::SetId,
+    sets::{SetId, Sets as _, slot_of_clients},
     stable_slots::Slots,
 };
 
@@ -246,7 +245,9 @@ impl Affinity {
                 }
             }
             let mut seen: BTreeMap<u32, Vec<_>> = numbers.values().map(|number| (*number, Vec::new())).collect();
-            for (vip, slot, endpoint) in of(SetId::AffinityEndpoints).filter_map(read_endpoint) {
+            for element in of(SetId::AffinityEndpoints) {
+                let (vip, endpoint) = (read_numbered(element.key.start()), read_endpoint(&element.data));
+                let (Some((vip, slot)), Some(endpoint)) = (vip, endpoint) else { continue };
                 if let Some(number) = numbers.get(&vip) {
                     seen.entry(*number).or_default().push((endpoint, slot));
                 }
@@ -260,7 +261,7 @@ impl Affinity {
             }
         }
         for (set, clients) in sets {
-            let Some(slot) = affinity::slot_of_clients(&set.name) else { continue };
+            let Some(slot) = slot_of_clients(&set.name) else { continue };
             for client in clients {
                 let Some(number) = number_of_client(family, client) else { continue };
                 let place = (family, number);
@@ -313,17 +314,5 @@ fn number_of_client(family: Family, client: &Element) -> Option<u32> {
 fn read_number(element: &Element) -> Option<(VipKey, u32)> {
     let ElementData::Value(value) = &element.data else { return None };
     let number = u32::from_ne_bytes(value.as_bytes().try_into().ok()?);
-    Some((elements::read_vip(element.key.start())?, number))
-}
-
-fn read_endpoint(element: &Element) -> Option<(VipKey, u32, SocketAddr)> {
-    let ElementData::Value(value) = &element.data else { return None };
-    let (vip, slot) = element.key.start().as_bytes().split_last_chunk::<4>()?;
-    let (address, [high, low, ..]) = value.as_bytes().split_last_chunk::<4>()?;
-    let address: IpAddr = match *address {
-        [a, b, c, d] => [a, b, c, d].into(),
-        _ => <[u8; 16]>::try_from(address).ok()?.into(),
-    };
-    let endpoint = SocketAddr::new(address, u16::from_be_bytes([*high, *low]));
-    Some((elements::read_vip(&Tuple::from_bytes(vip))?, u32::from_ne_bytes(*slot), endpoint))
+    Some((read_vip(element.key.start())?, number))
 }

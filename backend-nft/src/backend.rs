@@ -15,17 +15,24 @@ use localnet_linux::{
     conntrack::{Commit, Frontend},
     nft::{Change, Element, Error, Table, TableContent, Transaction, TransactionSize, family_name},
 };
-use localnet_linux_backend::{blocking, live::LinuxBackend};
+use localnet_linux_backend::{
+    blocking,
+    elements::live_vips,
+    live::LinuxBackend,
+    portions::{Limits, Portions},
+    table::TableState,
+};
 use localnet_proto::{ByFamily, Changes, Family, ServiceKey, Snapshot};
 use tracing::{debug, info, warn};
 
 use crate::{
     affinity::{Chore, Fate, Place},
     desired::{Desired, frontend},
-    kernel::{Kernel, LiveTable},
-    plan::{self, elements, sets::SetId},
-    portions::{Limits, Portions},
-    table::TableState,
+    kernel::Kernel,
+    plan::{
+        self,
+        sets::{SetId, Sets as _},
+    },
 };
 
 /// Programs nf_tables.
@@ -169,7 +176,7 @@ impl<K: Kernel> NftBackend<K> {
                 }
                 failed.extend(self.write_table(family, &mut refused).err().map(|error| (family, error)));
             }
-            let here = |table: &&TableState| self.kernel.has_family(table.family());
+            let here = |table: &&TableState<SetId>| self.kernel.has_family(table.family());
             let is_forgotten = self.desired.tables().values().iter().filter(here).any(|table| !table.is_known());
             // A table that failed is unknown as well, but an immediate retry would fail again.
             if refused == refused_before && (!failed.is_empty() || !is_forgotten) {
@@ -229,7 +236,7 @@ impl<K: Kernel> NftBackend<K> {
     }
 
     /// Applies the portions in order. Returns the first one that failed, with its index.
-    fn apply_portions(&mut self, family: Family, portions: &Portions) -> Option<(usize, Transaction, Error)> {
+    fn apply_portions(&mut self, family: Family, portions: &Portions<SetId>) -> Option<(usize, Transaction, Error)> {
         for index in 0..portions.count() {
             let transaction = self.desired.tables()[family].transaction(portions, index);
             match self.apply_transaction(&transaction) {
@@ -304,19 +311,20 @@ impl<K: Kernel> NftBackend<K> {
             return Ok(false);
         }
         loop {
-            let table = &self.desired.tables()[family];
-            let affinity = table.affinity().clone();
+            let affinity = self.desired.affinity(family).clone();
             let generation = self.kernel.generation();
             self.generations.read[family] = generation;
             if !has_other {
                 self.generations.undisturbed = generation;
             }
+            let table = &self.desired.tables()[family];
             let found = self.kernel.read(table.table(), &|name| table.chain(name));
             let found = found.with_context(|| format!("read {}", name(table.table())))?;
-            self.found[family] = found.iter().flat_map(frontends).collect();
+            let vips = found.iter().flat_map(|found| live_vips(found, &ANSWERING));
+            self.found[family] = vips.map(|vip| frontend(&vip)).collect();
             self.desired.adopt(family, found);
             // The slots in the kernel may require other chains than those that the table was compared with.
-            if *self.desired.tables()[family].affinity() == affinity {
+            if *self.desired.affinity(family) == affinity {
                 break;
             }
         }
@@ -343,17 +351,9 @@ impl<K: Kernel> NftBackend<K> {
     /// retries it.
     fn remove_stale_chains(&mut self) {
         for family in Family::BOTH {
-            let [mut emptying, mut removal] = [Transaction::new(), Transaction::new()];
-            let table = &self.desired.tables()[family];
-            table.emptying_of_stale_chains(&mut emptying);
-            table.removal_of_stale_chains(&mut removal);
-            if removal.is_empty() {
-                continue;
-            }
-            let emptied =
-                if emptying.is_empty() { Ok(TransactionSize::default()) } else { self.apply_transaction(&emptying) };
-            match emptied.and_then(|_| self.apply_transaction(&removal)) {
-                Ok(_) => self.desired.tables()[family].stale_chains_are_deleted(),
+            let removal = self.desired.tables()[family].removal();
+            match removal.iter().try_for_each(|transaction| self.apply_transaction(transaction).map(drop)) {
+                Ok(()) => self.desired.tables()[family].removed(),
                 Err(error) => debug!(%error, "cannot delete unused chains yet"),
             }
         }
@@ -373,7 +373,7 @@ impl<K: Kernel> NftBackend<K> {
 
     fn change_clients_in(&mut self, place: Place, chore: &Chore) -> Result<(), Error> {
         let table = &self.desired.tables()[place.family];
-        let Some(set) = table.clients(place.slot).cloned() else { return Ok(()) };
+        let Some(set) = table.numbered(place.slot).cloned() else { return Ok(()) };
         let table = table.table().clone();
         let mut attempts = 1..=ATTEMPTS;
         loop {
@@ -460,19 +460,8 @@ impl<K: Kernel> Backend for NftBackend<K> {
     }
 }
 
-/// The VIPs that a table answers, even if another program has changed the table.
-fn frontends(found: &LiveTable) -> impl Iterator<Item = Frontend> {
-    let maps = found.sets.iter().flatten().filter(|(set, _)| {
-        SetId::of_name(&set.name).is_some_and(|id| {
-            let answers =
-                matches!(id, SetId::Services | SetId::LocalServices | SetId::NoEndpoints | SetId::AffinityVips);
-            answers && Family::BOTH.into_iter().any(|family| set.key == id.declaration(family, 1).key)
-        })
-    });
-    maps.flat_map(|(_, elements)| elements)
-        .filter_map(|element| elements::read_vip(element.key.start()))
-        .map(|vip| frontend(&vip))
-}
+/// The sets whose VIPs a table answers.
+const ANSWERING: [SetId; 4] = [SetId::Services, SetId::LocalServices, SetId::NoEndpoints, SetId::AffinityVips];
 
 fn name(table: &Table) -> String {
     format!("table {} {}", family_name(table.family), table.name)

@@ -8,7 +8,7 @@
 //! No I/O. The cost is O(changes).
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     net::IpAddr,
 };
 
@@ -20,16 +20,13 @@ use localnet_linux::{
     conntrack::{Endpoints, Frontend},
     nft::{Element, TableContent},
 };
+use localnet_linux_backend::table::TableState;
 use localnet_proto::{ByFamily, Changes, Family, Service, ServiceKey, Snapshot};
 
 use crate::{
     affinity::{Affinity, Chore, Place},
     kernel::LiveTable,
-    plan::{
-        ChainNames, chains, elements,
-        sets::{Pool, SetId},
-    },
-    table::TableState,
+    plan::{ChainNames, affinity::Shape, chains, elements, sets::SetId},
 };
 
 /// The desired state of the kernel.
@@ -43,11 +40,12 @@ pub struct Desired {
 #[derive(Debug)]
 struct Tables {
     names: ChainNames,
-    pools: ByFamily<Pools>,
-    tables: ByFamily<TableState>,
+    tables: ByFamily<TableState<SetId>>,
     /// VIPs that changed since `take_moved`, with the endpoints that may answer now; `None` for a removed VIP.
     moved: HashMap<VipKey, Option<Endpoints>>,
     affinity: Affinity,
+    /// What the chains and sets of session affinity depend on.
+    shapes: ByFamily<Shape>,
 }
 
 impl Desired {
@@ -55,10 +53,10 @@ impl Desired {
     pub fn new(config: Config) -> Self {
         let tables = Tables {
             names: ChainNames::default(),
-            pools: ByFamily::default(),
             tables: ByFamily::from_fn(TableState::new),
             moved: HashMap::new(),
             affinity: Affinity::default(),
+            shapes: ByFamily::default(),
         };
         Self { vips: Vips::new(config), tables }
     }
@@ -81,7 +79,7 @@ impl Desired {
     }
 
     /// The table of each family.
-    pub fn tables(&mut self) -> &mut ByFamily<TableState> {
+    pub fn tables(&mut self) -> &mut ByFamily<TableState<SetId>> {
         &mut self.tables.tables
     }
 
@@ -90,9 +88,14 @@ impl Desired {
         self.tables.tables.values().iter().map(TableState::content).collect()
     }
 
+    /// What the chains and sets of session affinity depend on in a family.
+    pub fn affinity(&self, family: Family) -> &Shape {
+        &self.tables.shapes[family]
+    }
+
     /// Records that the changes of a table were applied.
     pub fn commit(&mut self, family: Family) {
-        self.tables.table(family).commit();
+        self.tables.tables[family].commit();
         self.tables.affinity.commit(family);
     }
 
@@ -106,7 +109,7 @@ impl Desired {
         self.tables.affinity.adopt(family, sets.map(|(set, elements)| (&**set, elements.as_slice())));
         sticky.iter().for_each(|(key, vip)| self.tables.add(key, vip));
         self.update_chains(false);
-        self.tables.table(family).adopt(found);
+        self.tables.tables[family].adopt(found);
     }
 
     /// The pending changes to the remembered clients of session affinity.
@@ -121,7 +124,7 @@ impl Desired {
 
     /// Marks the applied state of a table as unknown.
     pub fn forget(&mut self, family: Family) {
-        self.tables.table(family).forget();
+        self.tables.tables[family].forget();
     }
 
     /// Moves to `state`, which differs from the previous state only in `changes`. Returns what is newly skipped.
@@ -179,19 +182,19 @@ impl Desired {
 }
 
 impl Tables {
-    fn table(&mut self, family: Family) -> &mut TableState {
-        &mut self.tables[family]
-    }
-
     fn update_chains(&mut self, facts: &Facts, fixed_change: bool) {
         for family in Family::BOTH {
+            let shape = self.affinity.shape(family);
             let table = &mut self.tables[family];
-            let affinity_change = table.set_affinity(self.affinity.shape(family));
-            if fixed_change || affinity_change {
-                table.set_fixed_chains(chains::fixed(facts, family, table.has_affinity()));
+            let had_affinity = self.shapes[family].slots() > 0;
+            let has_affinity = shape.slots() > 0;
+            if shape != self.shapes[family] {
+                table.set_numbered(shape.slots(), shape.chains());
+                self.shapes[family] = shape;
             }
-            let names = &self.names;
-            table.set_pools(self.pools[family].used(), |pool, slots| chains::lb(names, pool, slots));
+            if fixed_change || had_affinity != has_affinity {
+                table.set_fixed_chains(chains::fixed(facts, family, has_affinity));
+            }
         }
     }
 }
@@ -206,11 +209,12 @@ impl Program for Tables {
     }
 
     fn cluster_ip(&mut self, address: IpAddr, present: bool) {
-        self.member(SetId::ClusterIps, Family::of(address), elements::of_cluster_ip(address), present);
+        self.tables[Family::of(address)].change(SetId::ClusterIps, elements::of_address(address), present);
     }
 
     fn hairpin(&mut self, hairpin: &Hairpin, present: bool) {
-        self.member(SetId::Hairpin, Family::of(hairpin.endpoint.ip()), elements::of_hairpin(hairpin), present);
+        let family = Family::of(hairpin.endpoint.ip());
+        self.tables[family].change(SetId::Hairpin, elements::of_hairpin(hairpin), present);
     }
 }
 
@@ -218,52 +222,23 @@ impl Tables {
     fn add(&mut self, key: &VipKey, vip: &Vip) {
         self.moved.insert(*key, Some(vip.serving.clone().into()));
         self.affinity.program(key, vip);
-        let family = key.family();
-        let table = &mut self.tables[family];
-        let slots = self.affinity.slots(key, vip);
-        elements::of_vip(key, vip, slots, &self.names, |set, element| table.set(set, element));
-        self.pools[family].add(vip);
+        self.change(key, vip, true);
     }
 
     fn remove(&mut self, key: &VipKey, vip: &Vip) {
         self.moved.insert(*key, None);
-        let family = key.family();
-        let table = &mut self.tables[family];
-        let slots = self.affinity.slots(key, vip);
-        elements::of_vip(key, vip, slots, &self.names, |set, element| table.remove(set, &element.key));
+        self.change(key, vip, false);
         self.affinity.unprogram(key, vip);
-        self.pools[family].remove(vip);
     }
 
-    fn member(&mut self, set: SetId, family: Family, element: Element, present: bool) {
-        let table = self.table(family);
-        if present { table.set(set, element) } else { table.remove(set, &element.key) }
-    }
-}
-
-/// The number of VIPs of a family that use each chain that picks an endpoint.
-#[derive(Debug, Default)]
-struct Pools(BTreeMap<(Pool, u32), usize>);
-
-impl Pools {
-    fn add(&mut self, vip: &Vip) {
-        for pool in elements::pools_of(vip) {
-            *self.0.entry(pool).or_default() += 1;
+    fn change(&mut self, key: &VipKey, vip: &Vip, present: bool) {
+        let Self { names, tables, affinity, .. } = self;
+        let table = &mut tables[key.family()];
+        let slots = affinity.slots(key, vip);
+        elements::of_vip(key, vip, slots, names, |set, element| table.change(set, element, present));
+        for (pool, slots) in elements::pools_of(vip) {
+            table.count_picking(pool.endpoints(), slots, names.chain(pool, slots), present);
         }
-    }
-
-    fn remove(&mut self, vip: &Vip) {
-        for pool in elements::pools_of(vip) {
-            match self.0.get_mut(&pool) {
-                Some(users) if *users > 1 => *users -= 1,
-                _ => _ = self.0.remove(&pool),
-            }
-        }
-    }
-
-    /// The chains that at least one VIP uses.
-    fn used(&self) -> &BTreeMap<(Pool, u32), usize> {
-        &self.0
     }
 }
 

@@ -8,7 +8,7 @@
 //! - [`plan`]: the elements of one VIP, and the chains for the node's facts.
 //! - [`desired`]: the plan of all services together, kept up to date.
 //! - [`affinity`]: the slot of each endpoint.
-//! - [`table`]: the diff between the desired and the applied state of a table.
+//! - `localnet_linux_backend::table`: the diff between the desired and the applied state of a table.
 //! - [`portions`]: that diff, split if it is too large for one transaction.
 //! - [`served`]: what the kernel's tables serve.
 //! - [`NftBackend`]: reads tables whose contents are unknown, applies diffs, and skips what the kernel refuses.
@@ -25,15 +25,13 @@ pub mod kernel;
 pub mod kube_proxy;
 pub mod live;
 pub mod plan;
-pub mod portions;
 pub mod program;
 pub mod served;
-pub mod table;
 #[cfg(test)]
 mod testing;
 
 pub use backend::NftBackend;
 pub use kernel::{Kernel, Netlink};
 pub use live::LiveBackend;
-pub use localnet_linux_backend::live::LinuxBackend;
+pub use localnet_linux_backend::{live::LinuxBackend, portions};
 pub use program::Nft;

@@ -4,7 +4,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
+    slice,
 };
 
 use anyhow::Context as _;
@@ -12,22 +13,18 @@ use localnet_client::{
     served::{Entry, Served, To},
     vips::VipKey,
 };
-use localnet_linux::nft::{Element, ElementData, Socket, Table, TableDump, Tuple, Verdict};
-use localnet_proto::Family;
-use localnet_proto::Verdict as WhenEmpty;
+use localnet_linux::nft::{Socket, TableDump, Tuple};
+use localnet_linux_backend::elements::{of_set, read_endpoint, read_numbered, verdicts, vips};
+use localnet_proto::{Family, Verdict};
 
 use crate::plan::{
-    TABLE,
-    elements::read_vip,
     names,
     sets::SetId::{
         self, AffinityEndpoints, AffinityLocalSlots, AffinitySlots, AffinityTimeouts, Endpoints, ExternalLocal,
         LocalEndpoints, LocalServices, NoEndpoints, Services,
     },
+    table,
 };
-
-/// The number of bytes of an index.
-const INDEX: usize = 4;
 
 /// Reads both tables of this network namespace. A table that does not exist serves nothing.
 ///
@@ -37,7 +34,7 @@ pub fn read() -> anyhow::Result<Served> {
     let mut socket = Socket::open().context("open nf_tables")?;
     let mut served = Served::default();
     for family in Family::BOTH {
-        if let Some(table) = socket.table(&Table::new(family, TABLE)).context("read the table")? {
+        if let Some(table) = socket.table(&table(family)).context("read the table")? {
             served.0.append(&mut of(&table).0);
         }
     }
@@ -46,27 +43,23 @@ pub fn read() -> anyhow::Result<Served> {
 
 /// What a table serves.
 pub fn of(table: &TableDump) -> Served {
-    let sockets =
-        |set: SetId| each(table, set).filter_map(|element| Some((element.key.start(), socket(&element.data)?)));
+    let tables = slice::from_ref(table);
+    let keys = |set: SetId| of_set(tables, set).map(|element| element.key.start());
+    let sockets = |set: SetId| {
+        of_set(tables, set).filter_map(|element| Some((element.key.start(), read_endpoint(&element.data)?)))
+    };
     let endpoints = by_vip(sockets(Endpoints));
     let local_endpoints = by_vip(sockets(LocalEndpoints));
     let affine: BTreeMap<&Tuple, SocketAddr> = sockets(AffinityEndpoints).collect();
-    let in_slots = |set: SetId| {
-        let keys = each(table, set).map(|element| element.key.start());
-        by_vip(keys.filter_map(|key| Some((key, *affine.get(key)?))))
-    };
+    let in_slots = |set: SetId| by_vip(keys(set).filter_map(|key| Some((key, *affine.get(key)?))));
     let (all, local) = (in_slots(AffinitySlots), in_slots(AffinityLocalSlots));
-    let affinity: BTreeMap<VipKey, u32> =
-        each(table, AffinityTimeouts).filter_map(|element| indexed(element.key.start())).collect();
-    let members = |set: SetId| each(table, set).filter_map(|element| read_vip(element.key.start()));
-    let (services, local_services): (BTreeSet<_>, BTreeSet<_>) =
-        (members(Services).collect(), members(LocalServices).collect());
-    let verdicts: BTreeMap<VipKey, WhenEmpty> = each(table, NoEndpoints)
-        .filter_map(|element| Some((read_vip(element.key.start())?, verdict(&element.data))))
-        .collect();
-    let by_policy: BTreeSet<VipKey> = members(ExternalLocal).collect();
-    let vips = services.iter().chain(&local_services).chain(all.keys()).chain(local.keys()).chain(verdicts.keys());
-    let keys: BTreeSet<VipKey> = vips.copied().collect();
+    let affinity: BTreeMap<VipKey, u32> = keys(AffinityTimeouts).filter_map(read_numbered).collect();
+    let members = |set: SetId| vips(tables, set).collect::<BTreeSet<_>>();
+    let (services, local_services) = (members(Services), members(LocalServices));
+    let verdicts = verdicts(tables, NoEndpoints, names::UNSERVED_LOCAL);
+    let by_policy = members(ExternalLocal);
+    let all_vips = services.iter().chain(&local_services).chain(all.keys()).chain(local.keys()).chain(verdicts.keys());
+    let keys: BTreeSet<VipKey> = all_vips.copied().collect();
     let entry = |key: VipKey| {
         let to = |serves: bool, plain: &ByVip, affine: &ByVip| {
             // An endpoint is served only if an element of `services` leads to it.
@@ -74,7 +67,7 @@ pub fn of(table: &TableDump) -> Served {
             let mut endpoints = plain.chain(affine.get(&key).into_iter().flatten()).copied().peekable();
             let verdict = verdicts.get(&key).copied();
             match (endpoints.peek().is_some(), verdict) {
-                (true, _) => Some(To::new(endpoints, WhenEmpty::Reject)),
+                (true, _) => Some(To::new(endpoints, Verdict::Reject)),
                 (false, verdict) => verdict.map(To::Nothing),
             }
         };
@@ -91,41 +84,12 @@ pub fn of(table: &TableDump) -> Served {
 
 type ByVip = BTreeMap<VipKey, Vec<SocketAddr>>;
 
-fn each(table: &TableDump, set: SetId) -> impl Iterator<Item = &Element> {
-    table.set(set.name()).into_iter().flat_map(|set| &set.elements)
-}
-
 fn by_vip<'a>(elements: impl Iterator<Item = (&'a Tuple, SocketAddr)>) -> ByVip {
     let mut by_vip = ByVip::new();
     for (key, endpoint) in elements {
-        if let Some((vip, _)) = indexed(key) {
+        if let Some((vip, _)) = read_numbered(key) {
             by_vip.entry(vip).or_default().push(endpoint);
         }
     }
     by_vip
-}
-
-/// Splits a key into a VIP and the number behind it.
-fn indexed(key: &Tuple) -> Option<(VipKey, u32)> {
-    let (vip, index) = key.as_bytes().split_last_chunk::<INDEX>()?;
-    Some((read_vip(&Tuple::from_bytes(vip))?, u32::from_ne_bytes(*index)))
-}
-
-fn verdict(data: &ElementData) -> WhenEmpty {
-    match data {
-        ElementData::Verdict(Verdict::Drop) => WhenEmpty::Drop,
-        ElementData::Verdict(Verdict::Goto(chain)) if **chain == *names::UNSERVED_LOCAL => WhenEmpty::Drop,
-        _ => WhenEmpty::Reject,
-    }
-}
-
-/// The address and port in an element's value.
-fn socket(data: &ElementData) -> Option<SocketAddr> {
-    let ElementData::Value(value) = data else { return None };
-    let (address, [high, low, _, _]) = value.as_bytes().split_last_chunk::<4>()?;
-    let address = match address.len() {
-        4 => IpAddr::from(<[u8; 4]>::try_from(address).ok()?),
-        _ => IpAddr::from(<[u8; 16]>::try_from(address).ok()?),
-    };
-    Some(SocketAddr::new(address, u16::from_be_bytes([*high, *low])))
 }

@@ -10,7 +10,10 @@ use localnet_client::{Changes, Snapshot, vips::Config};
 use localnet_linux::nft::{
     Chain, ChainDump, Element, LiveTable, Set, TableContent, TableDump, element_line, family_name, rule_line,
 };
-use localnet_nft::{desired::Desired, plan::sets::SetId};
+use localnet_nft::{
+    desired::Desired,
+    plan::sets::{SetId, Sets as _},
+};
 use localnet_proto::Family;
 use serde::Serialize;
 
@@ -79,7 +82,7 @@ pub fn differences(state: &Snapshot, config: &Config, local: &[IpAddr], live: &L
 /// Returns the slots of session affinity in a table. They depend on history, so only the kernel knows which endpoint has which
 /// slot.
 fn slots(dump: &TableDump) -> LiveTable {
-    let is_slots = |set: &Arc<Set>| SetId::of_name(&set.name).is_some_and(SetId::is_of_affinity);
+    let is_slots = |set: &Arc<Set>| SetId::of_name(&set.name).is_some_and(SetId::is_optional);
     let sets = dump.sets.iter().filter_map(|of| Some((of.set.clone().filter(is_slots)?, of.elements.clone())));
     LiveTable { sets: sets.map(Some).collect(), chains: Vec::new() }
 }

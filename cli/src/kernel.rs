@@ -17,7 +17,10 @@ use localnet_linux::{
     routes::{Route, Routes},
     sysctl::Settings,
 };
-use localnet_nft::plan::{self, sets::SetId};
+use localnet_nft::plan::{
+    self,
+    sets::{SetId, Sets as _},
+};
 use localnet_proto::{ByFamily, Family};
 
 use crate::path::{self, Step, Thing};

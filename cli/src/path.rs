@@ -15,7 +15,7 @@ use localnet_client::{
 use localnet_linux::nft::{Chain, Element, ElementData, Statement, Verdict, element_line, rule_line};
 use localnet_nft::plan::{
     ChainNames, chains, elements, names,
-    sets::{Pool, SetId},
+    sets::{Pool, SetId, Sets as _},
     slots,
     stable_slots::Slots,
 };
@@ -143,7 +143,7 @@ impl<'a> Path<'a> {
             Outcome::Reject => {
                 self.unserved(packet, at_node, names::UNALLOCATED);
                 self.lookup(names::UNALLOCATED, SetId::ClusterIps);
-                self.element(SetId::ClusterIps, elements::of_cluster_ip(packet.destination));
+                self.element(SetId::ClusterIps, elements::of_address(packet.destination));
             }
             Outcome::Drop => {
                 self.unserved(packet, at_node, names::UNALLOCATED);
@@ -176,7 +176,7 @@ impl<'a> Path<'a> {
             if masquerades {
                 self.lookup(names::SERVICES, SetId::ClusterIps);
             }
-            self.element(SetId::ClusterIps, elements::of_cluster_ip(packet.destination));
+            self.element(SetId::ClusterIps, elements::of_address(packet.destination));
         }
         let mut pool = Pool::Cluster;
         match vip.exposure {

@@ -10,13 +10,12 @@
 //!                                                  without a virtual server: └─► missed, instead of the node's own ports
 //! ```
 
-use localnet_client::vips::{Facts, PodSource};
-use localnet_linux::nft::{
-    AddressField, Chain, ChainKind, Field, HookPoint, InterfacePattern, Name, Op, Rule, Statement, Verdict, spread,
-};
+use localnet_client::vips::Facts;
+use localnet_linux::nft::{AddressField, Chain, ChainKind, Field, HookPoint, Op, Rule, Statement, Verdict};
+use localnet_linux_backend::rules::{self, BEFORE_DNAT, DNAT, FILTER, SNAT};
 use localnet_proto::{Family, Protocol};
 
-use super::sets::{ASKED_FOR, SetId, VIP};
+use super::sets::{ASKED_FOR, HAIRPIN, SetId, Sets as _, VIP};
 
 /// The names of the chains that other chains jump to.
 pub mod names {
@@ -32,12 +31,10 @@ pub mod names {
     pub const MISSED: &str = "missed";
 }
 
-/// Before destination NAT, and before IPVS, which has priority -98 in `output` and 98 in `input`.
-const BEFORE_DNAT: i32 = -110;
-const DNAT: i32 = -100;
-const FILTER: i32 = 0;
+/// Before IPVS, which has priority -98 in `output`, but after destination NAT, so that translated connections can be matched.
+const BEFORE_IPVS: i32 = -99;
+/// Behind IPVS, which has priority 98 in `input`.
 const BEHIND_IPVS: i32 = 110;
-const SNAT: i32 = 100;
 
 /// The chains that always exist, in an order that is easy to read.
 pub fn fixed(facts: &Facts, family: Family) -> Vec<Chain> {
@@ -70,10 +67,10 @@ pub fn fixed(facts: &Facts, family: Family) -> Vec<Chain> {
             .rule(jump(names::UNALLOCATED)),
         services(facts, family),
         external_local(facts, family),
-        Chain::new(names::MARK_MASQUERADE).rule(Statement::MarkOr(facts.masquerade_mark)),
+        rules::mark_masquerade(facts),
         masquerading(facts),
-        firewall(),
-        unserved(),
+        rules::firewall(ASKED_FOR, SetId::Firewalled, SetId::AllowedSources),
+        rules::unserved(ASKED_FOR, SetId::NoEndpoints, TRANSLATED),
         access(),
         missed(),
         unallocated(facts, family),
@@ -81,72 +78,33 @@ pub fn fixed(facts: &Facts, family: Family) -> Vec<Chain> {
     ]
 }
 
-/// Before IPVS, but after destination NAT, so that translated connections can be matched.
-const BEFORE_IPVS: i32 = -99;
+/// The comment of the rule for packets that were translated already.
+const TRANSLATED: &str = "goes to an endpoint";
 
 fn services(facts: &Facts, family: Family) -> Chain {
-    let mut chain = Chain::new(names::SERVICES).comment("before IPVS");
-    let to_cluster_ip = || Statement::is_in([Field::DestinationAddress], SetId::ClusterIps.name());
-    let mark = || Statement::jump(names::MARK_MASQUERADE);
-    if facts.masquerade_all {
-        chain = chain.rule([to_cluster_ip(), mark()]);
-    } else if let Some(pods) = facts.pods(family) {
-        chain = chain
-            .rule(Rule::new([from_pod(pods, Op::Ne), to_cluster_ip(), mark()]).comment("not from a pod of this node"));
-    }
-    chain
-        .rule([Statement::is_in(VIP, SetId::External.name()), mark()])
+    let chain = Chain::new(names::SERVICES).comment("before IPVS");
+    rules::marking(chain, facts, family, SetId::ClusterIps, SetId::External)
         .rule([Statement::is_in(VIP, SetId::ExternalLocal.name()), Statement::goto(names::EXTERNAL_LOCAL)])
 }
 
 /// A virtual server sends all its connections to the same endpoints. For traffic from outside, these are the local ones. This
 /// node's own traffic may go to any endpoint, so it is translated here, before IPVS sees it.
 fn external_local(facts: &Facts, family: Family) -> Chain {
-    let mut chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
+    let chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
     let any_endpoint = || Statement::vmap(VIP, SetId::Services.name());
-    let from_node = || Statement::Local(AddressField::Source, Op::Eq);
-    if let Some(pods) = facts.pods(family) {
-        let rule = Rule::new([from_pod(pods, Op::Eq), any_endpoint()]);
-        chain = chain.rule(rule.comment("pods of this node reach any endpoint"));
-    }
-    chain
-        .rule(Rule::new([from_node(), Statement::jump(names::MARK_MASQUERADE)]).comment("and so does the node itself"))
-        .rule([from_node(), any_endpoint()])
+    let from_node = Statement::Local(AddressField::Source, Op::Eq);
+    rules::for_pods(chain, facts, family, any_endpoint())
+        .rule(rules::for_node(Statement::jump(names::MARK_MASQUERADE)))
+        .rule([from_node, any_endpoint()])
 }
 
 fn masquerading(facts: &Facts) -> Chain {
-    let mark = facts.masquerade_mark;
-    let hairpin = [Field::SourceAddress, Field::DestinationAddress, Field::Protocol, Field::DestinationPort];
-    let from_vip = [
-        Statement::is_in([Field::SourceAddress], SetId::Addresses.name()),
-        Statement::is_in(ASKED_FOR, SetId::Vips.name()),
-        Statement::Masquerade,
-    ];
-    Chain::new(names::MASQUERADING)
-        .rule([Statement::MarkHas(Op::Eq, mark), Statement::MarkXor(mark), Statement::Masquerade])
-        .rule([
-            Statement::is_in(hairpin, SetId::Hairpin.name()),
-            Statement::is_in(ASKED_FOR, SetId::Vips.name()),
-            Statement::Masquerade,
-        ])
-        .rule(Rule::new(from_vip).comment("what this node sends to a VIP comes from its address"))
-}
-
-fn firewall() -> Chain {
-    let with_source = [ASKED_FOR.as_slice(), &[Field::SourceAddress]].concat();
-    Chain::new(names::FIREWALL).rule([
-        Statement::is_in(ASKED_FOR, SetId::Firewalled.name()),
-        Statement::is_not_in(with_source, SetId::AllowedSources.name()),
-        Statement::Verdict(Verdict::Drop),
-    ])
-}
-
-fn unserved() -> Chain {
-    Chain::new(names::UNSERVED).rule(translated()).rule(Statement::vmap(ASKED_FOR, SetId::NoEndpoints.name()))
-}
-
-fn translated() -> Rule {
-    Rule::new([Statement::ConnectionDnat, Statement::Verdict(Verdict::Return)]).comment("goes to an endpoint")
+    let asked_for_vip = || Statement::is_in(ASKED_FOR, SetId::Vips.name());
+    let from_address = Statement::is_in([Field::SourceAddress], SetId::Addresses.name());
+    let from_vip = Rule::new([from_address, asked_for_vip(), Statement::Masquerade]);
+    rules::masquerading(facts)
+        .rule([Statement::is_in(HAIRPIN, SetId::Hairpin.name()), asked_for_vip(), Statement::Masquerade])
+        .rule(from_vip.comment("what this node sends to a VIP comes from its address"))
 }
 
 /// The addresses of VIPs are local addresses of the node. This chain keeps clients from reaching the node's own ports through
@@ -178,29 +136,6 @@ fn unallocated(facts: &Facts, family: Family) -> Chain {
         Statement::is_in([Field::DestinationAddress], SetId::Addresses.name()),
         Statement::Verdict(Verdict::Return),
     ]);
-    let chain = Chain::new(names::UNALLOCATED).rule(translated()).rule(own);
-    let cidrs = facts.service_cidrs.iter().filter(|cidr| Family::of(cidr.addr()) == family);
-    cidrs.fold(chain, |chain, cidr| {
-        let to_cidr = Statement::Address(AddressField::Destination, Op::Eq, cidr.trunc());
-        chain.rule(Rule::new([to_cidr, Statement::Verdict(Verdict::Drop)]).comment("unallocated ClusterIPs"))
-    })
-}
-
-/// Matches packets from a pod (`==`), or packets that are not from a pod (`!=`).
-fn from_pod(pods: &PodSource, op: Op) -> Statement {
-    match pods {
-        PodSource::Cidr(cidr) => Statement::Address(AddressField::Source, op, *cidr),
-        PodSource::Interface(name) => Statement::InputInterface(op, InterfacePattern::Exact(name.clone())),
-        PodSource::InterfacePrefix(prefix) => Statement::InputInterface(op, InterfacePattern::Prefix(prefix.clone())),
-    }
-}
-
-/// The name of the chain that picks one of `slots` slots.
-pub fn lb_name(slots: u32) -> Name {
-    format!("lb-{slots}").into()
-}
-
-/// The chain that picks one of `slots` slots. Slot 0 is always filled.
-pub fn lb(slots: u32) -> Chain {
-    spread::picking(lb_name(slots), &VIP, SetId::Endpoints.name(), slots)
+    let chain = Chain::new(names::UNALLOCATED).rule(rules::translated(TRANSLATED)).rule(own);
+    rules::dropping_unallocated(chain, facts, family)
 }

@@ -3,9 +3,11 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use localnet_client::vips::{Exposure, Hairpin, Vip, VipKey};
-use localnet_linux::nft::{Element, ElementKey, Name, Tuple, Verdict, spread};
-use localnet_proto::{Protocol, Verdict as WhenEmpty};
+use localnet_client::vips::{Exposure, Vip, VipKey};
+use localnet_linux::nft::{Element, Name, Verdict, spread};
+use localnet_linux_backend::elements;
+pub use localnet_linux_backend::elements::{of_address, of_hairpin, tuple};
+use localnet_proto::Verdict as WhenEmpty;
 
 use super::{chains, sets::SetId};
 
@@ -20,7 +22,12 @@ pub fn of_vip(key: &VipKey, vip: &Vip, node: &[IpAddr], mut emit: impl FnMut(Set
         Exposure::External => emit(SetId::External, member()),
         Exposure::ExternalLocal => {
             emit(SetId::ExternalLocal, member());
-            own_traffic(&tuple, vip, &mut emit);
+            // This node's own traffic may go to any endpoint.
+            if let Some((_, chain)) = picking_of(vip) {
+                let verdict = Element::verdict(tuple.clone(), Verdict::Goto(chain)).comment(vip.comment.clone());
+                emit(SetId::Services, verdict);
+                elements::of_slots(&tuple, &vip.endpoints).for_each(|element| emit(SetId::Endpoints, element));
+            }
         }
     }
 
@@ -39,32 +46,17 @@ pub fn of_vip(key: &VipKey, vip: &Vip, node: &[IpAddr], mut emit: impl FnMut(Set
 
     if let Some(sources) = &vip.sources {
         emit(SetId::Firewalled, member());
-        for range in allowed(key.address, sources, node) {
-            let bound = |address: IpAddr| tuple.clone().address(address);
-            let key = ElementKey::range(bound(range.network()), bound(range.broadcast()));
-            emit(SetId::AllowedSources, Element::new(key));
-        }
+        let sources = allowed(key.address, sources, node);
+        elements::of_sources(&tuple, &sources).for_each(|element| emit(SetId::AllowedSources, element));
     }
 }
 
-/// Emits the elements for this node's own traffic to an external VIP with external policy Local.
-fn own_traffic(tuple: &Tuple, vip: &Vip, emit: &mut impl FnMut(SetId, Element)) {
-    let Some(chain) = chain_of(vip) else { return };
-    emit(SetId::Services, Element::verdict(tuple.clone(), Verdict::Goto(chain)).comment(vip.comment.clone()));
-    for (slot, endpoint) in (0..).zip(vip.endpoints.iter()) {
-        let value = Tuple::new().address(endpoint.ip()).port(endpoint.port());
-        emit(SetId::Endpoints, Element::value(tuple.clone().index(slot), value));
-    }
-}
-
-/// The number of slots for this node's own traffic; `None` if that traffic goes through IPVS.
-pub fn slots_of(vip: &Vip) -> Option<u32> {
+/// The number of slots for this node's own traffic, and the chain that picks one of them; `None` if that traffic goes through
+/// IPVS.
+pub fn picking_of(vip: &Vip) -> Option<(u32, Name)> {
     let picks = vip.exposure == Exposure::ExternalLocal && !vip.endpoints.is_empty();
-    picks.then(|| spread::slots(vip.endpoints.len()))
-}
-
-fn chain_of(vip: &Vip) -> Option<Name> {
-    slots_of(vip).map(chains::lb_name)
+    let slots = spread::slots(vip.endpoints.len());
+    picks.then(|| (slots, format!("lb-{slots}").into()))
 }
 
 /// The source ranges, and the VIP itself if the node is in one of them. Packets from the node to an address on its own interface
@@ -77,41 +69,6 @@ fn allowed(vip: IpAddr, ranges: &[IpNet], node: &[IpAddr]) -> Vec<IpNet> {
     }
     // The kernel refuses overlapping ranges, and merges adjacent ones.
     IpNet::aggregate(&allowed)
-}
-
-/// The key of a VIP in sets and maps.
-pub fn tuple(key: &VipKey) -> Tuple {
-    Tuple::new().address(key.address).protocol(key.protocol).port(key.port)
-}
-
-/// Parses the VIP in the key of an element. `None` if the key is too short or has another protocol.
-pub fn read_vip(key: &Tuple) -> Option<VipKey> {
-    // The kernel pads each field to a multiple of four bytes.
-    let (address, rest) = match key.as_bytes() {
-        v4 if v4.len() == 12 => {
-            let (address, rest) = v4.split_first_chunk::<4>()?;
-            (IpAddr::from(*address), rest)
-        }
-        v6 => {
-            let (address, rest) = v6.split_first_chunk::<16>()?;
-            (IpAddr::from(*address), rest)
-        }
-    };
-    let [number, _, _, _, high, low, _, _] = *rest else { return None };
-    let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|p| p.number() == number)?;
-    Some(VipKey { address, protocol, port: u16::from_be_bytes([high, low]) })
-}
-
-/// The element of an address.
-pub fn of_address(address: IpAddr) -> Element {
-    Element::new(Tuple::new().address(address))
-}
-
-/// The element of an endpoint that may connect to itself.
-pub fn of_hairpin(hairpin: &Hairpin) -> Element {
-    let address = hairpin.endpoint.ip();
-    let key = Tuple::new().address(address).address(address).protocol(hairpin.protocol).port(hairpin.endpoint.port());
-    Element::new(key)
 }
 
 #[cfg(test)]
@@ -132,16 +89,5 @@ mod tests {
             let parse = |text: &str| text.split_whitespace().map(|one| one.parse().unwrap()).collect::<Vec<IpNet>>();
             assert_eq!(allowed(vip, &parse(ranges), &node), parse(expected), "{ranges}");
         }
-    }
-
-    #[test]
-    fn keys_are_read_back() {
-        for (address, protocol, port) in
-            [("172.30.0.1", Protocol::Tcp, 80), ("0.0.0.0", Protocol::Sctp, 65_535), ("fd00::1", Protocol::Udp, 53)]
-        {
-            let vip = VipKey { address: address.parse().unwrap(), protocol, port };
-            assert_eq!(read_vip(&tuple(&vip)), Some(vip));
-        }
-        assert_eq!(read_vip(&Tuple::new()), None);
     }
 }

@@ -14,6 +14,7 @@ pub mod sets;
 use localnet_client::vips::VipKey;
 use localnet_linux::{ipvs::Frontend, nft::Table};
 use localnet_proto::Family;
+use sets::Sets as _;
 
 /// The name of both tables.
 pub const TABLE: &str = "localnet-ipvs";
@@ -22,7 +23,7 @@ pub const INTERFACE: &str = "kube-ipvs0";
 
 /// The table of a family.
 pub fn table(family: Family) -> Table {
-    Table::new(family, TABLE)
+    sets::SetId::table(family)
 }
 
 /// The VIP of a virtual server.

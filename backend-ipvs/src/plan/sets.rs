@@ -1,7 +1,8 @@
 //! The sets and maps of the table. They are the same for all Services.
 
-use localnet_linux::nft::{Field, FieldType, Set};
-use localnet_proto::Family;
+use localnet_linux::nft::Field;
+use localnet_linux_backend::sets::Shape;
+pub use localnet_linux_backend::sets::{HAIRPIN, Sets, VIP};
 
 /// One of the sets and maps of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,81 +31,37 @@ pub enum SetId {
     AllowedSources,
 }
 
-impl SetId {
-    /// All sets and maps, in the order in which they are declared.
-    pub const ALL: [Self; 11] = [
-        Self::Vips,
-        Self::Addresses,
-        Self::ClusterIps,
-        Self::External,
-        Self::ExternalLocal,
-        Self::Services,
-        Self::Endpoints,
-        Self::NoEndpoints,
-        Self::Hairpin,
-        Self::Firewalled,
-        Self::AllowedSources,
+impl Sets for SetId {
+    const TABLE: &'static str = super::TABLE;
+
+    const ALL: &'static [(Self, &'static str, Shape, &'static str)] = &[
+        (Self::Vips, "vips", Shape::Vips, "VIPs, each a virtual server of IPVS"),
+        (Self::Addresses, "addresses", Shape::Addresses, "addresses of kube-ipvs0: ports without a VIP are refused"),
+        (Self::ClusterIps, "cluster-ips", Shape::Addresses, "ClusterIPs"),
+        (Self::External, "external", Shape::Vips, "VIPs whose traffic is masqueraded"),
+        (
+            Self::ExternalLocal,
+            "external-local-vips",
+            Shape::Vips,
+            "VIPs that send traffic from outside to local endpoints",
+        ),
+        (
+            Self::Services,
+            "services",
+            Shape::VipToVerdict,
+            "VIP to the choice of an endpoint for this node's own traffic",
+        ),
+        (Self::Endpoints, "endpoints", Shape::NumberedToEndpoint, "VIP and slot to endpoint"),
+        (Self::NoEndpoints, "no-endpoints", Shape::VipToVerdict, "VIPs without an eligible endpoint"),
+        (Self::Hairpin, "hairpin", Shape::Hairpins, "local endpoints that reach themselves"),
+        (Self::Firewalled, "firewalled", Shape::Vips, "VIPs with source ranges"),
+        (Self::AllowedSources, "allowed-sources", Shape::Sources, "sources that may reach these VIPs"),
     ];
 
-    /// The name in the kernel.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Vips => "vips",
-            Self::Addresses => "addresses",
-            Self::ClusterIps => "cluster-ips",
-            Self::External => "external",
-            Self::ExternalLocal => "external-local-vips",
-            Self::Services => "services",
-            Self::Endpoints => "endpoints",
-            Self::NoEndpoints => "no-endpoints",
-            Self::Hairpin => "hairpin",
-            Self::Firewalled => "firewalled",
-            Self::AllowedSources => "allowed-sources",
-        }
-    }
-
-    /// The set with that name.
-    pub fn of_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|id| id.name() == name)
-    }
-
-    /// The purpose of the set, as `nft list` shows it.
-    pub fn comment(self) -> &'static str {
-        match self {
-            Self::Vips => "VIPs, each a virtual server of IPVS",
-            Self::Addresses => "addresses of kube-ipvs0: ports without a VIP are refused",
-            Self::ClusterIps => "ClusterIPs",
-            Self::External => "VIPs whose traffic is masqueraded",
-            Self::ExternalLocal => "VIPs that send traffic from outside to local endpoints",
-            Self::Services => "VIP to the choice of an endpoint for this node's own traffic",
-            Self::Endpoints => "VIP and slot to endpoint",
-            Self::NoEndpoints => "VIPs without an eligible endpoint",
-            Self::Hairpin => "local endpoints that reach themselves",
-            Self::Firewalled => "VIPs with source ranges",
-            Self::AllowedSources => "sources that may reach these VIPs",
-        }
-    }
-
-    /// The declaration of the set in a family's table, with room for `size` elements.
-    pub fn declaration(self, family: Family, size: u32) -> Set {
-        let address = FieldType::address(family);
-        let vip = [address, FieldType::InetProto, FieldType::InetService];
-        let with = |field| [vip.as_slice(), &[field]].concat();
-        let name = self.name();
-        let set = match self {
-            Self::Addresses | Self::ClusterIps => Set::new(name, [address]),
-            Self::Vips | Self::External | Self::ExternalLocal | Self::Firewalled => Set::new(name, vip),
-            Self::Services | Self::NoEndpoints => Set::verdict_map(name, vip),
-            Self::Endpoints => Set::map(name, with(FieldType::Index), [address, FieldType::InetService]),
-            Self::Hairpin => Set::new(name, [address, address, FieldType::InetProto, FieldType::InetService]),
-            Self::AllowedSources => Set::new(name, with(address)).interval(),
-        };
-        set.size(size).comment(self.comment())
+    fn index(self) -> usize {
+        self as usize
     }
 }
-
-/// The fields of a packet that form the key of a VIP.
-pub const VIP: [Field; 3] = [Field::DestinationAddress, Field::Protocol, Field::DestinationPort];
 
 /// The fields of a packet's connection that form the key of the VIP that the client addressed. IPVS rewrites packets between
 /// the hooks, so their own fields may differ.
@@ -116,9 +73,9 @@ mod tests {
 
     #[test]
     fn names_are_read_back() {
-        for id in SetId::ALL {
-            assert_eq!(SetId::of_name(id.name()), Some(id));
-            assert_eq!(SetId::ALL[id as usize], id);
+        for (id, ..) in SetId::ALL {
+            assert_eq!(SetId::of_name(id.name()), Some(*id));
+            assert_eq!(SetId::ALL[id.index()].0, *id);
         }
     }
 }

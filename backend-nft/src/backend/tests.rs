@@ -7,7 +7,7 @@ use std::{
 };
 
 use localnet_client::vips::{Detector, NodePortAddresses, VipKey};
-use localnet_linux::nft::{self, Element, ElementData, Tuple};
+use localnet_linux::nft::{self, Element, ElementData, LiveTable, Tuple};
 use localnet_proto::{Endpoint, EndpointPort, Node, Port, Protocol, Scopes, Service, SourceFilter, Verdict, WhenEmpty};
 
 use super::*;
@@ -120,7 +120,7 @@ fn assert_new_plan_equals_kernel(state: &Snapshot, kernel: &FakeKernel) {
     let mut desired = Desired::new(config());
     for family in Family::BOTH {
         let sets = kernel.tables[&plan::table(family)].sets.values();
-        let sets = sets.filter(|(set, _)| SetId::of_name(&set.name).is_some_and(SetId::is_of_affinity));
+        let sets = sets.filter(|(set, _)| SetId::of_name(&set.name).is_some_and(SetId::is_optional));
         let sets = sets.map(|(set, elements)| Some((set.clone(), elements.values().cloned().collect())));
         desired.adopt(family, Some(LiveTable { sets: sets.collect(), chains: vec![] }));
     }
@@ -178,7 +178,7 @@ fn without_slots(table: &mut crate::testing::FakeTable) {
             element.data = ElementData::Value(named.clone());
         }
     }
-    let clients = |name: &str| plan::affinity::slot_of_clients(name).is_some();
+    let clients = |name: &str| plan::sets::slot_of_clients(name).is_some();
     table.sets.retain(|name, _| !clients(name));
     let of_slots = ["slot-", "lb-affinity", "affinity"];
     table.chains.retain(|name, _| !of_slots.iter().any(|start| name.starts_with(start)));

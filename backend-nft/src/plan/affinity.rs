@@ -19,12 +19,12 @@ use std::{
 };
 
 use localnet_client::vips::Vip;
-use localnet_linux::nft::{Chain, Element, Field, FieldType, Generator, Name, Set, Statement, Tuple, Verdict, spread};
-use localnet_proto::Family;
+use localnet_linux::nft::{Chain, Element, Field, Generator, Name, Statement, Tuple, Verdict, spread};
+use localnet_linux_backend::elements::of_slot;
 
 use super::{
     names,
-    sets::{Pool, SetId, VIP},
+    sets::{Pool, SetId, Sets as _, VIP, clients_name},
     stable_slots::Slots,
 };
 
@@ -124,30 +124,8 @@ pub fn of_vip(tuple: &Tuple, vip: &Vip, slots: &Slots, emit: &mut impl FnMut(Set
     }
     for endpoint in endpoints_of(vip) {
         let Some(slot) = slots.of(&endpoint) else { continue };
-        let value = Tuple::new().address(endpoint.ip()).port(endpoint.port());
-        emit(SetId::AffinityEndpoints, Element::value(with(slot), value));
+        emit(SetId::AffinityEndpoints, of_slot(tuple, slot, &endpoint));
     }
-}
-
-/// The set of a slot's clients. If it is full, a new client is served but not remembered.
-pub fn clients(family: Family, slot: u32) -> Set {
-    Set::new(clients_name(slot), [FieldType::address(family), FieldType::Priority])
-        .dynamic(None)
-        .size(CLIENTS)
-        .comment("clients that stay with this slot, with the number of a port")
-}
-
-/// How many clients each slot remembers.
-const CLIENTS: u32 = 65_536;
-
-/// The slot of a set of clients with this name; `None` if it is no such name.
-pub fn slot_of_clients(name: &str) -> Option<u32> {
-    let number = name.strip_prefix("affinity-")?.parse().ok()?;
-    (*clients_name(number) == *name).then_some(number)
-}
-
-fn clients_name(slot: u32) -> Name {
-    format!("affinity-{slot}").into()
 }
 
 fn slot_chain(slot: u32) -> Name {
@@ -356,15 +334,5 @@ mod tests {
         assert_eq!(names(&uses), "affinity 1, affinity-local 0, lb-affinity-2 5, slot-0 3, slot-1 3");
         [&vips[0], &vips[3]].into_iter().for_each(|vip| uses.remove(vip, &slots_of(vip)));
         assert_eq!(uses.shape(), Shape::default());
-    }
-
-    #[test]
-    fn names_of_sets_of_clients_are_read_back() {
-        for slot in [0, 7, 4_000_000_000] {
-            assert_eq!(slot_of_clients(&clients(Family::V4, slot).name), Some(slot));
-        }
-        for name in ["affinity-", "affinity-vips", "affinity-07", "affinity-+7", "slot-7"] {
-            assert_eq!(slot_of_clients(name), None, "{name}");
-        }
     }
 }

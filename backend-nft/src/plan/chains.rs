@@ -1,23 +1,16 @@
 //! The chains and their rules. No rule names a service, because services are elements of sets and maps.
 
-use localnet_client::vips::{Facts, PodSource};
-use localnet_linux::nft::{
-    AddressField, Chain, ChainKind, Field, HookPoint, InterfacePattern, Op, Rule, Statement, Verdict, spread,
-};
+use localnet_client::vips::Facts;
+use localnet_linux::nft::{Chain, ChainKind, HookPoint, Rule, Statement, Verdict};
+use localnet_linux_backend::rules::{self, BEFORE_DNAT, DNAT, FILTER, SNAT};
 use localnet_proto::Family;
 
 use super::{
     ChainNames,
     affinity::numbering,
     names,
-    sets::{Pool, SetId, VIP},
+    sets::{HAIRPIN, Pool, SetId, Sets as _, VIP},
 };
-
-/// Source filters need the address that the client connects to, so they run just before destination NAT.
-const BEFORE_DNAT: i32 = -110;
-const DNAT: i32 = -100;
-const FILTER: i32 = 0;
-const SNAT: i32 = 100;
 
 /// The chains that always exist, in an order for human readers. `affinity` means that at least one VIP has session
 /// affinity.
@@ -42,10 +35,10 @@ pub fn fixed(facts: &Facts, family: Family, affinity: bool) -> Vec<Chain> {
         filter("filter-output", HookPoint::Output).rule(unallocated()),
         services_chain(facts, family, affinity),
         external_local(facts, family, affinity),
-        Chain::new(names::MARK_MASQUERADE).rule(Statement::MarkOr(facts.masquerade_mark)),
+        rules::mark_masquerade(facts),
         masquerading(facts),
-        firewall(),
-        unserved(),
+        rules::firewall(VIP, SetId::Firewalled, SetId::AllowedSources),
+        rules::unserved(VIP, SetId::NoEndpoints, TRANSLATED),
         unserved_local(facts, family),
         unallocated_chain(facts, family),
         Chain::new(names::REJECT_PORT).rule(Statement::Reject),
@@ -53,17 +46,8 @@ pub fn fixed(facts: &Facts, family: Family, affinity: bool) -> Vec<Chain> {
 }
 
 fn services_chain(facts: &Facts, family: Family, affinity: bool) -> Chain {
-    let mut chain = Chain::new(names::SERVICES).comment("VIP to endpoint");
-    let to_cluster_ip = || Statement::is_in([Field::DestinationAddress], SetId::ClusterIps.name());
-    let mark = || Statement::jump(names::MARK_MASQUERADE);
-    if facts.masquerade_all {
-        chain = chain.rule([to_cluster_ip(), mark()]);
-    } else if let Some(pods) = facts.pods(family) {
-        chain = chain
-            .rule(Rule::new([from_pod(pods, Op::Ne), to_cluster_ip(), mark()]).comment("not from a pod of this node"));
-    }
-    chain = chain
-        .rule([Statement::is_in(VIP, SetId::External.name()), mark()])
+    let chain = Chain::new(names::SERVICES).comment("VIP to endpoint");
+    let chain = rules::marking(chain, facts, family, SetId::ClusterIps, SetId::External)
         .rule([Statement::is_in(VIP, SetId::ExternalLocal.name()), Statement::jump(names::EXTERNAL_LOCAL)])
         .rule(Statement::vmap(VIP, SetId::Services.name()));
     if affinity { chain.rule(to_affinity(Statement::goto(names::AFFINITY))) } else { chain }
@@ -87,36 +71,13 @@ fn external_local(facts: &Facts, family: Family, affinity: bool) -> Chain {
 }
 
 /// Adds the rules for senders that external policy Local does not concern. `of_node` is for packets from the node itself.
-fn own_traffic(mut chain: Chain, facts: &Facts, family: Family, of_node: Statement) -> Chain {
-    if let Some(pods) = facts.pods(family) {
-        let rule = Rule::new([from_pod(pods, Op::Eq), Statement::Verdict(Verdict::Return)]);
-        chain = chain.rule(rule.comment("pods of this node reach any endpoint"));
-    }
-    let from_node = Statement::Local(AddressField::Source, Op::Eq);
-    chain.rule(Rule::new([from_node, of_node]).comment("and so does the node itself"))
+fn own_traffic(chain: Chain, facts: &Facts, family: Family, of_node: Statement) -> Chain {
+    rules::for_pods(chain, facts, family, Statement::Verdict(Verdict::Return)).rule(rules::for_node(of_node))
 }
 
 fn masquerading(facts: &Facts) -> Chain {
-    let mark = facts.masquerade_mark;
-    let hairpin = [Field::SourceAddress, Field::DestinationAddress, Field::Protocol, Field::DestinationPort];
-    Chain::new(names::MASQUERADING)
-        .rule([Statement::MarkHas(Op::Eq, mark), Statement::MarkXor(mark), Statement::Masquerade])
-        .rule([Statement::ConnectionDnat, Statement::is_in(hairpin, SetId::Hairpin.name()), Statement::Masquerade])
-}
-
-fn firewall() -> Chain {
-    let with_source = [VIP.as_slice(), &[Field::SourceAddress]].concat();
-    Chain::new(names::FIREWALL).rule([
-        Statement::is_in(VIP, SetId::Firewalled.name()),
-        Statement::is_not_in(with_source, SetId::AllowedSources.name()),
-        Statement::Verdict(Verdict::Drop),
-    ])
-}
-
-/// The chain for VIPs without endpoints. An endpoint may have the address and port of such a VIP, for instance a pod of
-/// the host network behind a node's address. Packets that another VIP already translated to it pass.
-fn unserved() -> Chain {
-    Chain::new(names::UNSERVED).rule(translated()).rule(Statement::vmap(VIP, SetId::NoEndpoints.name()))
+    let is_hairpin = Statement::is_in(HAIRPIN, SetId::Hairpin.name());
+    rules::masquerading(facts).rule([Statement::ConnectionDnat, is_hairpin, Statement::Masquerade])
 }
 
 /// The chain for VIPs whose only endpoints are on other nodes, under external policy Local. The kernel does not call a
@@ -127,34 +88,20 @@ fn unserved_local(facts: &Facts, family: Family) -> Chain {
     own_traffic(chain, facts, family, Statement::Verdict(Verdict::Return)).rule(Statement::Verdict(Verdict::Drop))
 }
 
-fn translated() -> Rule {
-    Rule::new([Statement::ConnectionDnat, Statement::Verdict(Verdict::Return)]).comment("connected to another VIP")
+/// The chain that picks one of `slots` slots.
+pub fn lb(names: &ChainNames, pool: Pool, slots: u32) -> Chain {
+    rules::picking(names.chain(pool, slots), pool.endpoints(), slots)
 }
 
-/// The chain for unused addresses of Services. As in [`unserved`], translated packets pass, even if the endpoint's
+/// The comment of the rule for packets that were translated already.
+const TRANSLATED: &str = "connected to another VIP";
+
+/// The chain for unused addresses of Services. As in [`rules::unserved`], translated packets pass, even if the endpoint's
 /// address is a ClusterIP or inside a ServiceCIDR.
 fn unallocated_chain(facts: &Facts, family: Family) -> Chain {
-    let unused_port =
-        Rule::new([Statement::is_in([Field::DestinationAddress], SetId::ClusterIps.name()), Statement::Reject]);
-    let chain =
-        Chain::new(names::UNALLOCATED).rule(translated()).rule(unused_port.comment("unused ports of ClusterIPs"));
-    let cidrs = facts.service_cidrs.iter().filter(|cidr| Family::of(cidr.addr()) == family);
-    cidrs.fold(chain, |chain, cidr| {
-        let to_cidr = Statement::Address(AddressField::Destination, Op::Eq, cidr.trunc());
-        chain.rule(Rule::new([to_cidr, Statement::Verdict(Verdict::Drop)]).comment("unallocated ClusterIPs"))
-    })
-}
-
-/// The match for packets that come from a pod (`==`) or do not (`!=`).
-fn from_pod(pods: &PodSource, op: Op) -> Statement {
-    match pods {
-        PodSource::Cidr(cidr) => Statement::Address(AddressField::Source, op, *cidr),
-        PodSource::Interface(name) => Statement::InputInterface(op, InterfacePattern::Exact(name.clone())),
-        PodSource::InterfacePrefix(prefix) => Statement::InputInterface(op, InterfacePattern::Prefix(prefix.clone())),
-    }
-}
-
-/// The chain that picks one of `slots` slots. Slot 0 always has an endpoint.
-pub fn lb(names: &ChainNames, pool: Pool, slots: u32) -> Chain {
-    spread::picking(names.chain(pool, slots).clone(), &VIP, pool.endpoints().name(), slots)
+    let unused_port = Rule::new([rules::to_cluster_ip(SetId::ClusterIps), Statement::Reject]);
+    let chain = Chain::new(names::UNALLOCATED)
+        .rule(rules::translated(TRANSLATED))
+        .rule(unused_port.comment("unused ports of ClusterIPs"));
+    rules::dropping_unallocated(chain, facts, family)
 }

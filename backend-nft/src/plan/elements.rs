@@ -1,10 +1,10 @@
 //! Plans a VIP as elements of the sets and maps.
 
-use std::net::IpAddr;
-
-use localnet_client::vips::{Exposure, Hairpin, Vip, VipKey};
-use localnet_linux::nft::{Element, ElementKey, Tuple, Verdict};
-use localnet_proto::{Protocol, Verdict as WhenEmpty};
+use localnet_client::vips::{Exposure, Vip, VipKey};
+use localnet_linux::nft::{Element, Tuple, Verdict};
+use localnet_linux_backend::elements;
+pub use localnet_linux_backend::elements::{of_address, of_hairpin, tuple};
+use localnet_proto::Verdict as WhenEmpty;
 
 use super::{
     ChainNames, affinity,
@@ -49,11 +49,7 @@ pub fn of_vip(key: &VipKey, vip: &Vip, slots: &Slots, names: &ChainNames, mut em
 
     if let Some(sources) = &vip.sources {
         emit(SetId::Firewalled, member());
-        for range in sources.iter() {
-            let bound = |address: IpAddr| tuple.clone().address(address);
-            let key = ElementKey::range(bound(range.network()), bound(range.broadcast()));
-            emit(SetId::AllowedSources, Element::new(key));
-        }
+        elements::of_sources(&tuple, sources).for_each(|element| emit(SetId::AllowedSources, element));
     }
 }
 
@@ -73,45 +69,7 @@ fn pool(tuple: &Tuple, vip: &Vip, pool: Pool, names: &ChainNames, emit: &mut imp
         Pool::Local => Verdict::Jump(chain),
     };
     emit(pool.services(), Element::verdict(tuple.clone(), verdict).comment(vip.comment.clone()));
-    for (slot, endpoint) in (0..).zip(endpoints.iter()) {
-        let value = Tuple::new().address(endpoint.ip()).port(endpoint.port());
-        emit(pool.endpoints(), Element::value(tuple.clone().index(slot), value));
-    }
-}
-
-/// The key of a VIP.
-pub fn tuple(key: &VipKey) -> Tuple {
-    Tuple::new().address(key.address).protocol(key.protocol).port(key.port)
-}
-
-/// The VIP in the key of an element; `None` if the key is too short or has another protocol.
-pub fn read_vip(key: &Tuple) -> Option<VipKey> {
-    // Each field is padded to a multiple of four bytes.
-    let (address, rest) = match key.as_bytes() {
-        v4 if v4.len() == 12 => {
-            let (address, rest) = v4.split_first_chunk::<4>()?;
-            (IpAddr::from(*address), rest)
-        }
-        v6 => {
-            let (address, rest) = v6.split_first_chunk::<16>()?;
-            (IpAddr::from(*address), rest)
-        }
-    };
-    let [number, _, _, _, high, low, _, _] = *rest else { return None };
-    let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|p| p.number() == number)?;
-    Some(VipKey { address, protocol, port: u16::from_be_bytes([high, low]) })
-}
-
-/// The element of a ClusterIP.
-pub fn of_cluster_ip(address: IpAddr) -> Element {
-    Element::new(Tuple::new().address(address))
-}
-
-/// The element of an endpoint that may reach itself.
-pub fn of_hairpin(hairpin: &Hairpin) -> Element {
-    let address = hairpin.endpoint.ip();
-    let key = Tuple::new().address(address).address(address).protocol(hairpin.protocol).port(hairpin.endpoint.port());
-    Element::new(key)
+    elements::of_slots(tuple, endpoints).for_each(|element| emit(pool.endpoints(), element));
 }
 
 /// The chains that a VIP uses to pick endpoints, by pool and size.
@@ -125,12 +83,17 @@ pub fn pools_of(vip: &Vip) -> impl Iterator<Item = (Pool, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+    use std::{
+        collections::BTreeMap,
+        net::{IpAddr, SocketAddr},
+        sync::Arc,
+    };
 
     use localnet_linux::nft::ElementData;
-    use localnet_proto::ServiceKey;
+    use localnet_proto::{Protocol, ServiceKey};
 
     use super::*;
+    use crate::plan::sets::Sets as _;
 
     fn endpoints(count: u8) -> Arc<[SocketAddr]> {
         (0..count).map(|host| SocketAddr::from(([10, 0, 0, host], 8080))).collect()
@@ -203,23 +166,6 @@ mod tests {
             (ExternalLocal, 0, 0, Reject, "no-endpoints reject-port"),
         ] {
             assert_eq!(listed(exposure, cluster, local, when_empty), expected, "{exposure:?} {cluster} {local}");
-        }
-    }
-
-    #[test]
-    fn vips_are_read_back_from_their_elements() {
-        let key = |address: &str, protocol, port| VipKey { address: address.parse().unwrap(), protocol, port };
-        for vip in [
-            key("172.30.0.1", Protocol::Tcp, 80),
-            key("0.0.0.0", Protocol::Sctp, 65_535),
-            key("fd00::1", Protocol::Udp, 53),
-        ] {
-            assert_eq!(read_vip(&super::tuple(&vip)), Some(vip));
-        }
-        let address: IpAddr = "172.30.0.1".parse().unwrap();
-        for odd in [Tuple::new(), Tuple::new().address(address), Tuple::new().address(address).port(1).port(2).port(3)]
-        {
-            assert_eq!(read_vip(&odd), None);
         }
     }
 }

@@ -20,17 +20,17 @@ pub mod stable_slots;
 
 use localnet_linux::nft::{Name, Table};
 use localnet_proto::Family;
+use sets::Sets as _;
 
 /// The name of both tables.
 pub const TABLE: &str = "localnet";
 
 /// The table of a family.
 pub fn table(family: Family) -> Table {
-    Table::new(family, TABLE)
+    sets::SetId::table(family)
 }
 
-/// The table that takes a family's packets while the family's own table is replaced, if that is too large for one
-/// commit.
+/// The table that takes a family's packets while the family's own table is replaced.
 pub fn substitute(family: Family) -> Table {
     Table::new(family, SUBSTITUTE)
 }

@@ -1,6 +1,8 @@
 //! The sets and maps. They are the same for all services; those of affinity exist only while a service has it.
 
-use localnet_linux::nft::{Field, FieldType, Set};
+use localnet_linux::nft::{FieldType, Name, Set, Table};
+use localnet_linux_backend::sets::Shape;
+pub use localnet_linux_backend::sets::{HAIRPIN, Sets, VIP};
 use localnet_proto::Family;
 
 /// One of the sets and maps of a table.
@@ -48,119 +50,94 @@ pub enum SetId {
     AffinityEndpoints,
 }
 
-impl SetId {
-    /// All sets, in the order of their declaration.
-    pub const ALL: [Self; 20] = [
-        Self::ClusterIps,
-        Self::External,
-        Self::ExternalLocal,
-        Self::Services,
-        Self::Endpoints,
-        Self::LocalServices,
-        Self::LocalEndpoints,
-        Self::NoEndpoints,
-        Self::Hairpin,
-        Self::Firewalled,
-        Self::AllowedSources,
-        Self::AffinityVips,
-        Self::AffinityTimeouts,
-        Self::AffinitySizes,
-        Self::AffinitySlots,
-        Self::AffinityPicks,
-        Self::AffinityLocalSizes,
-        Self::AffinityLocalSlots,
-        Self::AffinityLocalPicks,
-        Self::AffinityEndpoints,
+impl Sets for SetId {
+    const TABLE: &'static str = super::TABLE;
+
+    const ALL: &'static [(Self, &'static str, Shape, &'static str)] = &[
+        (Self::ClusterIps, "cluster-ips", Shape::Addresses, "ClusterIPs: unused ports are rejected"),
+        (Self::External, "external", Shape::Vips, "VIPs whose traffic is masqueraded"),
+        (
+            Self::ExternalLocal,
+            "external-local-vips",
+            Shape::Vips,
+            "VIPs that send traffic from outside to local endpoints",
+        ),
+        (Self::Services, "services", Shape::VipToVerdict, "VIP to the choice of an endpoint"),
+        (Self::Endpoints, "endpoints", Shape::NumberedToEndpoint, "VIP and slot to endpoint"),
+        (Self::LocalServices, "local-services", Shape::VipToVerdict, "VIP to the choice of a local endpoint"),
+        (Self::LocalEndpoints, "local-endpoints", Shape::NumberedToEndpoint, "VIP and slot to local endpoint"),
+        (Self::NoEndpoints, "no-endpoints", Shape::VipToVerdict, "VIPs without an eligible endpoint"),
+        (Self::Hairpin, "hairpin", Shape::Hairpins, "local endpoints that reach themselves"),
+        (Self::Firewalled, "firewalled", Shape::Vips, "VIPs with source ranges"),
+        (Self::AllowedSources, "allowed-sources", Shape::Sources, "sources that may reach these VIPs"),
+        (
+            Self::AffinityVips,
+            "affinity-vips",
+            Shape::VipToNumber,
+            "VIP to the number of the port whose clients keep their endpoint",
+        ),
+        (Self::AffinityTimeouts, "affinity-timeouts", Shape::Numbered, "VIP and seconds for which clients keep it"),
+        (Self::AffinitySizes, "affinity-sizes", Shape::Numbered, "VIP and size to pick from"),
+        (Self::AffinitySlots, "affinity-slots", Shape::Numbered, "VIP and slot in use"),
+        (Self::AffinityPicks, "affinity-picks", Shape::NumberedToVerdict, "VIP and number of an endpoint to its slot"),
+        (
+            Self::AffinityLocalSizes,
+            "affinity-local-sizes",
+            Shape::Numbered,
+            "VIP and size to pick a local endpoint from",
+        ),
+        (Self::AffinityLocalSlots, "affinity-local-slots", Shape::Numbered, "VIP and slot in use by a local endpoint"),
+        (
+            Self::AffinityLocalPicks,
+            "affinity-local-picks",
+            Shape::NumberedToVerdict,
+            "VIP and number of a local endpoint to its slot",
+        ),
+        (Self::AffinityEndpoints, "affinity-endpoints", Shape::NumberedToEndpoint, "VIP and slot to endpoint"),
     ];
 
+    fn index(self) -> usize {
+        self as usize
+    }
+
     /// Whether it exists only while something has session affinity.
-    pub fn is_of_affinity(self) -> bool {
+    fn is_optional(self) -> bool {
         self >= Self::AffinityVips
     }
 
-    /// The name in the kernel.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::ClusterIps => "cluster-ips",
-            Self::External => "external",
-            Self::ExternalLocal => "external-local-vips",
-            Self::Services => "services",
-            Self::Endpoints => "endpoints",
-            Self::LocalServices => "local-services",
-            Self::LocalEndpoints => "local-endpoints",
-            Self::NoEndpoints => "no-endpoints",
-            Self::Hairpin => "hairpin",
-            Self::Firewalled => "firewalled",
-            Self::AllowedSources => "allowed-sources",
-            Self::AffinityVips => "affinity-vips",
-            Self::AffinityTimeouts => "affinity-timeouts",
-            Self::AffinitySizes => "affinity-sizes",
-            Self::AffinitySlots => "affinity-slots",
-            Self::AffinityPicks => "affinity-picks",
-            Self::AffinityLocalSizes => "affinity-local-sizes",
-            Self::AffinityLocalSlots => "affinity-local-slots",
-            Self::AffinityLocalPicks => "affinity-local-picks",
-            Self::AffinityEndpoints => "affinity-endpoints",
-        }
+    fn substitute(family: Family) -> Option<Table> {
+        Some(super::substitute(family))
     }
 
-    /// The set with that name.
-    pub fn of_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|id| id.name() == name)
+    fn numbered(family: Family, slot: u32) -> Option<Set> {
+        Some(clients(family, slot))
     }
 
-    /// The purpose of the set, which `nft list` shows as its comment.
-    pub fn comment(self) -> &'static str {
-        match self {
-            Self::ClusterIps => "ClusterIPs: unused ports are rejected",
-            Self::External => "VIPs whose traffic is masqueraded",
-            Self::ExternalLocal => "VIPs that send traffic from outside to local endpoints",
-            Self::Services => "VIP to the choice of an endpoint",
-            Self::Endpoints => "VIP and slot to endpoint",
-            Self::LocalServices => "VIP to the choice of a local endpoint",
-            Self::LocalEndpoints => "VIP and slot to local endpoint",
-            Self::NoEndpoints => "VIPs without an eligible endpoint",
-            Self::Hairpin => "local endpoints that reach themselves",
-            Self::Firewalled => "VIPs with source ranges",
-            Self::AllowedSources => "sources that may reach these VIPs",
-            Self::AffinityVips => "VIP to the number of the port whose clients keep their endpoint",
-            Self::AffinityTimeouts => "VIP and seconds for which clients keep it",
-            Self::AffinitySizes => "VIP and size to pick from",
-            Self::AffinitySlots => "VIP and slot in use",
-            Self::AffinityPicks => "VIP and number of an endpoint to its slot",
-            Self::AffinityLocalSizes => "VIP and size to pick a local endpoint from",
-            Self::AffinityLocalSlots => "VIP and slot in use by a local endpoint",
-            Self::AffinityLocalPicks => "VIP and number of a local endpoint to its slot",
-            Self::AffinityEndpoints => "VIP and slot to endpoint",
-        }
+    fn number_of(name: &str) -> Option<u32> {
+        slot_of_clients(name)
     }
+}
 
-    /// The declaration in a family's table, with room for `size` elements.
-    pub fn declaration(self, family: Family, size: u32) -> Set {
-        let address = FieldType::address(family);
-        let vip = [address, FieldType::InetProto, FieldType::InetService];
-        let with = |field| [vip.as_slice(), &[field]].concat();
-        let endpoint = [address, FieldType::InetService];
-        let name = self.name();
-        let set = match self {
-            Self::ClusterIps => Set::new(name, [address]),
-            Self::External | Self::ExternalLocal | Self::Firewalled => Set::new(name, vip),
-            Self::AffinityVips => Set::map(name, vip, [FieldType::Priority]),
-            Self::Services | Self::LocalServices | Self::NoEndpoints => Set::verdict_map(name, vip),
-            Self::Endpoints | Self::LocalEndpoints | Self::AffinityEndpoints => {
-                Set::map(name, with(FieldType::Index), endpoint)
-            }
-            Self::AffinityTimeouts
-            | Self::AffinitySizes
-            | Self::AffinitySlots
-            | Self::AffinityLocalSizes
-            | Self::AffinityLocalSlots => Set::new(name, with(FieldType::Index)),
-            Self::AffinityPicks | Self::AffinityLocalPicks => Set::verdict_map(name, with(FieldType::Index)),
-            Self::Hairpin => Set::new(name, [address, address, FieldType::InetProto, FieldType::InetService]),
-            Self::AllowedSources => Set::new(name, with(address)).interval(),
-        };
-        set.size(size).comment(self.comment())
-    }
+/// The set of a slot's clients. If it is full, a new client is served but not remembered.
+pub fn clients(family: Family, slot: u32) -> Set {
+    Set::new(clients_name(slot), [FieldType::address(family), FieldType::Priority])
+        .dynamic(None)
+        .size(CLIENTS)
+        .comment("clients that stay with this slot, with the number of a port")
+}
+
+/// How many clients each slot remembers.
+const CLIENTS: u32 = 65_536;
+
+/// The slot of a set of clients with this name; `None` if it is no such name.
+pub fn slot_of_clients(name: &str) -> Option<u32> {
+    let number = name.strip_prefix("affinity-")?.parse().ok()?;
+    (*clients_name(number) == *name).then_some(number)
+}
+
+/// The name of that set.
+pub fn clients_name(slot: u32) -> Name {
+    format!("affinity-{slot}").into()
 }
 
 /// The endpoints that one is chosen from.
@@ -190,18 +167,25 @@ impl Pool {
     }
 }
 
-/// The fields of a packet that are the key of a VIP.
-pub const VIP: [Field; 3] = [Field::DestinationAddress, Field::Protocol, Field::DestinationPort];
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn names_are_read_back() {
-        for id in SetId::ALL {
-            assert_eq!(SetId::of_name(id.name()), Some(id));
-            assert_eq!(SetId::ALL[id as usize], id);
+        for (id, ..) in SetId::ALL {
+            assert_eq!(SetId::of_name(id.name()), Some(*id));
+            assert_eq!(SetId::ALL[id.index()].0, *id);
+        }
+    }
+
+    #[test]
+    fn names_of_sets_of_clients_are_read_back() {
+        for slot in [0, 7, 4_000_000_000] {
+            assert_eq!(slot_of_clients(&clients(Family::V4, slot).name), Some(slot));
+        }
+        for name in ["affinity-", "affinity-vips", "affinity-07", "affinity-+7", "slot-7"] {
+            assert_eq!(slot_of_clients(name), None, "{name}");
         }
     }
 }

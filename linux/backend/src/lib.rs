@@ -1,6 +1,19 @@
-//! What the backends on Linux share above the kernel: [`live`], the running of a backend on a node.
+//! What the backends on Linux share above the kernel: [`live`], the running of a backend on a node, and [`table`], the desired
+//! and applied state of an nf_tables table.
+//!
+//! ```text
+//!  sets      the sets and maps of a table
+//!  elements  the elements of VIPs in them, and how to read them back
+//!  rules     rules and chains of VIPs
+//!  table ──► portions   the transactions from the applied state to the desired state
+//! ```
 
+pub mod elements;
 pub mod live;
+pub mod portions;
+pub mod rules;
+pub mod sets;
+pub mod table;
 
 /// Runs `work`, which may block for a while, such as a large transaction. The other tasks of this thread move to another
 /// thread.

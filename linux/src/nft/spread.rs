@@ -25,6 +25,12 @@ pub fn tries(slots: u32) -> usize {
     }
 }
 
+/// Whether this is the name of a chain that picks an endpoint. Such a chain refers to no other chain.
+pub fn is_picking(name: &str) -> bool {
+    let parts = name.rsplit_once('-');
+    parts.is_some_and(|(prefix, slots)| ["lb", "lb-local"].contains(&prefix) && slots.parse::<u32>().is_ok())
+}
+
 /// A chain that sends a packet to the endpoint in a random slot. `map` translates `key` and the number of the slot to the
 /// endpoint. Slot 0 must be filled.
 pub fn picking(name: Name, key: &[Field], map: &str, slots: u32) -> Chain {

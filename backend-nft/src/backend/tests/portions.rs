@@ -1,6 +1,7 @@
 //! Changes that are too large for one commit: after each portion, each VIP has either its old or its new content.
 
 use localnet_linux::nft::ElementKey;
+use localnet_linux_backend::elements;
 use proptest::prelude::*;
 
 use super::{any_state::any_state, *};

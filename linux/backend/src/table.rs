@@ -1,4 +1,4 @@
-//! One table: its desired state, its applied state, and the transaction that leads from one to the other.
+//! One table: its desired state, its applied state, and the transactions that lead from one to the other.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,22 +7,18 @@ use std::{
 };
 
 use localnet_client::DiffStore;
-use localnet_linux::nft::{Chain, Element, ElementKey, Name, Set, Table, TableContent, Transaction};
+use localnet_linux::nft::{Chain, ChainMatch, Element, LiveTable, Name, Set, Table, TableContent, Transaction, spread};
 use localnet_proto::Family;
 
 use crate::{
-    kernel::{ChainMatch, LiveTable},
-    plan::{
-        self,
-        affinity::{self, Shape},
-        sets::{Pool, SetId},
-    },
     portions::{self, Elements, Filled, Limits, Portions},
+    rules,
+    sets::Sets,
 };
 
 /// One table, with its desired and its applied state.
 #[derive(Debug)]
-pub struct TableState {
+pub struct TableState<S> {
     family: Family,
     table: Table,
     elements: Elements,
@@ -30,12 +26,12 @@ pub struct TableState {
     chains: DiffStore<Name, Option<Arc<Chain>>>,
     /// The order in which a new table declares its chains, chosen for human readers.
     fixed: Vec<Name>,
-    /// The chains that pick an endpoint, by pool and number of slots.
-    lb: BTreeMap<(Pool, u32), Name>,
-    /// The needs of session affinity.
-    affinity: Shape,
-    /// The chains of session affinity.
-    affinity_chains: Vec<Name>,
+    /// The chains that pick an endpoint, by map and number of slots, each with its number of users.
+    picking: BTreeMap<(S, u32), (usize, Name)>,
+    /// The chains that use the numbered sets.
+    numbered_chains: Vec<Name>,
+    /// How many of the numbered sets are desired.
+    numbered: u32,
     /// Chains in the kernel that nothing refers to.
     stale: BTreeSet<Name>,
     /// Chains that pick an endpoint and were filled before any element leads to them.
@@ -51,16 +47,13 @@ pub struct TableState {
 /// The kernel's sets.
 #[derive(Clone, Debug)]
 struct Held {
-    /// The sets by their ID; `None` for a set that does not exist.
+    /// The sets by their position; `None` for a set that does not exist.
     sets: Vec<Option<Arc<Set>>>,
     /// The number of elements in each set.
-    counts: [usize; SetId::ALL.len()],
-    /// The sets of each slot's clients, which packets fill.
-    clients: Clients,
+    counts: Vec<usize>,
+    /// The numbered sets.
+    numbered: Vec<Arc<Set>>,
 }
-
-/// The sets of clients, indexed by slot.
-type Clients = Vec<Arc<Set>>;
 
 #[derive(Debug)]
 struct Next {
@@ -68,18 +61,18 @@ struct Next {
     stale: BTreeSet<Name>,
 }
 
-impl TableState {
+impl<S: Sets> TableState<S> {
     /// An empty desired state with an unknown applied state.
     pub fn new(family: Family) -> Self {
         Self {
             family,
-            table: plan::table(family),
-            elements: std::array::from_fn(|_| DiffStore::new()),
+            table: S::table(family),
+            elements: S::ALL.iter().map(|_| DiffStore::new()).collect(),
             chains: DiffStore::new(),
             fixed: Vec::new(),
-            lb: BTreeMap::new(),
-            affinity: Shape::default(),
-            affinity_chains: Vec::new(),
+            picking: BTreeMap::new(),
+            numbered_chains: Vec::new(),
+            numbered: 0,
             stale: BTreeSet::new(),
             prepared: BTreeSet::new(),
             held: None,
@@ -98,90 +91,66 @@ impl TableState {
         &self.table
     }
 
-    /// Adds an element to the desired state.
-    pub fn set(&mut self, set: SetId, element: Element) {
-        self.elements[set as usize].set(element.key, (element.data, element.comment));
-    }
-
-    /// Removes an element from the desired state.
-    pub fn remove(&mut self, set: SetId, key: &ElementKey) {
-        self.elements[set as usize].remove(key);
+    /// Adds an element to the desired state, or removes it.
+    pub fn change(&mut self, set: S, element: Element, present: bool) {
+        let elements = &mut self.elements[set.index()];
+        if present {
+            elements.set(element.key, (element.data, element.comment));
+        } else {
+            elements.remove(&element.key);
+        }
     }
 
     /// Sets the chains that always exist.
     pub fn set_fixed_chains(&mut self, chains: Vec<Chain>) {
-        for name in std::mem::take(&mut self.fixed) {
-            if !chains.iter().any(|chain| chain.name == name) {
-                self.chains.remove(&name);
+        let before = std::mem::take(&mut self.fixed);
+        self.fixed = self.replace_chains(before, chains);
+    }
+
+    /// Sets how many numbered sets there are, and the chains that use them. The optional sets exist if there is at least one.
+    pub fn set_numbered(&mut self, count: u32, chains: Vec<Chain>) {
+        let before = std::mem::take(&mut self.numbered_chains);
+        self.numbered_chains = self.replace_chains(before, chains);
+        self.numbered = count;
+    }
+
+    fn replace_chains(&mut self, before: Vec<Name>, chains: Vec<Chain>) -> Vec<Name> {
+        let names: Vec<Name> = chains.iter().map(|chain| chain.name.clone()).collect();
+        before.iter().filter(|name| !names.contains(name)).for_each(|name| self.chains.remove(name));
+        chains.into_iter().for_each(|chain| self.chains.set(chain.name.clone(), Some(Arc::new(chain))));
+        names
+    }
+
+    /// Adds (`present`) or removes a user of the chain `name`, which picks one of `slots` slots of a map from VIP and slot to
+    /// endpoint. The chain exists while it has users.
+    pub fn count_picking(&mut self, map: S, slots: u32, name: &Name, present: bool) {
+        let (users, _) = self.picking.entry((map, slots)).or_insert_with(|| (0, name.clone()));
+        *users = if present { *users + 1 } else { users.saturating_sub(1) };
+        match *users {
+            0 => {
+                self.picking.remove(&(map, slots));
+                self.chains.remove(name);
             }
-        }
-        for chain in chains {
-            self.fixed.push(chain.name.clone());
-            self.chains.set(chain.name.clone(), Some(Arc::new(chain)));
-        }
-    }
-
-    /// Sets the chains that pick an endpoint, with the slots that each picks from.
-    pub fn set_pools(&mut self, used: &BTreeMap<(Pool, u32), usize>, chain: impl Fn(Pool, u32) -> Chain) {
-        if self.lb.keys().eq(used.keys()) {
-            return;
-        }
-        let chains = &mut self.chains;
-        self.lb.retain(|pool, name| {
-            let stays = used.contains_key(pool);
-            if !stays {
-                chains.remove(name);
+            1 if present => {
+                self.chains.set(name.clone(), Some(Arc::new(rules::picking(name, map, slots))));
             }
-            stays
-        });
-        for (pool, slots) in used.keys() {
-            self.lb.entry((*pool, *slots)).or_insert_with(|| {
-                let chain = chain(*pool, *slots);
-                let name = chain.name.clone();
-                chains.set(name.clone(), Some(Arc::new(chain)));
-                name
-            });
+            _ => {}
         }
-    }
-
-    /// Sets the needs of session affinity. Returns whether this adds the first need or removes the last one.
-    pub fn set_affinity(&mut self, affinity: Shape) -> bool {
-        if affinity == self.affinity {
-            return false;
-        }
-        let before = self.has_affinity();
-        let chains = affinity.chains();
-        for name in std::mem::take(&mut self.affinity_chains) {
-            if !chains.iter().any(|chain| chain.name == name) {
-                self.chains.remove(&name);
-            }
-        }
-        for chain in chains {
-            self.affinity_chains.push(chain.name.clone());
-            self.chains.set(chain.name.clone(), Some(Arc::new(chain)));
-        }
-        self.affinity = affinity;
-        before != self.has_affinity()
-    }
-
-    /// The needs of session affinity.
-    pub fn affinity(&self) -> &Shape {
-        &self.affinity
-    }
-
-    /// Whether anything has session affinity.
-    pub fn has_affinity(&self) -> bool {
-        self.affinity.slots() > 0
     }
 
     /// Whether the set should exist.
-    fn wants(&self, set: SetId) -> bool {
-        !set.is_of_affinity() || self.has_affinity()
+    fn wants(&self, set: S) -> bool {
+        !set.is_optional() || self.numbered > 0
     }
 
-    /// The set of a slot's clients, if the kernel has it.
-    pub fn clients(&self, slot: u32) -> Option<&Arc<Set>> {
-        self.held.as_ref()?.clients.get(slot as usize)
+    /// The sets that should exist.
+    fn wanted_sets(&self) -> impl Iterator<Item = S> {
+        S::ALL.iter().map(|row| row.0).filter(|set| self.wants(*set))
+    }
+
+    /// The numbered set of that number, if the kernel has it.
+    pub fn numbered(&self, number: u32) -> Option<&Arc<Set>> {
+        self.held.as_ref()?.numbered.get(number as usize)
     }
 
     /// Whether the applied state is known. Otherwise the table must be read before a diff is possible.
@@ -200,7 +169,7 @@ impl TableState {
         self.forget();
         self.is_there = found.is_some();
         let Some(found) = found else { return };
-        let Some((sets, clients)) = compatible_sets(self.family, &found) else { return };
+        let Some((sets, numbered)) = compatible_sets::<S>(self.family, &found) else { return };
         if found.chains.iter().any(|(_, comparison)| *comparison == ChainMatch::DeclarationDiffers) {
             return;
         }
@@ -213,17 +182,17 @@ impl TableState {
             })
             .collect();
         self.chains.adopt(chains);
-        let mut counts = [0; SetId::ALL.len()];
-        for id in SetId::ALL.into_iter().filter(|id| sets[*id as usize].is_none()) {
-            self.elements[id as usize].adopt([]);
+        let mut counts = vec![0; sets.len()];
+        for (elements, _) in self.elements.iter_mut().zip(&sets).filter(|(_, set)| set.is_none()) {
+            elements.adopt([]);
         }
         for (set, elements) in found.sets.into_iter().flatten() {
-            let Some(id) = SetId::of_name(&set.name) else { continue };
-            counts[id as usize] = elements.len();
+            let Some(index) = S::of_name(&set.name).map(Sets::index) else { continue };
+            counts[index] = elements.len();
             let entries = elements.into_iter().map(|element| (element.key, (element.data, element.comment)));
-            self.elements[id as usize].adopt(entries);
+            self.elements[index].adopt(entries);
         }
-        self.held = Some(Held { sets, counts, clients });
+        self.held = Some(Held { sets, counts, numbered });
     }
 
     /// Appends the new chains that pick an endpoint, and returns their names. They are sent before the elements that
@@ -237,7 +206,7 @@ impl TableState {
         for change in self.chains.diff().set {
             let (name, Some(chain)) = (change.key, change.value) else { continue };
             let is_there = change.replaces.is_some() || self.stale.contains(name) || self.prepared.contains(name);
-            if !is_there && self.lb.values().any(|lb| lb == name) {
+            if !is_there && self.picking.values().any(|(_, picking)| picking == name) {
                 transaction.declare_chain(&self.table, &without_rules(chain));
                 transaction.add_rules(&self.table, chain);
                 names.insert(name.clone());
@@ -253,7 +222,7 @@ impl TableState {
 
     /// The changes from the applied to the desired state, and the number of transactions they need: 0 if both are
     /// equal. [`transaction`](Self::transaction) creates each of them.
-    pub fn changes(&mut self, limits: Limits) -> Portions {
+    pub fn changes(&mut self, limits: Limits) -> Portions<S> {
         let (next, portions) = match self.held.as_ref().and_then(|held| self.in_place(held)) {
             Some((next, changes)) => (next, Portions::in_place(changes, &self.elements, limits)),
             None => {
@@ -268,29 +237,31 @@ impl TableState {
         portions
     }
 
-    /// The transaction of this index. Valid until the next `set`, `remove`, `commit` or `forget`.
-    pub fn transaction(&self, portions: &Portions, index: usize) -> Transaction {
+    /// The transaction of this index. Valid until the next `change`, `commit` or `forget`.
+    pub fn transaction(&self, portions: &Portions<S>, index: usize) -> Transaction {
         portions.transaction(index, &self.elements)
     }
 
     /// The whole table, which replaces an existing one.
-    fn anew(&self) -> (Next, portions::Changes) {
-        let mut held = Held { sets: vec![None; SetId::ALL.len()], counts: [0; SetId::ALL.len()], clients: Vec::new() };
+    fn anew(&self) -> (Next, portions::Changes<S>) {
+        let length = S::ALL.len();
+        let mut held = Held { sets: vec![None; length], counts: vec![0; length], numbered: Vec::new() };
         let [mut before, mut after] = [Transaction::new(), Transaction::new()];
         before.add_table(&self.table).delete_table(&self.table).add_table(&self.table);
         let chains: Vec<_> = self.wanted_chains().collect();
         chains.iter().for_each(|chain| _ = before.declare_chain(&self.table, &without_rules(chain)));
         let mut sets = Vec::new();
-        for id in SetId::ALL.into_iter().filter(|id| self.wants(*id)) {
-            let count = self.elements[id as usize].iter_desired().count();
+        for id in self.wanted_sets() {
+            let index = id.index();
+            let count = self.elements[index].iter_desired().count();
             let set = Arc::new(id.declaration(self.family, Set::size_for(count)));
             before.add_set(&self.table, &set);
-            held.counts[id as usize] = count;
-            held.sets[id as usize] = Some(set.clone());
+            held.counts[index] = count;
+            held.sets[index] = Some(set.clone());
             sets.push(Filled { id, set, all: true, at_once: false });
         }
-        held.clients = self.wanted_clients().collect();
-        held.clients.iter().for_each(|set| _ = before.add_set(&self.table, set));
+        held.numbered = self.wanted_numbered().collect();
+        held.numbered.iter().for_each(|set| _ = before.add_set(&self.table, set));
         chains.iter().for_each(|chain| _ = after.add_rules(&self.table, chain));
         let next = Next { held, stale: BTreeSet::new() };
         (next, portions::Changes { family: self.family, before, sets, after })
@@ -298,32 +269,33 @@ impl TableState {
 
     /// The desired chains, in the order in which a new table declares them.
     fn wanted_chains(&self) -> impl Iterator<Item = Arc<Chain>> {
-        let names = self.fixed.iter().chain(self.lb.values()).chain(&self.affinity_chains);
+        let picking = self.picking.values().map(|(_, name)| name);
+        let names = self.fixed.iter().chain(picking).chain(&self.numbered_chains);
         names.filter_map(|name| self.chain(name))
     }
 
-    /// The desired sets of clients.
-    fn wanted_clients(&self) -> impl Iterator<Item = Arc<Set>> {
-        (0..self.affinity.slots()).map(|slot| Arc::new(affinity::clients(self.family, slot)))
+    /// The desired numbered sets.
+    fn wanted_numbered(&self) -> impl Iterator<Item = Arc<Set>> {
+        (0..self.numbered).filter_map(|number| S::numbered(self.family, number).map(Arc::new))
     }
 
     /// The complete desired content of the table.
     pub fn content(&self) -> TableContent {
-        let sets = SetId::ALL.into_iter().filter(|id| self.wants(*id)).map(|id| {
-            let desired = || self.elements[id as usize].iter_desired();
+        let sets = self.wanted_sets().map(|id| {
+            let desired = || self.elements[id.index()].iter_desired();
             let mut elements = Vec::with_capacity(desired().count());
             elements.extend(desired().map(|(key, value)| portions::element(key, value)));
             (Arc::new(id.declaration(self.family, Set::size_for(elements.len()))), elements)
         });
-        let clients = self.wanted_clients().map(|set| (set, Vec::new()));
+        let numbered = self.wanted_numbered().map(|set| (set, Vec::new()));
         let chains = self.wanted_chains().map(|chain| Chain::clone(&chain)).collect();
-        TableContent { table: self.table.clone(), sets: sets.chain(clients).collect(), chains }
+        TableContent { table: self.table.clone(), sets: sets.chain(numbered).collect(), chains }
     }
 
-    /// The differences only; `None` if the elements do not fit into the existing sets. A table that remembers clients
-    /// is not replaced for that reason, because what packets wrote would be lost. Only the sets that are too small are
+    /// The differences only; `None` if the elements do not fit into the existing sets. A table with numbered
+    /// sets is not replaced for that reason, because what packets wrote would be lost. Only the sets that are too small are
     /// replaced.
-    fn in_place(&self, held: &Held) -> Option<(Next, portions::Changes)> {
+    fn in_place(&self, held: &Held) -> Option<(Next, portions::Changes<S>)> {
         let table = &self.table;
         let mut before = Transaction::new();
         let mut held = held.clone();
@@ -338,7 +310,7 @@ impl TableState {
                 outgrown.push(index);
             }
         }
-        if !outgrown.is_empty() && held.clients.is_empty() {
+        if !outgrown.is_empty() && held.numbered.is_empty() {
             return None;
         }
 
@@ -373,8 +345,8 @@ impl TableState {
             }
         }
         let mut fresh = BTreeSet::new();
-        for id in SetId::ALL.into_iter().filter(|id| self.wants(*id)) {
-            let index = id as usize;
+        for id in self.wanted_sets() {
+            let index = id.index();
             if held.sets[index].is_none() {
                 let set = Arc::new(id.declaration(self.family, Set::size_for(held.counts[index])));
                 before.add_set(table, &set);
@@ -382,16 +354,16 @@ impl TableState {
                 fresh.insert(index);
             }
         }
-        for set in self.wanted_clients().skip(held.clients.len()) {
+        for set in self.wanted_numbered().skip(held.numbered.len()) {
             before.add_set(table, &set);
-            held.clients.push(set);
+            held.numbered.push(set);
         }
 
         for chain in filled {
             before.add_rules(table, chain);
         }
-        let sets = SetId::ALL.into_iter().zip(&held.sets).filter_map(|(id, set)| {
-            let (set, index) = (set.clone()?, id as usize);
+        let sets = S::ALL.iter().zip(&held.sets).filter_map(|((id, ..), set)| {
+            let (id, set, index) = (*id, set.clone()?, id.index());
             Some(Filled { id, set, all: fresh.contains(&index), at_once: outgrown.contains(&index) })
         });
         let sets = sets.collect();
@@ -424,41 +396,34 @@ impl TableState {
         }
     }
 
-    /// Appends changes that empty unused chains that refer to each other. They are sent before the removal of these
-    /// chains.
-    pub fn emptying_of_stale_chains(&self, transaction: &mut Transaction) {
-        // The chains that pick an endpoint refer to no other chain.
-        let picks = |name: &Name| name.starts_with("lb-") && !name.starts_with("lb-affinity-");
-        if !self.stale.iter().all(picks) {
-            self.stale.iter().for_each(|name| _ = transaction.flush_chain(&self.table, name));
+    /// The transactions that remove the chains and sets that nothing refers to; none if there are no such chains and sets. They
+    /// are sent after the changes, because the kernel may keep a reference until the transaction that dropped it has ended.
+    pub fn removal(&self) -> Vec<Transaction> {
+        let [mut emptying, mut removal] = [Transaction::new(), Transaction::new()];
+        // Chains may refer to each other, but those that pick an endpoint do not.
+        if !self.stale.iter().all(|name| spread::is_picking(name)) {
+            self.stale.iter().for_each(|name| _ = emptying.flush_chain(&self.table, name));
         }
-    }
-
-    /// Appends the removal of chains and sets that nothing refers to. It is sent after the changes, because the kernel
-    /// may keep a reference until the transaction that dropped it has ended.
-    pub fn removal_of_stale_chains(&self, transaction: &mut Transaction) {
-        for name in &self.stale {
-            transaction.flush_chain(&self.table, name);
+        self.stale.iter().for_each(|name| _ = removal.flush_chain(&self.table, name));
+        self.stale.iter().for_each(|name| _ = removal.delete_chain(&self.table, name));
+        if let Some(held) = &self.held {
+            let unwanted = S::ALL.iter().zip(&held.sets).filter(|((id, ..), _)| !self.wants(*id));
+            let unwanted = unwanted.filter_map(|(_, set)| set.as_ref());
+            for set in unwanted.chain(held.numbered.iter().skip(self.numbered as usize)) {
+                removal.delete_set(&self.table, &set.name);
+            }
         }
-        for name in &self.stale {
-            transaction.delete_chain(&self.table, name);
-        }
-        let Some(held) = &self.held else { return };
-        let unwanted = SetId::ALL.into_iter().filter(|id| !self.wants(*id));
-        let unwanted = unwanted.filter_map(|id| held.sets[id as usize].as_ref());
-        for set in unwanted.chain(held.clients.iter().skip(self.affinity.slots() as usize)) {
-            transaction.delete_set(&self.table, &set.name);
-        }
+        [emptying, removal].into_iter().filter(|transaction| !transaction.is_empty()).collect()
     }
 
     /// Records that the removal was applied.
-    pub fn stale_chains_are_deleted(&mut self) {
+    pub fn removed(&mut self) {
         self.stale.clear();
-        let unwanted: Vec<SetId> = SetId::ALL.into_iter().filter(|id| !self.wants(*id)).collect();
-        if let Some(held) = &mut self.held {
-            unwanted.into_iter().for_each(|id| held.sets[id as usize] = None);
-            held.clients.truncate(self.affinity.slots() as usize);
+        let Some(held) = &mut self.held else { return };
+        if self.numbered == 0 {
+            S::ALL.iter().zip(&mut held.sets).filter(|((id, ..), _)| id.is_optional()).for_each(|(_, set)| *set = None);
         }
+        held.numbered.truncate(self.numbered as usize);
     }
 }
 
@@ -467,19 +432,21 @@ fn without_rules(chain: &Chain) -> Arc<Chain> {
     Arc::new(Chain { rules: Vec::new(), ..chain.clone() })
 }
 
-/// The kernel's sets by ID, and the sets of clients. `None` if a declaration differs in more than its size.
-fn compatible_sets(family: Family, found: &LiveTable) -> Option<(Vec<Option<Arc<Set>>>, Clients)> {
-    let mut sets = vec![None; SetId::ALL.len()];
-    let mut clients = BTreeMap::new();
+/// The kernel's sets by their position, and the numbered sets. `None` if a declaration differs in more than its size.
+fn compatible_sets<S: Sets>(family: Family, found: &LiveTable) -> Option<(Vec<Option<Arc<Set>>>, Vec<Arc<Set>>)> {
+    let mut sets = vec![None; S::ALL.len()];
+    let mut numbered = BTreeMap::new();
     for found in &found.sets {
         let (set, _) = found.as_ref()?;
-        match (SetId::of_name(&set.name), affinity::slot_of_clients(&set.name)) {
-            (Some(id), _) if **set == id.declaration(family, set.size?) => sets[id as usize] = Some(set.clone()),
-            (None, Some(slot)) if **set == affinity::clients(family, slot) => _ = clients.insert(slot, set.clone()),
+        match (S::of_name(&set.name), S::number_of(&set.name)) {
+            (Some(id), _) if **set == id.declaration(family, set.size?) => sets[id.index()] = Some(set.clone()),
+            (None, Some(number)) if S::numbered(family, number).as_ref() == Some(&**set) => {
+                numbered.insert(number, set.clone());
+            }
             _ => return None,
         }
     }
-    let all_there = SetId::ALL.into_iter().all(|id| id.is_of_affinity() || sets[id as usize].is_some());
-    let in_order = (0..).zip(clients.keys()).all(|(slot, found)| slot == *found);
-    (all_there && in_order).then(|| (sets, clients.into_values().collect()))
+    let all_there = S::ALL.iter().all(|(id, ..)| id.is_optional() || sets[id.index()].is_some());
+    let in_order = (0..).zip(numbered.keys()).all(|(number, found)| number == *found);
+    (all_there && in_order).then(|| (sets, numbered.into_values().collect()))
 }

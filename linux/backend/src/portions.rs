@@ -18,7 +18,7 @@ use localnet_client::{DiffStore, Difference, KeyRange};
 use localnet_linux::nft::{Change, Element, ElementData, ElementKey, Name, Set, Table, Transaction, Tuple};
 use localnet_proto::Family;
 
-use crate::plan::{self, sets::SetId};
+use crate::sets::{Sets, Shape};
 
 /// The largest number of elements in one commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,11 @@ pub struct Limits {
     pub entered: usize,
     /// For a table without base chains. No packets enter it, and smaller portions need less memory.
     pub filled: usize,
+}
+
+impl Limits {
+    /// Every change in one commit.
+    pub const NONE: Self = Self { entered: usize::MAX, filled: usize::MAX };
 }
 
 impl Default for Limits {
@@ -39,27 +44,27 @@ impl Default for Limits {
 /// The value and the comment of an element.
 pub type Value = (ElementData, Option<Name>);
 
-/// The elements of all sets, by [`SetId`].
-pub type Elements = [DiffStore<ElementKey, Value>; SetId::ALL.len()];
+/// The elements of all sets, by their position.
+pub type Elements = Vec<DiffStore<ElementKey, Value>>;
 
 /// The changes of a table: everything but its elements, and the sets that these come from.
 #[derive(Debug)]
-pub struct Changes {
+pub struct Changes<S> {
     /// The table's family.
     pub family: Family,
     /// The changes before the elements.
     pub before: Transaction,
     /// The sets that have elements once the changes are applied.
-    pub sets: Vec<Filled>,
+    pub sets: Vec<Filled<S>>,
     /// The changes after the elements.
     pub after: Transaction,
 }
 
 /// A set, and which of its elements to send.
 #[derive(Clone, Debug)]
-pub struct Filled {
+pub struct Filled<S> {
     /// The ID of the set.
-    pub id: SetId,
+    pub id: S,
     /// The declaration of the set.
     pub set: Arc<Set>,
     /// Whether the set is new and empty. If so, all of its elements are sent, not only the diff.
@@ -70,8 +75,8 @@ pub struct Filled {
 
 /// A sequence of transactions, each built on demand.
 #[derive(Debug)]
-pub struct Portions {
-    changes: Changes,
+pub struct Portions<S> {
+    changes: Changes<S>,
     /// The tables to write one after the other, each in the same portions. The last one is the table itself.
     tables: Vec<Table>,
     /// The first key of each portion but the first.
@@ -82,23 +87,23 @@ pub struct Portions {
 /// All keys.
 const ALL: KeyRange<'static, ElementKey> = (Bound::Unbounded, Bound::Unbounded);
 
-impl Portions {
+impl<S: Sets> Portions<S> {
     /// Changes a table in place.
-    pub fn in_place(changes: Changes, elements: &Elements, limits: Limits) -> Self {
+    pub fn in_place(changes: Changes<S>, elements: &Elements, limits: Limits) -> Self {
         let limit = (changes.size(elements) > limits.entered).then_some(limits.entered);
-        Self::cut(vec![plan::table(changes.family)], changes, elements, limit)
+        Self::cut(vec![S::table(changes.family)], changes, elements, limit)
     }
 
     /// Writes a whole table. If the table exists already (`is_there`), every packet still enters a complete table.
-    pub fn anew(changes: Changes, is_there: bool, elements: &Elements, limits: Limits) -> Self {
+    pub fn anew(changes: Changes<S>, is_there: bool, elements: &Elements, limits: Limits) -> Self {
         let most = if is_there { limits.entered } else { limits.filled };
         let limit = (changes.size(elements) > most).then_some(limits.filled);
-        let substitute = limit.filter(|_| is_there).map(|_| plan::substitute(changes.family));
-        let tables = substitute.into_iter().chain([plan::table(changes.family)]).collect();
+        let substitute = limit.filter(|_| is_there).and_then(|_| S::substitute(changes.family));
+        let tables = substitute.into_iter().chain([S::table(changes.family)]).collect();
         Self::cut(tables, changes, elements, limit)
     }
 
-    fn cut(tables: Vec<Table>, changes: Changes, elements: &Elements, limit: Option<usize>) -> Self {
+    fn cut(tables: Vec<Table>, changes: Changes<S>, elements: &Elements, limit: Option<usize>) -> Self {
         let starts = limit.map(|limit| changes.starts(elements, limit)).unwrap_or_default();
         let changes = if limit.is_some() { changes.entered_last() } else { changes };
         let is_nothing = || changes.before.is_empty() && changes.after.is_empty() && changes.size(elements) == 0;
@@ -152,7 +157,7 @@ impl Portions {
     }
 }
 
-impl Changes {
+impl<S: Sets> Changes<S> {
     /// The number of elements that the changes add and delete.
     fn size(&self, elements: &Elements) -> usize {
         self.sets.iter().flat_map(|filled| filled.entries(elements, ALL)).map(|entry| size(&entry)).sum()
@@ -203,11 +208,11 @@ impl Changes {
 
 type Entry<'a> = Difference<'a, ElementKey, Value>;
 
-impl Filled {
+impl<S: Sets> Filled<S> {
     /// Whether the elements are sent together with their VIPs. The keys of hairpins begin with neither a VIP nor its
     /// address.
     fn is_cut(&self) -> bool {
-        !self.at_once && self.id != SetId::Hairpin
+        !self.at_once && S::ALL[self.id.index()].2 != Shape::Hairpins
     }
 
     /// The entries to send in a range of keys.
@@ -216,7 +221,7 @@ impl Filled {
         elements: &'a Elements,
         range: KeyRange<'_, ElementKey>,
     ) -> Box<dyn Iterator<Item = Entry<'a>> + 'a> {
-        let store = &elements[self.id as usize];
+        let store = &elements[self.id.index()];
         if self.all {
             let desired = store.desired_in(range);
             return Box::new(desired.map(|(key, value)| Entry { key, applied: None, desired: Some(value) }));
