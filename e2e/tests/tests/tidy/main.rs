@@ -17,8 +17,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
 }
 
-/// Our crates, each with its dependencies except those of its tests.
-fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+/// Our crates, each with its dependencies except those of its tests, and the names of the Linux backends.
+fn dependencies() -> (BTreeMap<String, BTreeSet<String>>, Vec<String>) {
     let cargo = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
         .current_dir(root())
@@ -32,10 +32,18 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
         let all = package["dependencies"].as_array().unwrap().iter();
         all.filter(|dependency| dependency["kind"] != "dev").map(|dependency| text(&dependency["name"])).collect()
     };
-    packages.iter().map(|package| (text(&package["name"]), normal(package))).collect()
+    let is_backend = |package: &&Value| {
+        let manifest = text(&package["manifest_path"]);
+        let folder = Path::new(&manifest).parent().unwrap().strip_prefix(root()).unwrap().to_owned();
+        folder.to_str().unwrap().starts_with("backend-") && folder.components().count() == 1
+    };
+    let backends = packages.iter().filter(is_backend).map(|package| text(&package["name"]));
+    let backends = backends.filter(|name| name != "localnet-win").collect();
+    (packages.iter().map(|package| (text(&package["name"]), normal(package))).collect(), backends)
 }
 
-/// The crates of ours that each crate may use. A crate that is missing here does not exist yet.
+/// The crates of ours that each crate may use, except for the Linux backends. A crate that is missing here does not exist yet.
+/// `localnet-node` may also use each Linux backend.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-core", &[]),
     ("localnet-proto", &["localnet-core"]),
@@ -49,39 +57,6 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "localnet-brain",
         &["localnet-core", "localnet-proto", "localnet-config", "localnet-config-file", "localnet-cluster"],
     ),
-    (
-        "localnet-nft",
-        &[
-            "localnet-core",
-            "localnet-proto",
-            "localnet-client",
-            "localnet-config",
-            "localnet-linux",
-            "localnet-linux-backend",
-        ],
-    ),
-    (
-        "localnet-iptables",
-        &[
-            "localnet-core",
-            "localnet-proto",
-            "localnet-client",
-            "localnet-config",
-            "localnet-linux",
-            "localnet-linux-backend",
-        ],
-    ),
-    (
-        "localnet-ipvs",
-        &[
-            "localnet-core",
-            "localnet-proto",
-            "localnet-client",
-            "localnet-config",
-            "localnet-linux",
-            "localnet-linux-backend",
-        ],
-    ),
     ("localnet-win", &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-hcn"]),
     ("localnet-hcn", &[]),
     (
@@ -93,15 +68,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "localnet-brain",
             "localnet-config",
             "localnet-config-file",
-            "localnet-nft",
-            "localnet-iptables",
-            "localnet-ipvs",
         ],
     ),
-    (
-        "localnet-packaging",
-        &["localnet", "localnet-brain", "localnet-node", "localnet-nft", "localnet-iptables", "localnet-ipvs"],
-    ),
+    ("localnet-packaging", &["localnet", "localnet-brain", "localnet-node"]),
     (
         "localnet",
         &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-linux", "localnet-nft"],
@@ -131,6 +100,20 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-ship", &[]),
 ];
 
+/// The crates of ours that each Linux backend may use. Any crate in a folder `backend-*` is a Linux backend, except for
+/// `localnet-win`.
+const BACKEND_MAY_USE: &[&str] = &[
+    "localnet-core",
+    "localnet-proto",
+    "localnet-client",
+    "localnet-config",
+    "localnet-linux",
+    "localnet-linux-backend",
+];
+
+/// Foreign crates that no Linux backend may use.
+const BACKEND_NEVER: &[&str] = &["kube", "k8s-openapi", "tonic", "prost", "rtnetlink", "netlink-sys", "nftables"];
+
 /// Foreign crates that some of our crates must not use.
 const NEVER: &[(&str, &[&str])] = &[
     // This crate is pure.
@@ -138,12 +121,9 @@ const NEVER: &[(&str, &[&str])] = &[
     ("localnet-proto", &["kube", "k8s-openapi", "tokio"]),
     ("localnet-client", &["kube", "k8s-openapi", "tonic-reflection", "tonic-health"]),
     ("localnet-linux", &["kube", "k8s-openapi", "tonic", "prost"]),
-    ("localnet-linux-backend", &["kube", "k8s-openapi", "tonic", "prost", "rtnetlink", "netlink-sys", "nftables"]),
+    ("localnet-linux-backend", BACKEND_NEVER),
     // This crate is pure.
     ("localnet-config", &["tokio", "notify", "tracing", "kube", "tonic"]),
-    ("localnet-nft", &["kube", "k8s-openapi", "tonic", "prost", "nftables"]),
-    ("localnet-ipvs", &["kube", "k8s-openapi", "tonic", "prost", "rtnetlink", "netlink-sys", "nftables"]),
-    ("localnet-iptables", &["kube", "k8s-openapi", "tonic", "prost", "nftables"]),
     ("localnet-win", &["kube", "k8s-openapi", "tonic", "prost", "rtnetlink", "nftables"]),
     ("localnet-brain", &["rtnetlink", "netlink-sys", "nftables"]),
     // This crate is pure.
@@ -153,18 +133,23 @@ const NEVER: &[(&str, &[&str])] = &[
 
 #[test]
 fn dependencies_point_one_way() {
-    let dependencies = dependencies();
-    let listed: BTreeSet<_> = MAY_USE.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let (dependencies, backends) = dependencies();
+    assert!(backends.len() >= 3, "{backends:?}");
+    let mut may_use: BTreeMap<&str, Vec<&str>> = MAY_USE.iter().map(|(name, used)| (*name, used.to_vec())).collect();
+    may_use.get_mut("localnet-node").unwrap().extend(backends.iter().map(String::as_str));
+    may_use.extend(backends.iter().map(|name| (name.as_str(), BACKEND_MAY_USE.to_vec())));
+    let listed: BTreeSet<_> = may_use.keys().map(|name| (*name).to_owned()).collect();
     let ours: BTreeSet<_> = dependencies.keys().cloned().collect();
     assert_eq!(ours, listed, "the crates of the workspace and the crates listed in this test");
-    for (name, allowed) in MAY_USE {
-        let allowed: BTreeSet<_> = allowed.iter().map(|name| (*name).to_owned()).collect();
-        let used: BTreeSet<_> = dependencies[*name].intersection(&ours).cloned().collect();
+    for (name, allowed) in may_use {
+        let allowed: BTreeSet<_> = allowed.into_iter().map(str::to_owned).collect();
+        let used: BTreeSet<_> = dependencies[name].intersection(&ours).cloned().collect();
         let wrong: Vec<_> = used.difference(&allowed).collect();
         assert!(wrong.is_empty(), "{name} must not depend on {wrong:?}");
     }
-    for (name, never) in NEVER {
-        let wrong: Vec<_> = never.iter().filter(|other| dependencies[*name].contains(**other)).collect();
+    let of_backends = backends.iter().map(|name| (name.as_str(), BACKEND_NEVER));
+    for (name, never) in NEVER.iter().copied().chain(of_backends) {
+        let wrong: Vec<_> = never.iter().filter(|other| dependencies[name].contains(**other)).collect();
         assert!(wrong.is_empty(), "{name} must not depend on {wrong:?}");
     }
 }
@@ -264,13 +249,13 @@ fn no_test_is_disabled_and_no_work_is_left() {
 /// docs/operations.md names the programs that start others. Their dependencies must not start programs, either.
 #[test]
 fn only_the_iptables_backend_starts_programs() {
-    const FOLDERS: [&str; 9] =
-        ["proto", "config", "client", "linux", "cluster", "brain", "backend-nft", "backend-ipvs", "node"];
+    const FOLDERS: [&str; 7] = ["proto", "config", "client", "linux", "cluster", "brain", "node"];
     let mut found = Vec::new();
     for (path, text) in rust_sources() {
         let name = name(&path);
         let (folder, rest) = name.split_once('/').unwrap();
-        let is_shipped = FOLDERS.contains(&folder) && rest.contains("src/") && !rest.ends_with("tests.rs");
+        let is_quiet = FOLDERS.contains(&folder) || folder.starts_with("backend-") && folder != "backend-iptables";
+        let is_shipped = is_quiet && rest.contains("src/") && !rest.ends_with("tests.rs");
         let code = text.lines().take_while(|line| line.trim() != "#[cfg(test)]");
         let starts = |line: &&str| {
             ["process::Command", "Command::new(", "tokio::process"].iter().any(|word| line.contains(word))
