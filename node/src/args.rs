@@ -50,28 +50,28 @@ pub struct Arguments {
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     arguments.backend.check()?;
     // The backend that an empty mode selects.
-    let preferred = arguments.backend.chosen.unwrap_or(BACKENDS[0]);
-    let Some(running) = arguments.config.begin(preferred.mode())? else { return Ok(()) };
+    let preferred = arguments.backend.chosen.unwrap_or(&BACKENDS[0]);
+    let Some(running) = arguments.config.begin(preferred.mode)? else { return Ok(()) };
     let config = running.config();
     arguments.log.start(config)?;
     running.log_warnings();
     let backend = arguments.backend.of(config.mode);
-    if arguments.backend.chosen.is_none() && backend.mode() != config.mode {
-        warn!(mode = config.mode.as_str(), "localnet-node has no backend for this mode; using {}", backend.name());
+    if arguments.backend.chosen.is_none() && backend.mode != config.mode {
+        warn!(mode = config.mode.as_str(), "localnet-node has no backend for this mode; using {}", backend.name);
     } else {
-        ConfigArgs::warn_of_other_mode(config, backend.mode());
+        ConfigArgs::warn_of_other_mode(config, backend.mode);
     }
     let to_do = arguments.config.kube_proxy.to_do()?;
     if to_do.cleanup {
-        return backend.cleanup(&arguments.backend.own, &arguments.config, config).await;
+        return (backend.cleanup)(&arguments.backend.own, &arguments.config, config).await;
     }
     if to_do.init_only {
-        return backend.init(config);
+        return (backend.init)(config);
     }
     serve(&arguments, *running, backend).await
 }
 
-async fn serve(arguments: &Arguments, running: Running, backend: &dyn Entry) -> anyhow::Result<()> {
+async fn serve(arguments: &Arguments, running: Running, backend: &Entry) -> anyhow::Result<()> {
     let config = running.config();
     let listeners = Listener::bind_all(&arguments.listen, &serve::Options::default()).await?;
     let source = arguments.source.source(config, arguments.config.kube_proxy.to_do()?.master)?;
@@ -95,7 +95,7 @@ async fn serve(arguments: &Arguments, running: Running, backend: &dyn Entry) -> 
     let mut served = pin!(serve::run(listeners, state, stop.clone().cancelled_owned()));
     let source = FeedSource::new(brain.feed().clone(), reports);
     let options = Options { once: arguments.once, ..Options::default() };
-    let backend = backend.run(&arguments.backend.own, &arguments.config, current, source, options);
+    let backend = (backend.run)(&arguments.backend.own, &arguments.config, current, source, options);
     let serving = !arguments.listen.is_empty();
     let result = tokio::select! {
         result = backend => result,

@@ -1,6 +1,6 @@
 //! The registry: the backends that this program can run.
 
-use std::{fmt, future::Future, marker::PhantomData, pin::Pin};
+use std::{fmt, future::Future, pin::Pin};
 
 use anyhow::bail;
 use clap::{
@@ -19,114 +19,80 @@ use localnet_config_file::Current;
 use crate::FeedSource;
 
 /// All backends, one line each. The first one also serves the modes that no other backend has.
-pub static BACKENDS: &[&dyn Entry] =
-    &[&Of::<localnet_nft::Nft>::NEW, &Of::<localnet_iptables::Iptables>::NEW, &Of::<localnet_ipvs::Ipvs>::NEW];
+pub static BACKENDS: &[Entry] =
+    &[Entry::of::<localnet_nft::Nft>(), Entry::of::<localnet_iptables::Iptables>(), Entry::of::<localnet_ipvs::Ipvs>()];
 
 /// The future of a call. The backend runs in the task that calls.
 type Work<'a> = Pin<Box<dyn Future<Output = anyhow::Result<()>> + 'a>>;
 
-/// A backend in the registry.
-pub trait Entry: Sync {
+/// A backend in the registry: the parts of a [`BackendProgram`]. `own` holds the values of the flags that only this backend has.
+pub struct Entry {
     /// See [`BackendProgram::NAME`].
-    fn name(&self) -> &'static str;
+    pub name: &'static str,
     /// See [`BackendProgram::PROGRAM`].
-    fn program_name(&self) -> &'static str;
+    pub program_name: &'static str,
     /// See [`BackendProgram::ABOUT`].
-    fn about(&self) -> &'static str;
+    pub about: &'static str,
     /// See [`BackendProgram::MODE`].
-    fn mode(&self) -> Mode;
+    pub mode: Mode,
     /// The command line of the backend's own program.
-    fn program(&self) -> Command;
+    pub program: fn() -> Command,
     /// Adds the flags that only this backend has.
-    fn with_flags(&self, command: Command) -> Command;
-    /// See [`BackendProgram::cleanup`]. `own` holds the values of the flags that only this backend has.
-    fn cleanup<'a>(&self, own: &'a ArgMatches, flags: &'a ConfigArgs, config: &'a Config) -> Work<'a>;
+    pub with_flags: fn(Command) -> Command,
+    /// See [`BackendProgram::cleanup`].
+    pub cleanup: for<'a> fn(own: &'a ArgMatches, &'a ConfigArgs, &'a Config) -> Work<'a>,
     /// See [`BackendProgram::init`].
-    ///
-    /// # Errors
-    /// Returns an error if a setting could not be applied.
-    fn init(&self, config: &Config) -> anyhow::Result<()>;
+    pub init: fn(&Config) -> anyhow::Result<()>,
     /// Runs the backend until the program should end, or with [`Options::once`] until one state is applied.
-    fn run<'a>(
-        &self,
-        own: &'a ArgMatches,
-        flags: &'a ConfigArgs,
-        current: Current,
-        source: FeedSource,
-        options: Options,
-    ) -> Work<'a>;
+    pub run: for<'a> fn(own: &'a ArgMatches, &'a ConfigArgs, Current, FeedSource, Options) -> Work<'a>,
 }
 
-/// The entry of a [`BackendProgram`].
-pub struct Of<P>(PhantomData<fn() -> P>);
-
-impl<P> Of<P> {
-    /// The entry.
-    pub const NEW: Self = Self(PhantomData);
+impl Entry {
+    const fn of<P: BackendProgram>() -> Self {
+        Self {
+            name: P::NAME,
+            program_name: P::PROGRAM,
+            about: P::ABOUT,
+            mode: P::MODE,
+            program: Arguments::<P>::command,
+            with_flags: P::augment_args,
+            cleanup: cleanup::<P>,
+            init: P::init,
+            run: run::<P>,
+        }
+    }
 }
 
-impl<P: BackendProgram> Entry for Of<P> {
-    fn name(&self) -> &'static str {
-        P::NAME
-    }
+fn cleanup<'a, P: BackendProgram>(own: &'a ArgMatches, flags: &'a ConfigArgs, config: &'a Config) -> Work<'a> {
+    Box::pin(async move { P::from_arg_matches(own)?.cleanup(flags, config, P::Cleanup::default()).await })
+}
 
-    fn program_name(&self) -> &'static str {
-        P::PROGRAM
-    }
-
-    fn about(&self) -> &'static str {
-        P::ABOUT
-    }
-
-    fn mode(&self) -> Mode {
-        P::MODE
-    }
-
-    fn program(&self) -> Command {
-        Arguments::<P>::command()
-    }
-
-    fn with_flags(&self, command: Command) -> Command {
-        P::augment_args(command)
-    }
-
-    fn cleanup<'a>(&self, own: &'a ArgMatches, flags: &'a ConfigArgs, config: &'a Config) -> Work<'a> {
-        Box::pin(async move { P::from_arg_matches(own)?.cleanup(flags, config, P::Cleanup::default()).await })
-    }
-
-    fn init(&self, config: &Config) -> anyhow::Result<()> {
-        P::init(config)
-    }
-
-    fn run<'a>(
-        &self,
-        own: &'a ArgMatches,
-        flags: &'a ConfigArgs,
-        current: Current,
-        source: FeedSource,
-        options: Options,
-    ) -> Work<'a> {
-        Box::pin(async move {
-            let program = P::from_arg_matches(own)?;
-            let open =
-                async |config: &Config| Ok((program.open(flags, config).await?, options.clone().configured(config)));
-            program::run(current, |config| flags.concerns(config), open, source, terminated()).await
-        })
-    }
+fn run<'a, P: BackendProgram>(
+    own: &'a ArgMatches,
+    flags: &'a ConfigArgs,
+    current: Current,
+    source: FeedSource,
+    options: Options,
+) -> Work<'a> {
+    Box::pin(async move {
+        let program = P::from_arg_matches(own)?;
+        let open = async |config: &Config| Ok((program.open(flags, config).await?, options.clone().configured(config)));
+        program::run(current, |config| flags.concerns(config), open, source, terminated()).await
+    })
 }
 
 /// The flag `--backend`, and the flags that only one backend has.
 #[derive(Clone)]
 pub struct BackendArgs {
     /// The backend that `--backend` names.
-    pub chosen: Option<&'static dyn Entry>,
+    pub chosen: Option<&'static Entry>,
     /// The values of the flags that only one backend has.
     pub own: ArgMatches,
 }
 
 impl fmt::Debug for BackendArgs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("BackendArgs").field(&self.chosen.map(Entry::name)).finish()
+        f.debug_tuple("BackendArgs").field(&self.chosen.map(|entry| entry.name)).finish()
     }
 }
 
@@ -134,9 +100,9 @@ const FLAG: &str = "backend";
 
 impl BackendArgs {
     /// The backend for a configured mode: the chosen one, the one of that mode, or else the first one.
-    pub fn of(&self, mode: Mode) -> &'static dyn Entry {
-        let of_mode = || BACKENDS.iter().find(|entry| entry.mode() == mode);
-        self.chosen.unwrap_or_else(|| *of_mode().unwrap_or(&BACKENDS[0]))
+    pub fn of(&self, mode: Mode) -> &'static Entry {
+        let of_mode = || BACKENDS.iter().find(|entry| entry.mode == mode);
+        self.chosen.or_else(of_mode).unwrap_or(&BACKENDS[0])
     }
 
     /// Checks that the flags of one backend are not given for another one.
@@ -145,11 +111,11 @@ impl BackendArgs {
     /// Returns an error that names the flag.
     pub fn check(&self) -> anyhow::Result<()> {
         let Some(chosen) = self.chosen else { return Ok(()) };
-        for entry in BACKENDS.iter().filter(|entry| entry.name() != chosen.name()) {
-            let flags = entry.with_flags(Command::default());
+        for entry in BACKENDS.iter().filter(|entry| entry.name != chosen.name) {
+            let flags = (entry.with_flags)(Command::default());
             let is_given = |arg: &&Arg| self.own.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
             if let Some(flag) = flags.get_arguments().find(is_given).and_then(Arg::get_long) {
-                let backend = entry.name();
+                let backend = entry.name;
                 bail!("--{flag} needs --backend {backend}; choose that backend or remove --{flag}");
             }
         }
@@ -159,14 +125,14 @@ impl BackendArgs {
 
 impl Args for BackendArgs {
     fn augment_args(command: Command) -> Command {
-        let value = |entry: &&dyn Entry| PossibleValue::new(entry.name()).help(entry.about());
+        let value = |entry: &Entry| PossibleValue::new(entry.name).help(entry.about);
         let backend = Arg::new(FLAG)
             .long(FLAG)
             .value_parser(PossibleValuesParser::new(BACKENDS.iter().map(value)))
             .help("Backend to run [default: that of the configured mode; nft if the configuration names no mode]");
         BACKENDS.iter().fold(command.arg(backend), |command, entry| {
-            let own = entry.with_flags(Command::default());
-            command.args(own.get_arguments().map(|arg| arg.clone().help_heading(entry.program_name())))
+            let own = (entry.with_flags)(Command::default());
+            command.args(own.get_arguments().map(|arg| arg.clone().help_heading(entry.program_name)))
         })
     }
 
@@ -178,7 +144,7 @@ impl Args for BackendArgs {
 impl FromArgMatches for BackendArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let name = matches.get_one::<String>(FLAG);
-        let chosen = name.and_then(|name| BACKENDS.iter().find(|entry| entry.name() == name)).copied();
+        let chosen = name.and_then(|name| BACKENDS.iter().find(|entry| entry.name == name));
         Ok(Self { chosen, own: matches.clone() })
     }
 
@@ -212,7 +178,7 @@ mod tests {
             (&[], Mode::Kernelspace, "nft"),
             (&["--backend", "iptables"], Mode::Ipvs, "iptables"),
         ] {
-            assert_eq!(args(flags).of(mode).name(), expected, "{flags:?} {mode}");
+            assert_eq!(args(flags).of(mode).name, expected, "{flags:?} {mode}");
         }
     }
 

@@ -30,7 +30,7 @@ pub fn programs() -> Vec<Command> {
         localnet_node::args::Arguments::command(),
         localnet::args::Arguments::command(),
     ];
-    localnet_node::backends::BACKENDS.iter().map(|backend| backend.program()).chain(others).collect()
+    localnet_node::backends::BACKENDS.iter().map(|backend| (backend.program)()).chain(others).collect()
 }
 
 /// Writes manual pages and completions into a folder, and creates the folder if necessary.
