@@ -10,7 +10,7 @@ use std::{
 use anyhow::Context as _;
 use localnet_client::{
     Backend, Mode, RuleCount, Synced,
-    vips::{self, Config, Effective},
+    vips::{self, Effective},
 };
 use localnet_linux::{
     conntrack::{Commit, Frontend},
@@ -52,35 +52,15 @@ const MAX_KEPT: usize = 64;
 
 impl<K: Kernel> IptablesBackend<K> {
     /// A backend that has neither read nor written anything yet.
-    pub fn new(config: Config, kernel: K) -> Self {
+    pub fn new(desired: Desired, kernel: K) -> Self {
         Self {
             kernel,
-            desired: Desired::new(config),
+            desired,
             first: true,
             found: Default::default(),
             written: Default::default(),
             read: BTreeSet::new(),
         }
-    }
-
-    /// Sets the number of VIPs of a family above which they are grouped by network. The default is 1000.
-    pub fn with_many_vips(mut self, vips: usize) -> Self {
-        self.desired.set_many_vips(vips);
-        self
-    }
-
-    /// Forwards packets that connection tracking calls invalid. By default they are dropped, as kube-proxy does. Call this before
-    /// the first state.
-    pub fn forwarding_invalid(mut self) -> Self {
-        self.desired.forward_invalid();
-        self
-    }
-
-    /// Answers NodePorts on 127.0.0.1, too. This needs the sysctl `route_localnet`; without it, such packets never leave the
-    /// node.
-    pub fn with_localhost_node_ports(mut self) -> Self {
-        self.desired.answer_on_localhost();
-        self
     }
 
     /// The kernel that the backend programs.

@@ -46,17 +46,20 @@ impl Desired {
         self.vips.effective()
     }
 
-    /// Sets the number of VIPs of a family above which they are grouped by network. Call this before anything else.
+    /// Sets the number of VIPs of a family above which they are grouped by network. The default is 1000. Call this before anything
+    /// else.
     pub fn set_many_vips(&mut self, vips: usize) {
         self.tables.many_vips = vips;
     }
 
-    /// Forwards packets that connection tracking calls invalid. Call this before anything else.
+    /// Forwards packets that connection tracking calls invalid. By default they are dropped, as kube-proxy does. Call this before
+    /// anything else.
     pub fn forward_invalid(&mut self) {
         self.tables.drop_invalid = false;
     }
 
-    /// Answers NodePorts on 127.0.0.1, too. Call this before anything else.
+    /// Answers NodePorts on 127.0.0.1, too. This needs the sysctl `route_localnet`; without it, such packets never leave the
+    /// node. Call this before anything else.
     pub fn answer_on_localhost(&mut self) {
         self.vips.answer_on_localhost();
     }

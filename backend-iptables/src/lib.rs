@@ -19,7 +19,7 @@
 mod backend;
 pub mod cleanup;
 pub mod desired;
-pub mod dry_run;
+mod dry_run;
 pub mod flavour;
 pub mod kernel;
 pub mod live;

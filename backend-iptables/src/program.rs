@@ -18,7 +18,7 @@ use localnet_linux::{
 };
 use tracing::{info, warn};
 
-use crate::{Flavour, IptablesBackend, LiveBackend, Tools, dry_run::DryRun, live, served};
+use crate::{Flavour, IptablesBackend, LiveBackend, Tools, desired::Desired, live, served};
 
 /// `localnet-iptables`.
 #[derive(Args)]
@@ -40,34 +40,34 @@ impl BackendProgram for Iptables {
     type Cleanup = ();
     type Command = Infallible;
     type Backend = LiveBackend;
-    type Planner = DryRun;
+    type Planner = Desired;
 
     async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
         let chosen = self.iptables_flavour.is_some();
         let flavour = self.iptables_flavour.unwrap_or_else(Flavour::of_host);
         info!(?flavour, chosen, "selected the variant of iptables");
-        let mut backend = IptablesBackend::new(flags.config(config), Tools::find(flavour)?);
-        if wants_localhost(config) && route_localhost(&Settings::default()) {
-            backend = backend.with_localhost_node_ports();
-        }
+        let tools = Tools::find(flavour)?;
+        let localhost = wants_localhost(config) && route_localhost(&Settings::default());
         // kube-proxy reads the kernel's value once, too.
-        if is_liberal(config, &Settings::default()) {
+        let liberal = is_liberal(config, &Settings::default());
+        if liberal {
             info!(
                 "net.netfilter.nf_conntrack_tcp_be_liberal is set; the node forwards packets that connection tracking calls invalid"
             );
-            backend = backend.forwarding_invalid();
         }
-        let backend = live::open(backend).await?;
+        let desired = desired(flags.config(config), localhost, liberal);
+        let backend = live::open(IptablesBackend::new(desired, tools)).await?;
         if flags.kube_proxy.configures_node() {
             setup::start(&config.linux);
         }
         Ok(backend)
     }
 
-    async fn planner(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<DryRun> {
-        let dry_run = DryRun::new(flags.config(config)).with_addresses(NodeAddresses::default().list().await?);
-        let dry_run = if wants_localhost(config) { dry_run.with_localhost_node_ports() } else { dry_run };
-        Ok(if is_liberal(config, &Settings::default()) { dry_run.forwarding_invalid() } else { dry_run })
+    async fn planner(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<Desired> {
+        let liberal = is_liberal(config, &Settings::default());
+        let mut desired = desired(flags.config(config), wants_localhost(config), liberal);
+        desired.set_local_addresses(NodeAddresses::default().list().await?);
+        Ok(desired)
     }
 
     async fn dump(&self) -> anyhow::Result<Served> {
@@ -80,7 +80,7 @@ impl BackendProgram for Iptables {
         for flavour in self.iptables_flavour.map_or(both, |flavour| vec![flavour]) {
             if flavour.is_in_use() {
                 // The configuration does not influence what a cleanup removes.
-                IptablesBackend::new(vips::Config::default(), Tools::find(flavour)?).remove_all()?;
+                IptablesBackend::new(Desired::new(vips::Config::default()), Tools::find(flavour)?).remove_all()?;
             }
         }
         Ok(())
@@ -93,6 +93,19 @@ impl BackendProgram for Iptables {
     fn command(command: Infallible) -> anyhow::Result<()> {
         match command {}
     }
+}
+
+/// The empty desired state. `localhost`: whether NodePorts answer on 127.0.0.1, too. `liberal`: whether packets are forwarded that
+/// connection tracking calls invalid.
+fn desired(config: vips::Config, localhost: bool, liberal: bool) -> Desired {
+    let mut desired = Desired::new(config);
+    if localhost {
+        desired.answer_on_localhost();
+    }
+    if liberal {
+        desired.forward_invalid();
+    }
+    desired
 }
 
 /// Whether connection tracking accepts TCP packets outside of their window. The packets that it then still calls invalid mostly

@@ -2,7 +2,7 @@
 //! `flows.yaml`.
 
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
-use localnet_iptables::{Flavour, IptablesBackend, LinuxBackend as _, Tools, dry_run::DryRun};
+use localnet_iptables::{Flavour, IptablesBackend, LinuxBackend as _, Tools, desired::Desired};
 use localnet_lab::{DetectLocal, Flows, cases, check_cases, check_that_mistakes_show, expect_plan};
 use localnet_proto::{Changes, Snapshot};
 
@@ -21,7 +21,9 @@ fn config(flows: &Flows) -> Config {
 
 /// The plan of a state, in the configuration of `flows`.
 fn plan(flows: &Flows, state: &Snapshot) -> String {
-    DryRun::new(config(flows)).with_addresses(flows.local_addresses()).text(state, &Changes::everything())
+    let mut desired = Desired::new(config(flows));
+    desired.set_local_addresses(flows.local_addresses());
+    desired.text(state, &Changes::everything())
 }
 
 #[test]
@@ -44,8 +46,9 @@ fn a_mistake_in_any_line_of_a_plan_is_detected() {
 fn wrong_packets(flavour: Flavour, many_vips: usize) -> Vec<String> {
     check_cases(&cases(), |case, network| {
         network.node().run(|| {
-            let mut backend =
-                IptablesBackend::new(config(&case.flows), Tools::find(flavour)?).with_many_vips(many_vips);
+            let mut desired = Desired::new(config(&case.flows));
+            desired.set_many_vips(many_vips);
+            let mut backend = IptablesBackend::new(desired, Tools::find(flavour)?);
             backend.set_local_addresses(case.flows.local_addresses());
             backend.apply(&case.read_state()?, &Changes::everything())?.whole()?;
             // The backend reads exactly what it wrote, so a restart would write nothing.

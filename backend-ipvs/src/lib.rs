@@ -20,7 +20,7 @@
 
 mod backend;
 pub mod desired;
-pub mod dry_run;
+mod dry_run;
 pub mod kernel;
 pub mod live;
 pub mod options;

@@ -19,7 +19,7 @@ use localnet_linux::{
 };
 
 use crate::{
-    Host, IpvsBackend, LiveBackend, Options, dry_run::DryRun, live, options::scheduler, plan::INTERFACE, served,
+    Host, IpvsBackend, LiveBackend, Options, desired::Desired, live, options::scheduler, plan::INTERFACE, served,
 };
 
 /// `localnet-ipvs`, with the flags for virtual servers. They take precedence over the configuration.
@@ -88,7 +88,7 @@ impl BackendProgram for Ipvs {
     type Cleanup = ();
     type Command = Infallible;
     type Backend = LiveBackend;
-    type Planner = DryRun;
+    type Planner = Desired;
 
     async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
         let backend = live::open(flags.config(config), self.options(&config.ipvs)?).await?;
@@ -98,9 +98,10 @@ impl BackendProgram for Ipvs {
         Ok(backend)
     }
 
-    async fn planner(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<DryRun> {
-        let addresses = NodeAddresses::except(INTERFACE).list().await?;
-        Ok(DryRun::new(flags.config(config), self.options(&config.ipvs)?).with_addresses(addresses))
+    async fn planner(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<Desired> {
+        let mut desired = Desired::new(flags.config(config), self.options(&config.ipvs)?);
+        desired.set_local_addresses(NodeAddresses::except(INTERFACE).list().await?);
+        Ok(desired)
     }
 
     async fn dump(&self) -> anyhow::Result<Served> {

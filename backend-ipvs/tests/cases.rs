@@ -6,11 +6,11 @@ mod planned;
 
 use localnet_lab::{Flows, cases, check_that_mistakes_show, expect_plan};
 use localnet_proto::{Changes, Snapshot};
-use planned::dry_run;
+use planned::desired;
 
 /// The plan of a state, in the configuration of `flows`.
 fn plan(flows: &Flows, state: &Snapshot) -> String {
-    dry_run(flows).text(state, &Changes::everything())
+    desired(flows).text(state, &Changes::everything())
 }
 
 #[test]

@@ -20,7 +20,7 @@
 pub mod affinity;
 mod backend;
 pub mod desired;
-pub mod dry_run;
+mod dry_run;
 pub mod kernel;
 pub mod kube_proxy;
 pub mod live;

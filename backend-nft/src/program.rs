@@ -12,7 +12,7 @@ use localnet_client::{
 use localnet_config::Config;
 use localnet_linux::{addresses::NodeAddresses, setup};
 
-use crate::{LiveBackend, NftBackend, dry_run::DryRun, kernel::Netlink, kube_proxy, live, served};
+use crate::{LiveBackend, NftBackend, desired::Desired, kernel::Netlink, kube_proxy, live, served};
 
 /// `localnet-nft`, which has no flags of its own.
 #[derive(Args)]
@@ -38,7 +38,7 @@ impl BackendProgram for Nft {
     type Cleanup = CleanupArgs;
     type Command = Infallible;
     type Backend = LiveBackend;
-    type Planner = DryRun;
+    type Planner = Desired;
 
     async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
         let backend = live::open(flags.config(config), Some(config.sync_period)).await?;
@@ -49,8 +49,10 @@ impl BackendProgram for Nft {
         Ok(backend)
     }
 
-    async fn planner(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<DryRun> {
-        Ok(DryRun::new(flags.config(config)).with_addresses(NodeAddresses::default().list().await?))
+    async fn planner(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<Desired> {
+        let mut desired = Desired::new(flags.config(config));
+        desired.set_local_addresses(NodeAddresses::default().list().await?);
+        Ok(desired)
     }
 
     async fn dump(&self) -> anyhow::Result<Served> {

@@ -2,7 +2,7 @@
 
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{DetectLocal, Flows, cases, check_case, check_cases, check_that_mistakes_show, expect_plan};
-use localnet_nft::{LinuxBackend as _, Netlink, NftBackend, dry_run::DryRun};
+use localnet_nft::{LinuxBackend as _, Netlink, NftBackend, desired::Desired};
 use localnet_proto::{Changes, Snapshot};
 
 fn config(flows: &Flows) -> Config {
@@ -20,7 +20,9 @@ fn config(flows: &Flows) -> Config {
 
 /// The plan of a state under the configuration of `flows`.
 fn plan(flows: &Flows, state: &Snapshot) -> String {
-    DryRun::new(config(flows)).with_addresses(flows.local_addresses()).text(state, &Changes::everything())
+    let mut desired = Desired::new(config(flows));
+    desired.set_local_addresses(flows.local_addresses());
+    desired.text(state, &Changes::everything())
 }
 
 #[test]

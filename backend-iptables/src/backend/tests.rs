@@ -2,6 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
+use localnet_client::vips::Config;
 use localnet_proto::Service;
 use proptest::{collection::vec, prelude::*};
 
@@ -28,9 +29,16 @@ fn backend(state: &Snapshot, kernel: Fake) -> TestBackend {
 
 /// A backend that has synced `state`, on `kernel`. `many_vips`: the number of VIPs above which they are grouped.
 fn backend_with(state: &Snapshot, kernel: Fake, many_vips: usize) -> TestBackend {
-    let mut backend = IptablesBackend::new(Config::default(), kernel).with_many_vips(many_vips);
+    let mut backend = IptablesBackend::new(grouping_above(many_vips), kernel);
     sync(&mut backend, state, &Changes::everything()).whole().unwrap();
     backend
+}
+
+/// A desired state that groups VIPs by network if there are more than this.
+fn grouping_above(many_vips: usize) -> Desired {
+    let mut desired = Desired::new(Config::default());
+    desired.set_many_vips(many_vips);
+    desired
 }
 
 fn sync(backend: &mut TestBackend, state: &Snapshot, changes: &Changes) -> Synced {
@@ -205,8 +213,7 @@ fn a_refused_service_is_named_and_skipped_and_the_others_are_programmed() {
     for (at_the_end, many_vips) in [(false, usize::MAX), (true, usize::MAX), (false, 0), (true, 0)] {
         let state = state(WEB);
         let refuses = Some(("--to-destination 10.0.0.2:8080".to_owned(), at_the_end));
-        let backend = IptablesBackend::new(Config::default(), Fake { refuses, ..Fake::default() });
-        let mut backend = backend.with_many_vips(many_vips);
+        let backend = IptablesBackend::new(grouping_above(many_vips), Fake { refuses, ..Fake::default() });
         let expected = |state: &Snapshot| backend_with(state, Fake::default(), many_vips);
         let synced = sync(&mut backend, &state, &Changes::everything());
         assert_eq!(synced.skipped.len(), 1);
@@ -243,7 +250,7 @@ fn lack_of_memory_is_blamed_on_no_service() {
     for at_the_end in [false, true] {
         let refuses = Some(("--to-destination 10.0.0.2:8080".to_owned(), at_the_end));
         let fake = Fake { refuses, short: true, ..Fake::default() };
-        let mut backend = IptablesBackend::new(Config::default(), fake);
+        let mut backend = IptablesBackend::new(Desired::new(Config::default()), fake);
         let synced = backend.apply(&state(WEB), &Changes::everything()).unwrap();
         assert_eq!((synced.failed.len(), synced.skipped.len()), (1, 0), "{synced:?}");
         let error = format!("{:#}", synced.whole().unwrap_err());
@@ -257,7 +264,7 @@ fn lack_of_memory_is_blamed_on_no_service() {
 #[test]
 fn a_refused_rule_of_no_service_fails_the_sync() {
     let refuses = Some(("MASQUERADE".to_owned(), false));
-    let mut backend = IptablesBackend::new(Config::default(), Fake { refuses, ..Fake::default() });
+    let mut backend = IptablesBackend::new(Desired::new(Config::default()), Fake { refuses, ..Fake::default() });
     let error = backend.apply(&state(WEB), &Changes::everything()).unwrap_err();
     assert!(format!("{error:#}").contains("MASQUERADE"), "{error:#}");
     kernel(&mut backend).refuses = None;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use localnet_client::{Options, Report, Revision, Source, SourceError, vips::Config};
-use localnet_iptables::{Flavour, IptablesBackend, Tools, live};
+use localnet_iptables::{Flavour, IptablesBackend, Tools, desired::Desired, live};
 use localnet_lab::Network;
 use localnet_proto::{Snapshot, Update};
 use tokio::sync::oneshot;
@@ -36,7 +36,7 @@ impl Live {
             runtime.block_on(async {
                 let state = Snapshot { revision: Revision { instance: 1, rev: 1 }, ..state };
                 let source = OneState { state, given: AtomicBool::new(false), reports };
-                let backend = live::open(IptablesBackend::new(config, Tools::find(flavour)?)).await?;
+                let backend = live::open(IptablesBackend::new(Desired::new(config), Tools::find(flavour)?)).await?;
                 let shutdown = async { _ = stopped.await };
                 localnet_client::run(backend, source, Options::default(), shutdown).await
             })

@@ -11,7 +11,7 @@ use localnet_client::{
     Synced,
     vips::{Config, Detector},
 };
-use localnet_iptables::{Flavour, IptablesBackend, Tools};
+use localnet_iptables::{Flavour, IptablesBackend, Tools, desired::Desired};
 use localnet_lab::{Namespace, Network, Topology};
 use localnet_proto::{Changes, ServiceKey, Snapshot};
 
@@ -34,7 +34,7 @@ fn network() -> Network {
 /// Syncs with a backend that has just started. Returns the number of tables that it wrote, and the outcome.
 fn sync(node: &Namespace, flavour: Flavour, state: &Snapshot) -> (u32, Synced) {
     let work = || {
-        let mut backend = IptablesBackend::new(config(), Tools::find(flavour)?);
+        let mut backend = IptablesBackend::new(Desired::new(config()), Tools::find(flavour)?);
         let synced = backend.apply(state, &Changes::everything())?;
         Ok((backend.kernel().commits(), synced))
     };
@@ -87,7 +87,7 @@ fn deleted_services_leave_no_rules() {
         let network = network();
         let none = Snapshot { services: Default::default(), ..state() };
         let work = || {
-            let mut backend = IptablesBackend::new(config(), Tools::find(flavour)?);
+            let mut backend = IptablesBackend::new(Desired::new(config()), Tools::find(flavour)?);
             let mut apply = |state: &Snapshot| backend.apply(state, &Changes::everything())?.whole();
             apply(&none)?;
             let before = list(network.node(), flavour);

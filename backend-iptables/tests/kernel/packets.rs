@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use localnet_iptables::{Flavour, IptablesBackend, LinuxBackend as _, Tools};
+use localnet_iptables::{Flavour, IptablesBackend, LinuxBackend as _, Tools, desired::Desired};
 use localnet_lab::{Endpoint, Network, Protocol, Servers, Topology, segment::invalid_is_forwarded};
 use localnet_linux::conntrack::Cleaner;
 use localnet_proto::{Changes, Snapshot};
@@ -115,7 +115,7 @@ fn nothing_leaves(flavour: Flavour) {
         });
         let changing = move || {
             let cleaner = Cleaner::start(|_| {}).expect("a thread");
-            let mut backend = IptablesBackend::new(config(), Tools::find(flavour)?);
+            let mut backend = IptablesBackend::new(Desired::new(config()), Tools::find(flavour)?);
             let mut begin = Some(begin);
             for _ in 0..ROUNDS {
                 for serves in [false, true] {
@@ -166,8 +166,11 @@ services:
       - {address: 10.180.0.1, ports: [{name: http, port: 8080}], local: true, scopes: {internal: true, external: true}}
 ";
         let work = || {
-            let backend = IptablesBackend::new(config(), Tools::find(flavour)?);
-            let mut backend = if forwards { backend.forwarding_invalid() } else { backend };
+            let mut desired = Desired::new(config());
+            if forwards {
+                desired.forward_invalid();
+            }
+            let mut backend = IptablesBackend::new(desired, Tools::find(flavour)?);
             let state = serde_saphyr::from_str(state)?;
             backend.apply(&state, &Changes::everything())?.whole()?;
             anyhow::ensure!(!backend.needs_repair()?, "the tables read back differ from those written");

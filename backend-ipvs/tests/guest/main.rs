@@ -18,17 +18,17 @@ use localnet_lab::{Case, Flow, Flows, Network, Sender, Servers, probe_flows};
 use localnet_linux::{ipvs, sysctl::Settings};
 use localnet_proto::Changes;
 use localnet_vm::on_ipvs;
-use planned::{config, dry_run};
+use planned::{config, desired};
 
 /// The Case with the verdicts that are specific to IPVS (`docs/backends/ipvs.md`). First, all ports of a VIP's address are local,
 /// so packets to other ports are rejected. Second, a packet from the node to a VIP has that VIP's address as its source, so it
 /// has to be masqueraded. Third, IPVS takes every packet to a VIP, so an endpoint with the VIP's own address and port gets none.
 fn as_ipvs_shows_it(mut case: Case) -> anyhow::Result<Case> {
-    let mut plan = dry_run(&case.flows);
-    plan.text(&case.read_state()?, &Changes::everything());
-    let addresses: BTreeSet<IpAddr> = plan.addresses().collect();
+    let mut plan = desired(&case.flows);
+    plan.update(&case.read_state()?, &Changes::everything());
+    let addresses: BTreeSet<IpAddr> = plan.wanted_addresses().collect();
     for flow in &mut case.flows.flows {
-        let has_server = plan.has_server(&ipvs::Frontend::new(flow.protocol, flow.to));
+        let has_server = plan.servers().wants(&ipvs::Frontend::new(flow.protocol, flow.to));
         let is_endpoint = matches!(&flow.expect, Expect::Answers { by, .. } if by.contains(&flow.to));
         match &mut flow.expect {
             expect @ (Expect::Untouched | Expect::Drop) if addresses.contains(&flow.to.ip()) && !has_server => {

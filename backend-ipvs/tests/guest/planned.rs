@@ -1,7 +1,7 @@
 //! The configuration and the plan of a Case.
 
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
-use localnet_ipvs::{Options, dry_run::DryRun};
+use localnet_ipvs::{Options, desired::Desired};
 use localnet_lab::{DetectLocal, Flows};
 
 pub(crate) fn config(flows: &Flows) -> Config {
@@ -17,6 +17,8 @@ pub(crate) fn config(flows: &Flows) -> Config {
     Config { masquerade_all: flows.node.masquerade_all, masquerade_bit: 14, detector, node_port_addresses }
 }
 
-pub(crate) fn dry_run(flows: &Flows) -> DryRun {
-    DryRun::new(config(flows), Options::default()).with_addresses(flows.local_addresses())
+pub(crate) fn desired(flows: &Flows) -> Desired {
+    let mut desired = Desired::new(config(flows), Options::default());
+    desired.set_local_addresses(flows.local_addresses());
+    desired
 }

@@ -12,7 +12,7 @@ use std::{net::IpAddr, process::Command, sync::Arc};
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_lab::{Namespace, Network, Topology, foreign::ForeignTables};
 use localnet_linux::nft::{self, Chain, Element, Error, Set, Table, Transaction, TransactionSize};
-use localnet_nft::{Kernel, Netlink, NftBackend, dry_run::DryRun, kernel::LiveTable};
+use localnet_nft::{Kernel, Netlink, NftBackend, desired::Desired, kernel::LiveTable};
 use localnet_proto::{Changes, Family, Service, ServiceKey, Snapshot};
 
 fn config() -> Config {
@@ -115,7 +115,7 @@ fn text_and_netlink_create_the_same_tables_and_their_listing_can_be_loaded() {
     for config in detectors() {
         let [by_netlink, by_text, again] = std::array::from_fn(|_| network());
         sync(by_netlink.node(), &config, &state());
-        let text = DryRun::new(config.clone()).text(&state(), &Changes::everything());
+        let text = Desired::new(config.clone()).text(&state(), &Changes::everything());
         load(by_text.node(), &text);
         let listing = list(by_netlink.node());
         assert_same(&listing, &list(by_text.node()), &format!("{config:?}"));
@@ -138,7 +138,7 @@ fn a_restart_changes_nothing() {
 #[test]
 fn tables_that_nft_loaded_are_adopted() {
     let network = network();
-    load(network.node(), &DryRun::new(config()).text(&state(), &Changes::everything()));
+    load(network.node(), &Desired::new(config()).text(&state(), &Changes::everything()));
     let before = list_with_handles(network.node());
     assert_eq!(sync(network.node(), &config(), &state()), []);
     assert_eq!(list_with_handles(network.node()), before);
@@ -313,6 +313,6 @@ fn scripts_are_transactions() {
         transaction.add_content(content);
     }
     load(by_script.node(), &nft::script(&transaction));
-    load(by_listing.node(), &DryRun::new(config()).text(&state(), &Changes::everything()));
+    load(by_listing.node(), &Desired::new(config()).text(&state(), &Changes::everything()));
     assert_same(&list(by_script.node()), &list(by_listing.node()), "");
 }

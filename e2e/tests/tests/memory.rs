@@ -33,7 +33,7 @@ use localnet_cluster::{
     localize::NodeIps,
     objects::{Event, Kind, Object},
 };
-use localnet_iptables::{Flavour, IptablesBackend, Tools};
+use localnet_iptables::{Flavour, IptablesBackend, Tools, desired::Desired};
 use localnet_lab::{Network, Topology};
 use localnet_node::FeedSource;
 use localnet_proto::Address;
@@ -69,7 +69,7 @@ fn so_it_is_with_iptables() -> anyhow::Result<()> {
     let (services, changes) = BY_TOOLS;
     let open = async || {
         let tools = Tools::find(Flavour::Legacy)?;
-        localnet_iptables::live::open(IptablesBackend::new(Config::default(), tools)).await
+        localnet_iptables::live::open(IptablesBackend::new(Desired::new(Config::default()), tools)).await
     };
     in_a_process_of_its_own(|| measure(services, changes, open))
 }
