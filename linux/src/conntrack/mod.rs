@@ -17,13 +17,13 @@ mod flow;
 mod frontends;
 mod kernel;
 mod limits;
-#[cfg(test)]
-mod properties;
 mod recheck;
 mod reconciler;
 mod stale;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use cleaner::{Cleaner, Commit};
 pub use flow::{Counters, Flow, Selection, Status, TcpState, Tuple, Zone};
