@@ -213,7 +213,7 @@ fn a_refused_service_is_named_and_skipped_and_the_others_are_programmed() {
     for (at_the_end, many_vips) in [(false, usize::MAX), (true, usize::MAX), (false, 0), (true, 0)] {
         let state = state(WEB);
         let refuses = Some(("--to-destination 10.0.0.2:8080".to_owned(), at_the_end));
-        let backend = IptablesBackend::new(grouping_above(many_vips), Fake { refuses, ..Fake::default() });
+        let mut backend = IptablesBackend::new(grouping_above(many_vips), Fake { refuses, ..Fake::default() });
         let expected = |state: &Snapshot| backend_with(state, Fake::default(), many_vips);
         let synced = sync(&mut backend, &state, &Changes::everything());
         assert_eq!(synced.skipped.len(), 1);
