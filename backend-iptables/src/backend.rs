@@ -103,7 +103,8 @@ impl<K: Kernel> IptablesBackend<K> {
         Family::BOTH.into_iter().filter(|family| self.kernel.has_family(*family)).collect()
     }
 
-    /// Makes the kernel hold `state`. Only `changes` differs from the previous state. A family that fails does not stop the other.
+    /// Makes the kernel hold `state`. `changes` names everything that differs from the previous state. A family that fails
+    /// does not stop the other.
     ///
     /// # Errors
     /// In every family, the tools cannot be run or the kernel refuses something that belongs to no single Service.
@@ -134,7 +135,7 @@ impl<K: Kernel> IptablesBackend<K> {
         };
         if failed.len() == self.families().len() {
             let first = failed.into_iter().next().map(|(_, error)| error);
-            return Err(first.unwrap_or_else(|| anyhow::anyhow!("this host has no address family")));
+            return Err(first.unwrap_or_else(|| anyhow::anyhow!("this host has neither IPv4 nor IPv6")));
         }
         let full = self.read.iter().copied().collect();
         Ok(Synced { failed, skipped: self.desired.skipped(), refused: self.desired.refused(), full })
@@ -170,7 +171,7 @@ impl<K: Kernel> IptablesBackend<K> {
             let owner = match subject {
                 Subject::Removal(chain) if kept < MAX_KEPT => {
                     kept += 1;
-                    warn!(chain = &*chain.name, table = %chain.table, "another program's rule jumps to a chain that should be deleted; keeping it empty");
+                    warn!(chain = &*chain.name, table = %chain.table, "another program's rule jumps to a chain that should be deleted; emptying the chain and keeping it");
                     self.desired.keep(family, chain);
                     continue;
                 }

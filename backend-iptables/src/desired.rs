@@ -69,7 +69,8 @@ impl Desired {
         self.vips.set_local_addresses(addresses)
     }
 
-    /// Moves to `state`. Only `changes` differs from the previous state. Returns diagnostics of what is not programmed, each once.
+    /// Moves to `state`. `changes` names everything that differs from the previous state. Returns diagnostics of what is not
+    /// programmed, each once.
     pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
         self.tables.update_health_checks(state, changes);
         let settled = self.vips.update(state, changes, &mut self.tables);

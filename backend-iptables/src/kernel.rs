@@ -68,7 +68,7 @@ impl Tools {
         self.commits
     }
 
-    /// How often the tools took the lock of ip_tables: once for each table that they reached.
+    /// How many times the tools took the lock of ip_tables: once for each table that they reached.
     pub fn locks(&self) -> u32 {
         self.locks
     }

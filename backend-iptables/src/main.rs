@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use localnet_client::program;
 use localnet_iptables::Iptables;
 
-/// jemalloc returns memory to the kernel that is needed only while the first state is read or written.
+/// jemalloc returns to the kernel the memory that is needed only to read and write the first state.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -62,7 +62,7 @@ struct Rule {
 }
 
 impl Rules {
-    /// The rules of a family before the first line.
+    /// No rules yet. Call [`Self::line`] for each line of the output of `iptables-save`.
     pub fn new(family: Family) -> Self {
         Self { family, nat: false, chains: BTreeMap::new(), refused: BTreeMap::new() }
     }

@@ -205,7 +205,7 @@ impl Clock {
         self.read_at = self.read_at.min((now + READ_TOUCHED).max(self.read_not_before));
     }
 
-    /// Schedules checks if other processes took the lock. `own`: how often our own tools took it since the last call.
+    /// Schedules checks if other processes took the lock. `own`: how many times our own tools took it since the last call.
     fn see_others(&mut self, own: u32) {
         let events = self.lock.as_mut().map_or(0, LockWatch::drain);
         if events > own as usize * EVENTS_PER_LOCK {

@@ -42,7 +42,7 @@ fn a_mistake_in_any_line_of_a_plan_is_detected() {
     }
 }
 
-/// The packets of all Cases that got another verdict than expected. `many_vips`: the number of VIPs above which they are grouped.
+/// The packets of all Cases that got an unexpected verdict. `many_vips`: the number of VIPs above which they are grouped.
 fn wrong_packets(flavour: Flavour, many_vips: usize) -> Vec<String> {
     check_cases(&cases(), |case, network| {
         network.node().run(|| {

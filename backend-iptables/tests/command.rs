@@ -45,8 +45,8 @@ fn contradicting_flags_are_refused() {
     for (arguments, expected) in [
         (&["--cleanup", "--init-only"][..], "--cleanup: cannot be combined with --init-only"),
         (&["--init-only", "--dry-run"], "--dry-run changes nothing, but --init-only does"),
-        (&["init", "--cleanup"], "--cleanup: the command init does not do that"),
-        (&["init", "--write-config-to", "/nowhere"], "--write-config-to: the command init does not"),
+        (&["init", "--cleanup"], "--cleanup: does not apply to the command init"),
+        (&["init", "--write-config-to", "/nowhere"], "--write-config-to: does not apply to the command init"),
     ] {
         let output = localnet_iptables().args(arguments).output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();

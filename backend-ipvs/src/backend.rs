@@ -109,7 +109,7 @@ impl<K: Kernel> IpvsBackend<K> {
         Family::BOTH.into_iter().filter(|family| self.kernel.has_family(*family)).collect()
     }
 
-    /// Makes the kernel hold `state`. Only `changes` differs from the previous state.
+    /// Makes the kernel hold `state`. `changes` names everything that differs from the previous state.
     ///
     /// # Errors
     /// IPVS cannot be reached, or the rules of every family are refused.

@@ -204,8 +204,8 @@ impl Desired {
         servers.chain(schedulers.map(|vip| vip.service.clone())).chain(addresses).collect()
     }
 
-    /// Moves to `state`. Only `changes` differs from the previous state. Returns diagnostics of what is not programmed, each
-    /// once.
+    /// Moves to `state`. `changes` names everything that differs from the previous state. Returns diagnostics of what is not
+    /// programmed, each once.
     pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
         if self.parts.node != state.node.addresses {
             self.parts.set_node_addresses(&state.node.addresses);

@@ -63,7 +63,7 @@ struct Generations {
     undisturbed: Option<u32>,
 }
 
-/// How often clients are read again because some expired before they were changed.
+/// How many times clients are read again because some expired before they were changed.
 const ATTEMPTS: usize = 8;
 
 /// The largest number of services that may be refused in one sync. With more, the cause is something else, and the
@@ -323,7 +323,7 @@ impl<K: Kernel> NftBackend<K> {
             let vips = found.iter().flat_map(|found| live_vips(found, &ANSWERING));
             self.found[family] = vips.map(|vip| frontend(&vip)).collect();
             self.desired.adopt(family, found);
-            // The slots in the kernel may require other chains than those that the table was compared with.
+            // The slots in the kernel may require chains other than those that the table was compared with.
             if *self.desired.affinity(family) == affinity {
                 break;
             }

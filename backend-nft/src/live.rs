@@ -54,7 +54,7 @@ impl Tables {
             }
             Event::Committed(_) => false,
             Event::Lost if backend.lost_sight() => {
-                info!("nf_tables changed faster than the notifications; resyncing");
+                info!("the kernel dropped notifications of nf_tables; resyncing");
                 true
             }
             Event::Lost => false,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use localnet_client::program;
 use localnet_nft::Nft;
 
-/// An allocator that returns memory that is only needed while a state is read or written for the first time.
+/// jemalloc returns to the kernel the memory that is needed only to read and write the first state.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

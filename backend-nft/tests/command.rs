@@ -23,8 +23,11 @@ fn check_refused(arguments: &[&str], words: &[&str]) {
 fn contradicting_flags_are_refused() {
     check_refused(&["--cleanup", "--init-only"], &["--cleanup: cannot be combined with --init-only"]);
     check_refused(&["--cleanup", "--dry-run"], &["--dry-run changes nothing, but --cleanup does"]);
-    check_refused(&["init", "--cleanup"], &["--cleanup: the command init does not do that"]);
-    check_refused(&["init", "--write-config-to", "/nowhere"], &["--write-config-to: the command init does not"]);
+    check_refused(&["init", "--cleanup"], &["--cleanup: does not apply to the command init"]);
+    check_refused(
+        &["init", "--write-config-to", "/nowhere"],
+        &["--write-config-to: does not apply to the command init"],
+    );
     check_refused(&["--dry-run", "--tls-ca", "/none"], &["--tls-ca:", "use --api tcp://HOST:PORT"]);
 }
 

@@ -96,7 +96,7 @@ impl<K: Kernel> WinBackend<K> {
         &mut self.kernel
     }
 
-    /// Makes HNS hold `state`. Only `changes` differ from the previous state.
+    /// Makes HNS hold `state`. `changes` names everything that differs from the previous state.
     ///
     /// # Errors
     /// Returns an error if HNS is unavailable or does not have the network.

@@ -50,8 +50,8 @@ impl Desired {
         &self.parts.local
     }
 
-    /// Updates to `state`. Only `changes` differ from the previous state. Returns the new diagnostics of what is not
-    /// programmed.
+    /// Updates to `state`. `changes` names everything that differs from the previous state. Returns the new diagnostics of
+    /// what is not programmed.
     pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
         self.vips.set_local_addresses(addresses(&state.node));
         self.vips.update(state, changes, &mut self.parts).notices
@@ -63,8 +63,8 @@ impl Desired {
     }
 }
 
-/// Returns the addresses that stand for the node's. HNS serves the NodePorts of a family on all addresses or on none, so it
-/// only matters whether there is any. If the Node object has no address of a family, the unspecified address stands for it.
+/// Returns the node's addresses for NodePorts. HNS serves the NodePorts of a family on all addresses or on none, so it
+/// matters only whether there is any. If the Node object has no address of a family, the unspecified address stands for it.
 fn addresses(node: &Node) -> Vec<IpAddr> {
     let named = node.addresses.iter().copied();
     let unnamed = Family::BOTH.into_iter().filter(|family| node.primary_address(*family).is_none());

@@ -62,7 +62,8 @@ impl Memory {
         self.endpoints.remove(&id);
     }
 
-    /// Whether a load balancer in HNS is as wanted: an equal document, or the one that HNS showed for it earlier.
+    /// Whether a load balancer in HNS is in the desired state: its document is equal, or is the one that HNS returned after the
+    /// backend wrote the desired one.
     fn holds(&self, id: Guid, wanted: &LoadBalancer, shown: &LoadBalancer) -> bool {
         let (wanted, shown) = (normal(wanted), normal(shown));
         // HNS may show a source address that was not written.
@@ -71,7 +72,7 @@ impl Memory {
             || self.written.get(&id).is_some_and(|(wrote, showed)| (wrote, showed) == (&wanted, &shown))
     }
 
-    /// Whether an endpoint in HNS is as wanted. HNS shows more values than were written, and may show fewer.
+    /// Whether an endpoint in HNS is in the desired state. HNS returns more values than were written, and may omit some.
     fn holds_endpoint(&self, id: Guid, wanted: &Endpoint, found: &Endpoint) -> bool {
         let mac = |endpoint: &Endpoint| endpoint.mac_address.to_ascii_lowercase().replace(':', "-");
         let addresses = |endpoint: &Endpoint| endpoint.addresses().collect::<BTreeSet<_>>();

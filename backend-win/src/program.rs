@@ -195,10 +195,10 @@ mod tests {
             (&["--init-only", "--dry-run"], "--dry-run changes nothing, but --init-only does"),
             (&["--cleanup", "--dry-run"], "--dry-run changes nothing, but --cleanup does"),
             (&["--cleanup", "--init-only"], "--cleanup: cannot be combined with --init-only"),
-            (&["cleanup", "--cleanup"], "--cleanup: the command cleanup does not do that"),
-            (&["cleanup", "--init-only"], "--init-only: the command cleanup does not do that"),
-            (&["check", "--init-only"], "--init-only: the command check does not do that"),
-            (&["check", "--write-config-to", "/nowhere"], "--write-config-to: the command check does not do that"),
+            (&["cleanup", "--cleanup"], "--cleanup: does not apply to the command cleanup"),
+            (&["cleanup", "--init-only"], "--init-only: does not apply to the command cleanup"),
+            (&["check", "--init-only"], "--init-only: does not apply to the command check"),
+            (&["check", "--write-config-to", "/nowhere"], "--write-config-to: does not apply to the command check"),
             (&["--proxy-mode", "nftables"], "mode"),
         ] {
             let arguments = Arguments::try_parse_from([&["localnet-win"], flags].concat()).unwrap();

@@ -43,7 +43,7 @@ pub(crate) struct FakeHcn {
     pub(crate) modify_does_nothing: bool,
     /// Whether an endpoint can be deleted although a load balancer names it.
     pub(crate) deletes_what_is_named: bool,
-    /// Whether new objects get other identifiers than requested.
+    /// Whether new objects get identifiers other than those requested.
     pub(crate) chooses_ids: bool,
     /// Changes a document before it is shown.
     pub(crate) rewrites: Option<fn(&mut Value)>,

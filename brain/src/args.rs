@@ -64,7 +64,7 @@ pub struct CheckArguments {
 #[derive(Args, Clone, Debug)]
 pub struct SourceArgs {
     /// Source of the objects: file:PATH (a file or folder of Kubernetes YAML or JSON), kube (the default kubeconfig or the service
-    /// account) or kube:KUBECONFIG [default: the API server of kube-proxy's flags and --config, if there are any]
+    /// account) or kube:KUBECONFIG [default: the API server that kube-proxy's flags or --config name, if any]
     #[arg(long, value_name = "SOURCE", required_unless_present_any = ["config", "kubeconfig", "master", "write-config-to", "cleanup", "init-only"])]
     pub source: Option<Source>,
     /// Name of the Node object of this machine [default: as configured, or the host name in lower case]
@@ -134,7 +134,7 @@ pub struct ServeArgs {
     /// Address to serve on: unix:///path or tcp://host:port; may be given several times
     #[arg(long, value_name = "ADDR", default_value = DEFAULT_ADDRESS)]
     pub listen: Vec<Address>,
-    /// Group (name or number) that owns unix sockets, whose mode is 0660, and may connect to them
+    /// Group (name or number) that owns the unix sockets and may connect to them; their mode is 0660
     #[arg(long, value_name = "GROUP", value_parser = group)]
     pub socket_group: Option<u32>,
     /// User (number) that may connect to unix sockets; may be given several times; excludes all others [default: everybody who can
@@ -151,11 +151,11 @@ pub struct ServeArgs {
     /// Key of the certificate, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Certificates of the authorities of client certificates, in PEM
+    /// CA certificates that verify client certificates, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_client_ca: Option<PathBuf>,
     /// Name in the certificate of a client that may connect by TLS: a DNS name, or a URI such as a SPIFFE ID, which allows all URIs
-    /// below it if it ends with /*; may be given several times [default: every client with a certificate of the authorities]
+    /// below it if it ends with /*; may be given several times [default: every client whose certificate --tls-client-ca verifies]
     #[arg(long, value_name = "NAME", requires = "tls_client_ca")]
     pub tls_allow_name: Vec<serve::Name>,
     /// Serve TCP beyond loopback without TLS, to everybody who can reach it

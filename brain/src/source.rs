@@ -27,7 +27,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// The error for a text that is not a [`Source`].
+/// The error for a string that is not a [`Source`].
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("expected file:PATH, kube or kube:KUBECONFIG")]
 pub struct BadSource;

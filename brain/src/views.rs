@@ -75,7 +75,7 @@ pub enum Refused {
     NotAllowed(String),
     /// Too many views are open.
     #[error(
-        "this brain serves the views of {MAX_OTHERS} other nodes, its maximum; call another brain for that of node {0:?}"
+        "this brain already serves the views of {MAX_OTHERS} other nodes, its maximum; request the view of node {0:?} from another brain"
     )]
     TooMany(String),
     /// The brain of the view could not be started.

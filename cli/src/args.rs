@@ -24,8 +24,8 @@ use crate::{
 const EXIT_CODES: &str = "\
 Exit codes:
   0  success; no problem was found
-  1  a problem was found: explain: the packet reaches no endpoint; --why-not: there is a cause; diff: the kernel differs;
-     doctor: a check fails; status: a backend or the brain's source fails, or a backend lags
+  1  a problem was found (explain: the packet reaches no endpoint; --why-not: there is a cause; diff: the kernel differs;
+     doctor: a check fails; status: a backend or the brain's source fails, or a backend lags)
   2  the command line is invalid
   3  the brain, the file or the kernel cannot be read
   4  the requested object does not exist";
@@ -212,7 +212,7 @@ struct Top {
     /// Maximum number of rows
     #[arg(long, default_value_t = 20, value_name = "NUMBER")]
     most: usize,
-    /// Repeat every so many seconds and show rates, until Ctrl-C
+    /// Repeat at this interval, in seconds, and show rates, until Ctrl-C
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     interval: Option<u64>,
     /// Exit after this many samples, one second apart unless --interval is given

@@ -1,8 +1,8 @@
 //! Determines from the evidence what is wrong with a port of a Service, the likeliest cause first. Pure.
 //!
 //! Causes are ranked by how close they are to the decision: first the cluster, then what the backend has applied, then what the
-//! kernel holds, then what other programs do to packets. A certain cause, which is an error, ranks before a possible one, which is
-//! a warning, and the ClusterIP before the other addresses.
+//! kernel holds, then what other programs do to packets. A certain cause (an error) ranks before a possible one (a warning).
+//! Causes at the ClusterIP rank before those at other addresses.
 
 mod cluster;
 mod node;

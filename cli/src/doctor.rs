@@ -191,7 +191,7 @@ impl Findings {
                         }
                         None => self.ok("tables", format!("{table} has its chains")),
                         Some(differ) => {
-                            let problem = format!("{table}: not as planned: {}", damaged.join(", "));
+                            let problem = format!("{table} differs from the plan: {}", damaged.join(", "));
                             self.add("tables", Diagnostic { problem, ..differ });
                         }
                     }

@@ -105,7 +105,7 @@ impl fmt::Display for PortText<'_> {
     }
 }
 
-/// Returns how many endpoints are eligible for any traffic, and how many there are.
+/// Returns how many endpoints are eligible for any traffic, and the number of all endpoints.
 fn serving(service: &Service) -> (usize, usize) {
     let serves =
         |endpoint: &&Endpoint| endpoint.scopes.internal || endpoint.scopes.external || endpoint.scopes.short_circuit;

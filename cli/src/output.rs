@@ -119,8 +119,8 @@ pub type Out<W> = io::BufWriter<Harmless<W>>;
 /// How many bytes are buffered before they are written.
 const BLOCK: usize = 64 << 10;
 
-/// Writes text with its control characters escaped, until the reader closes the pipe. The buffer before it splits no text that is written at once, and so neither a character nor a
-/// colour.
+/// Writes text with its control characters escaped, until the reader closes the pipe. The buffer in front of it passes on each
+/// text whole, so no character and no colour code arrives in two parts.
 #[derive(Debug)]
 pub struct Harmless<W> {
     to: W,

@@ -16,7 +16,7 @@ pub struct Style {
     pub no_headings: bool,
 }
 
-/// How good or bad a text is, which decides its colour.
+/// Whether a text reports something good or bad. It decides the colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
     /// Correct.

@@ -204,7 +204,7 @@ struct Sync<B> {
     attempts: ByFamily<Outcome>,
     /// The backend's own counters.
     counts: Option<watch::Receiver<Counts>>,
-    /// If a counter changed since the last report: when to report again.
+    /// When to report again; set if a counter has changed since the last report.
     counts_due: Option<Instant>,
     /// When the last report was made.
     reported: Option<Instant>,

@@ -24,7 +24,7 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The largest accepted message. The brain's messages are far smaller, so a peer that sends more is not a brain.
 const MAX_MESSAGE: usize = 16 << 20;
 
-/// Files for TLS on TCP. They are read at each connect. If they are unusable then, a warning is logged, and the last
+/// Files for TLS on TCP. They are read each time the client connects. If they are unusable then, a warning is logged, and the last
 /// good ones stay in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {

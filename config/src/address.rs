@@ -63,7 +63,7 @@ fn split_host_port(text: &str) -> Option<(&str, &str)> {
     (!colons && !odd(host) && !odd(port)).then_some((host, port))
 }
 
-/// Appends the port to an address that has none. A text that is not an address stays unchanged; validation reports it.
+/// Appends the port to an address that has none. A string that is not an address stays unchanged; validation reports it.
 pub(crate) fn with_port(text: &str, port: u16) -> String {
     if split_host_port(text).is_some() {
         return text.to_owned();

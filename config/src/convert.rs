@@ -40,7 +40,7 @@ pub fn convert(old: &Document) -> (Document, Vec<Diagnostic>) {
     (new, findings.into_unique())
 }
 
-/// Converts a text of v1alpha1 to the list of v1alpha2. An unspecified address sets no address of the node.
+/// Converts a string of v1alpha1 to the list of v1alpha2. An unspecified address sets no address of the node.
 pub(crate) fn list(text: &str, kind: Kind) -> Value {
     match kind {
         _ if text.is_empty() => json!([]),
@@ -128,7 +128,7 @@ impl Config {
     }
 }
 
-/// Converts a list of v1alpha2 to the text of v1alpha1. Without an address of the node, it is the unspecified one of a family.
+/// Converts a list of v1alpha2 to the string of v1alpha1. Without an address of the node, it is the unspecified one of a family.
 fn one_text(texts: &[&str], kind: Kind, is_v6: bool) -> Value {
     match (kind, texts.first()) {
         (Kind::Ip, Some(ip)) => json!(ip),

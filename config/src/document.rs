@@ -48,12 +48,12 @@ impl Document {
         self.values.insert(path, value);
     }
 
-    /// Returns the value of a field that contains a text.
+    /// Returns the value of a field that contains a string.
     pub(crate) fn text(&self, path: &str) -> &str {
         self.get(path).as_str().unwrap_or_default()
     }
 
-    /// Returns the value of a field that contains a list of texts.
+    /// Returns the value of a field that contains a list of strings.
     pub(crate) fn texts(&self, path: &str) -> Vec<&str> {
         self.get(path).as_array().into_iter().flatten().filter_map(Value::as_str).collect()
     }

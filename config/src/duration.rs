@@ -36,7 +36,7 @@ const SECOND: u64 = 1_000_000_000;
 const MINUTE: u64 = 60 * SECOND;
 const HOUR: u64 = 60 * MINUTE;
 
-/// The error for a text that is not a duration.
+/// The error for a string that is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadDuration(String);
 

@@ -23,7 +23,7 @@ pub struct Field {
     pub effect: Effect,
     /// The part of kube-proxy's work that the field affects; `None` means both.
     pub used_by: Option<Part>,
-    /// Whether zero or an empty text counts as missing.
+    /// Whether zero or an empty string counts as missing.
     pub empty_is_default: bool,
     default: Option<&'static str>,
     v1alpha1_default: Option<&'static str>,
@@ -62,7 +62,7 @@ pub enum Formerly {
     /// One field for each of several modes, with its default. The configured mode selects its section: `ipvs`, `nftables`, and
     /// `iptables` for all other modes. Zero counts as missing.
     InModes(&'static [(&'static str, &'static str)]),
-    /// A single text instead of a list. An empty text counts as missing.
+    /// A single string instead of a list. An empty string counts as missing.
     Text(&'static str, Kind),
     /// v1alpha1 has no such field.
     New,
@@ -93,7 +93,7 @@ impl Field {
         Self { default: Some(text), ..self }
     }
 
-    /// Zero or an empty text counts as missing.
+    /// Zero or an empty string counts as missing.
     pub(crate) const fn empty_is_default(self) -> Self {
         Self { empty_is_default: true, ..self }
     }
@@ -108,7 +108,7 @@ impl Field {
         Self { formerly: Formerly::InModes(paths), ..self }
     }
 
-    /// The path in v1alpha1, where the list is a single text.
+    /// The path in v1alpha1, where the list is a single string.
     pub(crate) const fn v1alpha1_text(self, path: &'static str, kind: Kind) -> Self {
         Self { formerly: Formerly::Text(path, kind), ..self }
     }
@@ -118,7 +118,7 @@ impl Field {
         Self { formerly: Formerly::New, ..self }
     }
 
-    /// The default in v1alpha1, if it is another one.
+    /// The default in v1alpha1, if it differs.
     pub(crate) const fn v1alpha1_default(self, text: &'static str) -> Self {
         Self { v1alpha1_default: Some(text), ..self }
     }

@@ -15,7 +15,7 @@ pub enum Kind {
     Unsigned,
     /// A number.
     Float,
-    /// A text.
+    /// A string.
     Text,
     /// A path.
     Path,
@@ -27,7 +27,7 @@ pub enum Kind {
     Ip,
     /// `IP` or `IP:port`. In a flag, an empty one keeps the default.
     IpPort,
-    /// Texts; in a flag, separated by commas. A repeated flag adds more.
+    /// Strings; in a flag, separated by commas. A repeated flag adds more.
     List,
     /// Names, each with true or false; in a flag `name=true`, separated by commas.
     Gates,

@@ -25,7 +25,7 @@ const LIBRARIES: [(&str, &str); 13] = [
 /// The log levels, from nothing to everything.
 pub const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// The error for a text that names no level. `tracing` would take such a word as the name of a module and log the lines of that
+/// The error for a string that names no level. `tracing` would take such a word as the name of a module and log the lines of that
 /// module only, that is, none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadLevel(String);

@@ -76,7 +76,7 @@ impl Reader {
         leave_out_split_streams(&mut old, &mut findings);
         let (mut new, mut lost) = convert(&old);
         // An empty mode used to mean iptables, whose section also sets the periods and masqueradeAll. Its masquerade bit is
-        // therefore as intentional.
+        // therefore intentional, too.
         let bit = "nftables.masqueradeBit";
         if mode.is_empty() && new.get(bit) == Document::new(Version::V1alpha2).get(bit) {
             new.set(bit, old.get("iptables.masqueradeBit").clone());
@@ -187,7 +187,7 @@ fn version(tree: &Tree) -> Result<Version, Diagnostic> {
         Some((line, Node::Text(text))) if !text.is_empty() => Ok((line, text.as_str())),
         Some((line, Node::Null | Node::Text(_))) => Err(wrong(Code::FieldMissing, line, name, "is missing")),
         None => Err(wrong(Code::FieldMissing, 0, name, "is missing")),
-        Some((line, _)) => Err(wrong(Code::FieldMistyped, line, name, "is not a text")),
+        Some((line, _)) => Err(wrong(Code::FieldMistyped, line, name, "is not a string")),
     };
     let ((kind_line, kind), (version_line, version)) = (text("kind")?, text("apiVersion")?);
     let unknown = format!("no kind {kind:?} is registered for version {version:?}");

@@ -46,7 +46,9 @@ impl Walk<'_> {
                 for (position, item) in items.iter().enumerate() {
                     let path = format!("{path}[{position}]");
                     match item.node {
-                        Node::Null => self.mistyped(&path, item.line(), item, "a text", "write it, or remove the item"),
+                        Node::Null => {
+                            self.mistyped(&path, item.line(), item, "a string", "write it, or remove the item")
+                        }
                         _ => self.at(&path, item.line(), item, &pattern),
                     }
                 }

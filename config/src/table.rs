@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `as Rule` | the rules for its values, from [`types`](crate::types); without it, the rules of its type |
 //! | `default` | the default, unless it is false, zero or empty |
-//! | `empty_is_default` | zero or an empty text counts as missing |
+//! | `empty_is_default` | zero or an empty string counts as missing |
 //! | `v1alpha1`, `v1alpha1_in_modes`, `v1alpha1_text`, `new_in_v1alpha2` | its place in v1alpha1, unless it is the same |
 //! | `v1alpha1_default` | its default in v1alpha1, unless it is the same |
 //! | `flag`, `ipvs_flag` | kube-proxy's flag |
@@ -280,7 +280,7 @@ section! {
         /// Tracking timeout of UDP flows with an answer. 0 keeps the kernel's timeout.
         udp_stream_timeout: Option<Duration> = field("linux.conntrack.udpStreamTimeout")
             .v1alpha1("conntrack.udpStreamTimeout").flag("conntrack-udp-timeout-stream").backend();
-        /// Lower limit of the maximum of tracked connections.
+        /// Minimum for the limit of tracked connections.
         min: u32 as Count = field("linux.conntrack.min")
             .default("131072").v1alpha1("conntrack.min").flag("conntrack-min").backend();
     }

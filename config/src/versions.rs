@@ -99,7 +99,7 @@ impl Document {
 
     /// Returns the document as YAML, with its fields in the order of the table.
     pub fn to_yaml(&self) -> String {
-        // A document contains only maps, lists, texts and numbers, and a string has no size limit.
+        // A document contains only maps, lists, strings and numbers, and a string has no size limit.
         serde_saphyr::to_string(self).expect("YAML can express every document")
     }
 }

@@ -128,7 +128,7 @@ detectLocalMode: [x]",
             ),
             &[
                 "line 3: enableProfiling: is \"true\", not true or false; write true or false, without quotes",
-                "line 4: mode: is 1, not a text; put it in quotes",
+                "line 4: mode: is 1, not a string; put it in quotes",
                 "line 6: iptables.masqueradeBit: is \"14\", not a number; write it in digits, without quotes",
                 "line 7: iptables.localhostNodePorts: is 1, not true or false; write true or false, without quotes",
                 "line 9: clientConnection.burst: is 1.5, not a whole number; remove the fraction",
@@ -136,12 +136,12 @@ detectLocalMode: [x]",
                 "line 11: nodePortAddresses: is \"primary\", not a list; begin each of its items with '- '",
                 "line 12: ipvs: is a list, not a map of fields; write its fields as name: value, indented below it",
                 "line 13: configSyncPeriod: is 30, not a duration; write it with a unit, like 30s",
-                "line 14: showHiddenMetricsForVersion: is 1.35, not a text; put it in quotes",
+                "line 14: showHiddenMetricsForVersion: is 1.35, not a string; put it in quotes",
                 "line 15: featureGates.A: is 1, not true or false; write true or false, without quotes",
                 "line 16: winkernel: is false, not a map of fields; write its fields as name: value, indented below it",
                 "line 18: logging.vmodule[0]: is \"x\", not a map of fields; write its fields as name: value, indented below it",
-                "line 18: logging.vmodule[1].filePattern: is 1, not a text; put it in quotes",
-                "line 19: detectLocalMode: is a list, not a text; write one value",
+                "line 18: logging.vmodule[1].filePattern: is 1, not a string; put it in quotes",
+                "line 19: detectLocalMode: is a list, not a string; write one value",
             ],
         );
     }
@@ -151,7 +151,7 @@ detectLocalMode: [x]",
 fn items_without_value_are_errors() {
     refused(
         &text("v1alpha2", "nodePortAddresses:\n- 10.0.0.0/8\n-\n"),
-        &["line 5: nodePortAddresses[1]: is nothing, not a text; write it, or remove the item"],
+        &["line 5: nodePortAddresses[1]: is nothing, not a string; write it, or remove the item"],
     );
 }
 
@@ -189,7 +189,7 @@ fn the_error_for_another_document_names_the_expected_one() {
         ("mode: ipvs", "kind: is missing"),
         ("kind: KubeProxyConfiguration", "apiVersion: is missing"),
         ("kind: KubeProxyConfiguration\napiVersion:", "line 2: apiVersion: is missing"),
-        ("kind: 1", "line 1: kind: is not a text"),
+        ("kind: 1", "line 1: kind: is not a string"),
         ("apiVersion: v1\nkind: ConfigMap", "line 2: kind: no kind \"ConfigMap\" is registered for version \"v1\""),
         (
             "apiVersion: kubeproxy.config.k8s.io/v1beta1\nkind: KubeProxyConfiguration",

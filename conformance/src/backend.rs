@@ -219,7 +219,7 @@ impl Backend {
             match &dump {
                 Some(dump) if dump.revision == revision => {
                     let differences = dump.differences(&expected);
-                    anyhow::ensure!(differences.is_empty(), "its state differs at {revision}:{differences}");
+                    anyhow::ensure!(differences.is_empty(), "the backend's state differs at {revision}:{differences}");
                     return Ok(());
                 }
                 _ => {}
@@ -227,7 +227,7 @@ impl Backend {
             self.is_alive()?;
             if Instant::now() > deadline {
                 let at = dump.map_or("nothing".to_owned(), |dump| dump.revision.to_string());
-                bail!("it did not apply {revision} within {patience:?}; its state is {at}{}", self.log_tail());
+                bail!("the backend did not apply {revision} within {patience:?}; its state is {at}{}", self.log_tail());
             }
             std::thread::sleep(POLL);
         }
@@ -254,7 +254,9 @@ impl Backend {
         );
         match (reported, error) {
             (Ok(()), _) => Ok(()),
-            (Err(_), Some(error)) => bail!("it reports that it cannot apply {revision}: {error}{}", self.log_tail()),
+            (Err(_), Some(error)) => {
+                bail!("the backend reports that it cannot apply {revision}: {error}{}", self.log_tail())
+            }
             (Err(missing), None) => Err(missing.context(self.log_tail())),
         }
     }

@@ -135,7 +135,7 @@ impl Brain {
         self.feed.state().revision()
     }
 
-    /// Replaces the brain by another one, with another instance ID and without a state. Takes effect at the next start.
+    /// Replaces the brain with a new one that has another instance ID and no state. Takes effect at the next start.
     pub fn forget(&mut self) {
         let instance = self.feed.state().revision().instance + 1;
         self.feed = Feed::new(instance);
@@ -187,7 +187,7 @@ impl Brain {
             if left.is_zero() {
                 let calls = log.calls.len();
                 bail!(
-                    "{what}: not within {patience:?}; it called Next {calls} times, last with {:?}",
+                    "{what}: not within {patience:?}; the backend called Next {calls} times, last with {:?}",
                     log.calls.last()
                 );
             }

@@ -96,7 +96,7 @@ impl Claim {
     }
 }
 
-/// The error for a text that is not a [`Claim`].
+/// The error for a string that is not a [`Claim`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadClaim(String);
 

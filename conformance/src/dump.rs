@@ -9,9 +9,9 @@
 //! affinity default/web 10800
 //! ```
 //! The first line names the state (InstanceID and Rev); the others come in any order. `vip` is `cluster`, `external` or
-//! `balancer`. `-` stands for the empty name of a port, and 0 for a port without NodePort. The scopes of an endpoint are `internal`,
-//! `external`, `shortcircuit` and `established`, in this order, or `-`. A backend leaves out ports of protocols that it does not
-//! know, and the endpoints of these ports.
+//! `balancer`. `-` stands for the empty name of a port, and 0 for a port without NodePort. The scopes of an endpoint are
+//! `internal`, `external`, `shortcircuit` and `established`, in this order, or `-`. A backend omits ports of protocols that it
+//! does not know, and the endpoints of these ports.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 

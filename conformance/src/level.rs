@@ -31,7 +31,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// The error for a text that is not a [`Level`].
+/// The error for a string that is not a [`Level`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadLevel;
 

@@ -33,7 +33,7 @@ struct Arguments {
     /// source, node-source, reject, drop, untouched, scopes, affinity, flows; or none [default: everything]
     #[arg(long, value_name = "CLAIMS")]
     claims: Option<Claims>,
-    /// Run only checks whose names (LEVEL/NAME) contain one of these texts
+    /// Run only checks whose names (LEVEL/NAME) contain one of these strings
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,
     /// The folder of Cases [default: the repository's]
@@ -51,7 +51,7 @@ struct Arguments {
     /// A command that prints everything the backend has written, line by line; it must not change after a restart
     #[arg(long, value_name = "COMMAND")]
     listing: Option<String>,
-    /// A command that removes all rules of the node, like another program would; the backend must restore its own
+    /// A command that removes all rules of the node, as another program might; the backend must restore its own
     #[arg(long, value_name = "COMMAND")]
     flush: Option<String>,
     /// A command that removes everything the backend has written

@@ -26,7 +26,7 @@ impl fmt::Display for ServiceKey {
     }
 }
 
-/// A text that is not of the form `namespace/name`.
+/// A string that is not of the form `namespace/name`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct InvalidServiceKey(String);
 

@@ -1,4 +1,4 @@
-//! Settings of the node beside the rules: limits of connection tracking, and the OOM score of this process.
+//! Settings of the node besides the rules: limits of connection tracking, and the OOM score of this process.
 
 use anyhow::bail;
 use localnet_config::Linux;

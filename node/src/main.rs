@@ -6,7 +6,7 @@ use clap::Parser as _;
 use localnet_config::flags::spelled;
 use localnet_node::args::{self, Arguments};
 
-/// jemalloc returns memory to the kernel that is needed only while the first state is read or written.
+/// jemalloc returns to the kernel the memory that is needed only to read and write the first state.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -27,7 +27,7 @@ pub enum Address {
     Pipe(String),
 }
 
-/// The error for a text that is not a valid [`Address`].
+/// The error for a string that is not a valid [`Address`].
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "{text:?}: {problem}; expected unix:///absolute/path or tcp://host:port (or, on Windows, npipe:////./pipe/name)"

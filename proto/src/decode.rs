@@ -172,7 +172,7 @@ fn exact<T>(items: impl Iterator<Item = Result<T, String>>) -> Result<Vec<T>, St
     Ok(items)
 }
 
-/// Parses each text of a list; the error names the text.
+/// Parses each string of a list; the error names the string.
 fn parsed<T: FromStr<Err: Display>>(texts: &[String]) -> Result<Vec<T>, String> {
     exact(texts.iter().map(|text| text.parse().map_err(|error| format!("{text:?}: {error}"))))
 }

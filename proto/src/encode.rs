@@ -12,7 +12,7 @@ use crate::{
 
 /// The maximum number of endpoints in an item: about 100 KiB if each has one port.
 pub const ENDPOINTS_PER_ITEM: usize = 1000;
-/// The size in bytes from which on an item gets no further endpoint.
+/// An item that has reached this size in bytes gets no further endpoint.
 pub const BYTES_PER_ITEM: usize = 1 << 20;
 /// The maximum size of an item in bytes: the default limit of gRPC libraries.
 pub const MAX_ITEM_BYTES: usize = 4 << 20;
@@ -67,7 +67,7 @@ pub fn service_items(service: &Service) -> Vec<wire::NextItem> {
 /// The size of the service's largest item in bytes, if it exceeds [`MAX_ITEM_BYTES`]; otherwise `None`.
 pub fn too_large(service: &Service) -> Option<usize> {
     let endpoints = service.endpoints.iter().map(endpoint_bytes);
-    // This estimate spares the encoding of nearly all services.
+    // This estimate avoids encoding nearly all services.
     if endpoints.max().unwrap_or_default().max(head_bytes(service)) + BYTES_PER_ITEM <= MAX_ITEM_BYTES {
         return None;
     }

@@ -51,7 +51,7 @@ pub struct ChainId {
 }
 
 impl ChainId {
-    /// The ID of a chain. A name longer than [`ChainName::LONGEST`] is cut, because the kernel has no such chain.
+    /// The ID of a chain. A name longer than [`ChainName::LONGEST`] is truncated, because no chain in the kernel has a longer name.
     pub fn new(table: Table, name: impl AsRef<str>) -> Self {
         Self { table, name: ChainName::new(name.as_ref()) }
     }

@@ -22,7 +22,7 @@ use super::{FLAVOURS, config, live::PATIENCE};
 
 const POD: &str = "10.180.0.1";
 const VIP: &str = "198.51.100.53:53";
-/// How often the Service gains its first endpoint and loses its last.
+/// How many times the Service gains its first endpoint and loses its last.
 const ROUNDS: usize = 15;
 
 fn dns(serves: bool) -> Snapshot {

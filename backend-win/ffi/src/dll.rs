@@ -98,7 +98,7 @@ macro_rules! functions {
                 Ok(Self { $($field,)+ })
             }
 
-            /// The functions as `windows-sys` declares them. It is never called, since that would link the library.
+            /// The functions as `windows-sys` declares them. Nothing calls `declared`, since that would link the library.
             #[expect(dead_code, reason = "it is compiled, which is all that it is for")]
             fn declared() -> Self {
                 Self { $($field: hcn::$name,)+ }

@@ -104,7 +104,9 @@ impl<K: Kernel> WinBackend<K> {
                 self.memory.lost(id);
             }
             // An object that we do not know still uses the endpoint. The next sync retries the deletion.
-            Err(failure) if failure.reason() == Reason::InUse => debug!(%id, %failure, "an endpoint stays"),
+            Err(failure) if failure.reason() == Reason::InUse => {
+                debug!(%id, %failure, "keeping an endpoint that is still in use")
+            }
             Err(failure) => return Err(failure),
         }
         Ok(())
@@ -114,7 +116,7 @@ impl<K: Kernel> WinBackend<K> {
         outcome.calls += 1;
         let addresses: Vec<String> = wanted.addresses().map(|address| address.to_string()).collect();
         let context = || format!("make an endpoint for {}", addresses.join(", "));
-        let network = self.inventory.network().context("no network is known").with_context(context)?;
+        let network = self.inventory.network().context("HNS has not listed the network yet").with_context(context)?;
         let settings = schema::write(wanted);
         let made = match self.kernel.create_endpoint(network, id, &settings) {
             // The endpoint belongs to an earlier network of ours, so this network does not list it.
@@ -164,7 +166,11 @@ impl<K: Kernel> WinBackend<K> {
         if self.wrote(id, wanted, &shown) {
             return Ok(());
         }
-        Err(Failure { call: "HcnCreateLoadBalancer", hresult: 0, record: format!("it was made otherwise: {shown}") })
+        Err(Failure {
+            call: "HcnCreateLoadBalancer",
+            hresult: 0,
+            record: format!("HNS created a different load balancer: {shown}"),
+        })
     }
 
     /// Records a load balancer as written. `shown` is its document in HNS. Returns whether it does what the plan wants.
@@ -177,7 +183,7 @@ impl<K: Kernel> WinBackend<K> {
                 does
             }
             Err(odd @ Odd { .. }) => {
-                warn!(%odd, "HNS shows a load balancer of ours in a way that is not understood");
+                warn!(%odd, "cannot parse the document that HNS returned for our load balancer");
                 self.inventory.made_balancer(requested, wanted.clone());
                 self.memory.wrote(requested, wanted, wanted)
             }

@@ -56,7 +56,7 @@ pub fn check(hcn: &mut dyn Hcn, network: &str) -> anyhow::Result<Vec<Observation
     ensure!(ids.len() == 1, "{} networks are called {network}", ids.len());
     let id = ids[0];
     let found: Network = schema::read("network", &hcn.properties(Kind::Network, id)?)?;
-    ensure!((found.id, &*found.name) == (Some(id), network), "the network {id} returns {found:?}");
+    ensure!((found.id, &*found.name) == (Some(id), network), "the query for network {id} returned {found:?}");
     let features = Features::of(version);
     let mut suite = Suite { hcn, network: found, id, features, made: BTreeMap::new(), seen: Vec::new() };
     suite.remove_all();

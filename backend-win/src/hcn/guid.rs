@@ -66,7 +66,7 @@ impl Guid {
     }
 }
 
-/// Returns 64 bits of the hash of a text.
+/// Returns the first 64 bits of the hash of a string.
 fn digest(text: &str) -> u128 {
     let bytes = Sha256::digest(text.as_bytes());
     bytes.iter().take(8).fold(0, |number, byte| number << 8 | u128::from(*byte))
@@ -93,7 +93,7 @@ impl fmt::Debug for Guid {
     }
 }
 
-/// The error for a text that is not an identifier.
+/// The error for a string that is not an identifier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an identifier: use 32 hexadecimal digits with hyphens")]
 pub struct NotAGuid(String);

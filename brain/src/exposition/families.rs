@@ -69,7 +69,7 @@ pub(super) fn of_reports(page: &mut Page, reports: &BTreeMap<String, Received>) 
         let (report, of_backend) = (&received.report, ("backend", backend.as_str()));
         page.counter(
             "localnet_backend_repairs_total",
-            "Repairs by the backend, each after another process changed or deleted what it had programmed.",
+            "Syncs in which the backend restored what another process had changed or deleted.",
             &[of_backend],
             report.repairs as f64,
         );

@@ -86,7 +86,7 @@ impl FromStr for HealthzAddress {
         } else if let Ok(ip) = bare.parse::<IpAddr>() {
             Ok(Self(Some((ip, HEALTHZ_PORT).into())))
         } else {
-            Err("expected IP:PORT, like 0.0.0.0:10256 or [::]:10256, or an empty text for no server")
+            Err("expected IP:PORT, like 0.0.0.0:10256 or [::]:10256, or an empty value, which disables the server")
         }
     }
 }

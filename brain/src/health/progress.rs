@@ -8,7 +8,7 @@
 //! A family is unhealthy if one of its backends has not applied a revision that is older than the timeout. A family has no
 //! health until a backend reports it. A brain without reports is healthy, as kube-proxy is before its first sync.
 //!
-//! - The slowest backend counts, even after it has stopped to report, because it may have crashed.
+//! - The slowest backend counts, even after it has stopped reporting, because it may have crashed.
 //! - If a backend has been late and silent for [`REPLACED`] while another backend of the family is up to date, it counts as
 //!   replaced until it reports again. The only backend of a family counts for as long as the brain runs.
 //! - A backend that is new, was restarted, or still has the state of a former brain, has the whole timeout to apply its first
@@ -54,7 +54,7 @@ struct Applied {
     rev: u64,
     /// When it was last successful, or when its first report arrived.
     updated: SystemTime,
-    /// When the backend was new. Revisions that are older count from this time.
+    /// When the backend first appeared. It has the whole timeout from then on to apply older revisions.
     since: Instant,
     /// When the last report arrived.
     reported: Instant,
@@ -70,7 +70,7 @@ pub struct Health {
 /// The health of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FamilyHealth {
-    /// When the backend whose last success is oldest was successful.
+    /// The oldest of the times at which each backend was last successful.
     pub last_updated: SystemTime,
     /// The names of the late backends.
     pub late: Vec<String>,

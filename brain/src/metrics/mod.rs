@@ -188,7 +188,7 @@ impl Metrics {
         }
     }
 
-    /// Whether the backend has attempted to apply a revision since its last report. A report may have another occasion.
+    /// Whether the backend has attempted to apply a revision since its last report. Backends also report for other reasons.
     fn attempted(&self, backend: &str, family: Family, reported: &FamilyReport) -> bool {
         let count = |attempts: &Option<Attempts>| attempts.iter().flat_map(|of| &of.counts).sum::<u64>();
         let count = count(&reported.full) + count(&reported.partial);

@@ -43,17 +43,17 @@ impl Requests {
             ),
             took: histograms(
                 "rest_client_request_duration_seconds",
-                "Seconds from a request to the API server until its answer was read, without watches.",
+                "Seconds from a request to the API server until its answer was read, excluding watches.",
                 &SECONDS,
             ),
             sent: histograms(
                 "rest_client_request_size_bytes",
-                "Size of the bodies of requests to the API server, in bytes, without watches.",
+                "Size of the bodies of requests to the API server, in bytes, excluding watches.",
                 &BYTES,
             ),
             received: histograms(
                 "rest_client_response_size_bytes",
-                "Size of the bodies of answers of the API server, in bytes, without watches.",
+                "Size of the bodies of answers of the API server, in bytes, excluding watches.",
                 &BYTES,
             ),
         }

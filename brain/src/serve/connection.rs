@@ -38,8 +38,8 @@ const STREAM_WINDOW: u32 = 8 << 10;
 const WINDOW: u32 = 65_535;
 /// Maximum size of the headers of one request, in bytes.
 const HEADERS: u32 = 16 << 10;
-/// How many streams a connection may have that the peer reset before the server accepted them, and that the server reset
-/// because of an error of the peer. One more closes the connection.
+/// How many streams of a connection the peer may reset before the server accepts them, and how many the server may reset
+/// because of an error of the peer. One more of either kind closes the connection.
 const RESETS: (usize, usize) = (20, 64);
 /// How long a connection may be silent before the server pings the peer, and how long the peer has to answer.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(10));

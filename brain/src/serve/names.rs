@@ -24,7 +24,7 @@ pub enum Name {
     Below(String),
 }
 
-/// The error for a text that is not a [`Name`].
+/// The error for a string that is not a [`Name`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "expected a DNS name, a URI such as spiffe://cluster.local/ns/kube-system/sa/localnet, or one that ends with /*"

@@ -51,7 +51,7 @@ pub(super) struct Socket {
     former: Option<StdListener>,
     watch: Watch,
     next_check: Instant,
-    /// Why the file cannot be recreated. The log repeats no equal error.
+    /// Why the file cannot be recreated. The log does not repeat an equal error.
     logged: Option<String>,
 }
 

@@ -64,7 +64,7 @@ async fn profile(duration: Duration) -> Answer {
         Ok(running) => running,
         Err(error) => return broken(&error),
     };
-    // A client that disconnects drops this future, and thereby stops the profiler.
+    // A client that disconnects drops this future, which stops the profiler.
     sleep(duration).await;
     // Symbol names are read from the program's file, which blocks.
     match spawn_blocking(move || encoded(&running, duration)).await {

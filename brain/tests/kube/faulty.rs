@@ -102,7 +102,7 @@ async fn watches_that_deliver_nothing_are_a_trouble() {
         }
     })
     .await;
-    check("a page of HTML instead of a list", &["fails to serve services", "no list"], Request::html).await;
+    check("a page of HTML instead of a list", &["fails to serve services", "not a list"], Request::html).await;
 }
 
 /// Regression: after a restore of etcd, a watch resumes from a version in the future, and receives nothing until the server reaches

@@ -113,14 +113,15 @@ async fn each_trouble_and_its_end_are_logged_once() {
     for _ in 0..5 {
         fake.request(Kind::Service).await.error(403);
     }
-    let forbidden = ["WARN", "does not allow to list services", "grant the verbs list and watch", "https://api.test"];
+    let forbidden =
+        ["WARN", "does not allow this account to list services", "grant the verbs list and watch", "https://api.test"];
     assert_eq!(log.lines(&forbidden).len(), 1, "{:#?}", log.lines(&[]));
     assert_eq!(log.lines(&["nothing is served until then"]).len(), 1);
     let all = fake.troubles.all().into_iter().map(|(of, trouble)| format!("{of}: {}", trouble.diagnostic));
     let all: Vec<String> = all.collect();
     assert_eq!(all.len(), 1);
     assert!(
-        all[0].starts_with("services: the API server at https://api.test does not allow to list services"),
+        all[0].starts_with("services: the API server at https://api.test does not allow this account to list services"),
         "{all:?}"
     );
 

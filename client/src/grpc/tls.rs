@@ -1,4 +1,4 @@
-//! Mutual TLS to a brain on TCP. The files are read at each connect: the brain regularly disconnects its clients so
+//! Mutual TLS to a brain on TCP. The files are read each time the client connects: the brain regularly disconnects its clients so
 //! that they present their current certificates.
 
 use std::{
@@ -80,7 +80,7 @@ impl Tls {
                 loaded.logged = None;
                 if let Some((contents, config)) = changed {
                     (loaded.contents, loaded.config) = (contents, Arc::new(config));
-                    info!("TLS files read again");
+                    info!("reloaded the TLS files");
                 }
             }
             Err(error) => {

@@ -72,7 +72,7 @@ impl ConfigArgs {
             ("--write-config-to", to_do.write_config_to.is_some()),
         ];
         match others.iter().find(|(_, given)| *given) {
-            Some((flag, _)) => bail!("{flag}: the command {command} does not do that; remove the flag or the command"),
+            Some((flag, _)) => bail!("{flag}: does not apply to the command {command}; remove the flag or the command"),
             None => Ok(()),
         }
     }

@@ -255,7 +255,7 @@ impl Planner<'_> {
             Entry::Occupied(first) => {
                 let (_, first) = &plan.vips[*first.get()];
                 if first.comment != vip.comment || first.exposure != vip.exposure {
-                    let problem = format!("{} on {key}: {} already has it", vip.comment, first.comment);
+                    let problem = format!("{} cannot have {key}: {} already has it", vip.comment, first.comment);
                     plan.skipped.push(Diagnostic::new(Code::PortTwice, Subject::service(&vip.service), problem));
                 }
             }
@@ -381,7 +381,10 @@ mod tests {
         odd.ports.push(Port { name: "again".into(), ..odd.ports[0].clone() });
         let plan = plan(&odd, &facts());
         assert_eq!(plan.vips.len(), 3);
-        assert_eq!(plan.skipped[0].problem, "default/web:again on 172.30.0.1:80/tcp: default/web:http already has it");
+        assert_eq!(
+            plan.skipped[0].problem,
+            "default/web:again cannot have 172.30.0.1:80/tcp: default/web:http already has it"
+        );
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl Choice {
     }
 }
 
-/// Decides about the endpoints of one port in one family. `external`: whether the port has other VIPs than its ClusterIP.
+/// Decides about the endpoints of one port in one family. `external`: whether the port has VIPs other than its ClusterIP.
 pub(super) fn categorize<'a>(
     endpoints: impl Iterator<Item = &'a Candidate<'a>> + Clone,
     policy: Policy,

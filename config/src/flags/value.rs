@@ -88,7 +88,7 @@ pub(super) fn json(given: &Given) -> Result<Option<Value>, Diagnostic> {
     given.flag.kind.normal(&value).map(Some).map_err(|(_, why, remedy)| problem(given, why, remedy))
 }
 
-/// Splits a text at commas. An empty text has no parts.
+/// Splits a string at commas. An empty string has no parts.
 fn commas(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(move |_| !text.is_empty())
 }

@@ -55,7 +55,7 @@ impl FieldType for SocketAddr {
     }
 }
 
-/// `None` is an empty text.
+/// `None` is an empty string.
 impl FieldType for Option<SocketAddr> {
     type Value = Self;
     const KIND: Kind = Kind::IpPort;
@@ -66,7 +66,7 @@ impl FieldType for Option<SocketAddr> {
     }
 }
 
-/// `winkernel.sourceVip`. `None` is an empty text.
+/// `winkernel.sourceVip`. `None` is an empty string.
 impl FieldType for Option<IpAddr> {
     type Value = Self;
     const KIND: Kind = Kind::Text;

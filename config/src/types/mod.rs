@@ -26,7 +26,7 @@ pub(crate) trait FieldType {
     /// The type in documents and flags.
     const KIND: Kind;
 
-    /// Reads the value of a field. An invalid value is a finding, and the result is any valid one.
+    /// Reads the value of a field. An invalid value adds a finding, and the result is then some valid value.
     fn read(check: &mut Check<'_>, field: &Field) -> Self::Value;
 
     /// Returns the value in a document. Null means the zero of its kind.
@@ -53,7 +53,7 @@ impl FieldType for String {
     }
 }
 
-/// `None` is an empty text.
+/// `None` is an empty string.
 impl FieldType for Option<String> {
     type Value = Self;
     const KIND: Kind = Kind::Text;
@@ -63,7 +63,7 @@ impl FieldType for Option<String> {
     }
 }
 
-/// `None` is an empty text.
+/// `None` is an empty string.
 impl FieldType for Option<PathBuf> {
     type Value = Self;
     const KIND: Kind = Kind::Path;

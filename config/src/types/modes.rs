@@ -43,7 +43,7 @@ impl FieldType for Mode {
     }
 }
 
-/// Adds an error if a text is neither empty nor one of the supported ones.
+/// Adds an error if a string is neither empty nor one of the supported ones.
 fn supported(check: &mut Check<'_>, field: &Field, supported: &[&str]) {
     let given = check.document.text(field.path);
     if !given.is_empty() && !supported.contains(&given) {
@@ -53,7 +53,7 @@ fn supported(check: &mut Check<'_>, field: &Field, supported: &[&str]) {
     }
 }
 
-/// `None` is an empty text.
+/// `None` is an empty string.
 impl FieldType for Option<IpFamilyPolicy> {
     type Value = Self;
     const KIND: Kind = Kind::Text;
@@ -102,7 +102,7 @@ impl FieldType for Interface {
     }
 }
 
-/// `hostnameOverride`, without surrounding spaces and in lower case, as Nodes are named. `None` is an empty text.
+/// `hostnameOverride`, without surrounding spaces and in lower case, as Nodes are named. `None` is an empty string.
 pub(crate) enum NodeName {}
 
 impl FieldType for NodeName {
@@ -120,7 +120,7 @@ impl FieldType for NodeName {
     }
 }
 
-/// `winkernel.rootHnsEndpointName`: `cbr0` by default, but only on Windows. `None` is an empty text.
+/// `winkernel.rootHnsEndpointName`: `cbr0` by default, but only on Windows. `None` is an empty string.
 pub(crate) enum RootEndpoint {}
 
 impl FieldType for RootEndpoint {

@@ -13,9 +13,9 @@ use tonic::Code;
 
 /// A fault of an answer.
 pub enum Fault {
-    /// Ends with an error code after so many items.
+    /// Ends with an error code after this many items.
     Cut(usize, Code),
-    /// Sends nothing more after so many items.
+    /// Sends nothing more after this many items.
     Hang(usize),
     /// Starts only after [`super::Brain::release`].
     Hold,

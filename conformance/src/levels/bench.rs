@@ -111,7 +111,7 @@ impl<'a> Bench<'a> {
     }
 
     pub(super) fn backend(&mut self) -> anyhow::Result<&mut Backend> {
-        self.backend.as_mut().context("the backend does not run")
+        self.backend.as_mut().context("the backend is not running")
     }
 
     /// Publishes a state, and waits until the backend holds it.
@@ -123,7 +123,7 @@ impl<'a> Bench<'a> {
 
     /// Waits until the backend holds a state.
     pub(super) fn await_state(&mut self, revision: Revision, state: &Snapshot) -> anyhow::Result<()> {
-        let backend = self.backend.as_mut().context("the backend does not run")?;
+        let backend = self.backend.as_mut().context("the backend is not running")?;
         backend.await_state(&self.brain, revision, state, self.options.patience)?;
         self.shown |= backend.dumps();
         self.await_kernel_state(state)
@@ -143,7 +143,7 @@ impl<'a> Bench<'a> {
                 self.shown = true;
                 return Ok(());
             }
-            anyhow::ensure!(Instant::now() < deadline, "the kernel serves another state:{differences}");
+            anyhow::ensure!(Instant::now() < deadline, "the kernel serves a different state:{differences}");
         }
     }
 
@@ -155,10 +155,13 @@ impl<'a> Bench<'a> {
 
     /// Fails if the backend reports or holds a revision that it cannot have.
     pub(super) fn ensure_not_applied(&mut self, revision: Revision) -> anyhow::Result<()> {
-        let backend = self.backend.as_mut().context("the backend does not run")?;
+        let backend = self.backend.as_mut().context("the backend is not running")?;
         backend.is_alive()?;
         if let Some(dump) = backend.dump() {
-            anyhow::ensure!(dump.revision != revision, "it holds {revision}, which it cannot have");
+            anyhow::ensure!(
+                dump.revision != revision,
+                "the backend holds {revision}, which no complete answer contained"
+            );
         }
         let applied = self.brain.wait(std::time::Duration::from_millis(1), "", |log| {
             let of = |report: &&localnet_proto::wire::BackendReport| {
@@ -167,7 +170,10 @@ impl<'a> Bench<'a> {
             };
             log.reports.iter().find(of).map(drop)
         });
-        anyhow::ensure!(applied.is_err(), "it reports {revision} as applied, which it cannot have");
+        anyhow::ensure!(
+            applied.is_err(),
+            "the backend reports {revision} as applied, which no complete answer contained"
+        );
         Ok(())
     }
 }

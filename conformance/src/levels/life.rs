@@ -63,7 +63,7 @@ fn await_refused_connections(life: &mut Life<'_>) -> anyhow::Result<()> {
     life.bench
         .brain
         .wait(life.bench.options.patience, &what, |log| (log.refused_connections >= ATTEMPTS).then_some(()))?;
-    life.bench.backend()?.is_alive().context("while the brain is unavailable, when a backend must wait for it")
+    life.bench.backend()?.is_alive().context("the brain is unavailable; a backend must wait for it")
 }
 
 fn starts_without_a_brain(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
@@ -83,7 +83,7 @@ fn stop_and_check_exit(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let ended = backend.await_exit(options.patience / 2).with_context(|| format!("after signal {:?}", options.stop))?;
     anyhow::ensure!(
         ended.success(),
-        "after signal {:?} it exited with {ended} instead of exit code 0{}",
+        "after signal {:?}, the backend exited with {ended} instead of exit code 0{}",
         options.stop,
         backend.log_tail()
     );
@@ -131,7 +131,7 @@ fn killed_and_restarted(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let written = life.listing()?;
     kill(life)?;
     if proxies_in_process(life).is_none() {
-        life.is_unchanged(2, &written).context("while it does not run")?;
+        life.is_unchanged(2, &written).context("while the backend is not running")?;
     }
     life.bench.start_backend()?;
     life.bench.await_state(revision, &serving(2))?;
@@ -271,7 +271,7 @@ fn cleaned_up(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     stop_and_check_exit(life)?;
     command(life, &cleanup)?;
     let blocked = life.claims_packets(2).is_none() || life.packets(2).is_err();
-    anyhow::ensure!(blocked, "its rules still work after --cleanup");
+    anyhow::ensure!(blocked, "the backend's rules still work after --cleanup");
     let left = life.listing()?;
     anyhow::ensure!(left == before, "the listing was {before:#?} at first, and is {left:#?} after --cleanup");
     Ok(life.bench.verdict())

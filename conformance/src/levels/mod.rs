@@ -36,7 +36,7 @@ pub struct Options {
     pub levels: Vec<Level>,
     /// What the backend claims to do with packets.
     pub claims: Claims,
-    /// Runs only checks whose names (`level/name`) contain one of these texts; empty for all checks.
+    /// Runs only checks whose names (`level/name`) contain one of these strings; empty for all checks.
     pub only: Vec<String>,
     /// The folder of Cases.
     pub cases: PathBuf,
@@ -46,7 +46,7 @@ pub struct Options {
     pub stop: Signal,
     /// A command that prints everything the backend has written.
     pub listing: Option<String>,
-    /// A command that removes all rules of the node, like another program would.
+    /// A command that removes all rules of the node, as another program might.
     pub flush: Option<String>,
     /// A command that removes everything the backend has written.
     pub cleanup: Option<String>,

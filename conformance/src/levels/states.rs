@@ -55,7 +55,7 @@ pub(super) fn pod(index: u16) -> IpAddr {
     Ipv4Addr::new(10, 180, high, low).into()
 }
 
-/// The last address of a pod that is on the node; those behind it are on others.
+/// The last address of a pod on the node; pods with higher addresses are on other nodes.
 const LAST_LOCAL: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 180, 0, 10)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0x10, 0x180, 0, 0, 0, 0, 10))];
 
@@ -84,7 +84,7 @@ pub(super) fn state_of_case(cluster: &Path, node: &str) -> anyhow::Result<Snapsh
     for event in loaded.events {
         cluster.handle(event);
     }
-    let Some(localized) = cluster.localize() else { bail!("files are complete lists") };
+    let Some(localized) = cluster.localize() else { bail!("the cluster of the Case is incomplete") };
     let services = localized.services.into_iter().filter_map(|(key, service)| Some((key, service?)));
     Ok(Snapshot { node: localized.node.unwrap_or_default(), services: services.collect(), ..Snapshot::default() })
 }

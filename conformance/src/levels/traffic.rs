@@ -27,7 +27,7 @@ const AFFINITY_PROBES: usize = 16;
 /// The network for packets, if all of `needed` is claimed and the kit runs as root.
 fn lab<'a>(life: &Life<'a>, needed: &[Claim]) -> Result<&'a PodNetwork, Verdict> {
     let words: Vec<_> = needed.iter().map(|claim| claim.as_str()).collect();
-    let missing = || Verdict::NotClaimed(format!("it needs root, and the claims {}", words.join(", ")));
+    let missing = || Verdict::NotClaimed(format!("this check needs root, and the claims {}", words.join(", ")));
     life.claimed(needed).ok_or_else(missing)
 }
 
@@ -80,7 +80,7 @@ pub(super) fn changes_interrupt_nothing(life: &mut Life<'_>) -> anyhow::Result<V
 fn answered(from: &Namespace, protocol: Protocol, to: SocketAddr) -> anyhow::Result<SocketAddr> {
     match from.probe(Probe::new(protocol, to))? {
         Outcome::Answer { by, .. } => Ok(by),
-        other => bail!("{to} gave {other} instead of an answer"),
+        other => bail!("a probe of {to} got {other} instead of an answer"),
     }
 }
 
@@ -127,8 +127,8 @@ pub(super) fn affinity(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     for _ in 0..AFFINITY_PROBES {
         met.insert(answered(lab.network.client(), Protocol::Tcp, at(1))?);
     }
-    anyhow::ensure!(met.len() == 1, "with session affinity one client has met {met:?}");
-    // The endpoint goes: its clients are with the other one.
+    anyhow::ensure!(met.len() == 1, "despite session affinity, one client reached several endpoints: {met:?}");
+    // Remove the endpoint: its clients move to the other one.
     let left: Vec<_> =
         PODS.iter().filter_map(|pod| pod.parse().ok()).filter(|pod| met.iter().all(|by| by.ip() != *pod)).collect();
     let endpoints = left.iter().map(|pod| endpoint(*pod, "http", 8080)).collect();

@@ -182,7 +182,7 @@ fn starts_without_a_token(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     let first = bench.brain.wait(bench.options.patience, "a call of Next", |log| log.calls.first().copied())?;
     anyhow::ensure!(
         (first.instance_id, first.rev) == (0, 0),
-        "its first call names state {}:{}, which it cannot have",
+        "the backend's first call names state {}:{}, which it cannot have",
         first.instance_id,
         first.rev
     );
@@ -287,7 +287,7 @@ fn edited(bench: &mut Bench<'_>, edit: fn(Vec<Bytes>) -> Vec<Bytes>, state: &Sna
     bench.apply(&super::states::state([service(1, 1), service(2, 1)])).map(drop)
 }
 
-/// A number, a text and a message in unknown fields.
+/// A number, a string and a message in unknown fields.
 fn unknown() -> Vec<u8> {
     let mut bytes = Vec::new();
     prost::encoding::uint64::encode(1001, &7, &mut bytes);

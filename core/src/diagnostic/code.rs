@@ -295,7 +295,7 @@ impl fmt::Display for Code {
     }
 }
 
-/// The error for a text that is not a code of this version.
+/// The error for a string that is not a code of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownCode;
 

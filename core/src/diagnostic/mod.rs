@@ -1,6 +1,6 @@
 //! [`Diagnostic`]: a problem with its code, subject, field and remedy.
 //!
-//! Programs recognise a diagnostic by its [`Code`], which never changes between releases and is part of the wire protocol. The
+//! Programs recognize a diagnostic by its [`Code`], which never changes between releases and is part of the wire protocol. The
 //! texts are for people and may change at any time, so programs must not depend on them.
 
 mod code;

@@ -108,7 +108,7 @@ impl Subject {
         Some(ServiceKey { namespace: Arc::clone(namespace), name: Arc::clone(name) })
     }
 
-    /// Whether the subject is printed as an empty text.
+    /// Whether the subject is printed as an empty string.
     pub fn is_unnamed(&self) -> bool {
         matches!(self, Self::Text { file: None, line: 0, object: None } | Self::Program)
     }

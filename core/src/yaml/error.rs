@@ -66,7 +66,7 @@ fn explain(error: &Error, deepest: usize) -> Option<Explanation> {
             mistyped(&format!("is {unexpected}, not {expected}"), "correct it")
         }
         Error::TaggedScalarCannotDeserializeIntoString { .. } | Error::BytesNotSupportedMissingBinaryTag { .. } => {
-            mistyped("is not a text", "remove the tag (!…)")
+            mistyped("is not a string", "remove the tag (!…)")
         }
         Error::Eof { .. } => invalid("ends too early", "complete it, or remove the incomplete part"),
         _ => None,

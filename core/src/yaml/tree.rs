@@ -28,7 +28,7 @@ pub enum Node {
     Bool(bool),
     /// A number.
     Number(Number),
-    /// A text.
+    /// A string.
     Text(String),
     /// A list of items.
     List(Vec<Tree>),
@@ -56,7 +56,7 @@ impl Tree {
         self.line
     }
 
-    /// The text, if the value is one.
+    /// The string, if the value is one.
     pub fn text(&self) -> Option<&str> {
         match &self.node {
             Node::Text(text) => Some(text),
@@ -146,7 +146,7 @@ pub enum Type {
     Number,
     /// A number without a fraction.
     Whole,
-    /// A text.
+    /// A string.
     Text,
     /// A list.
     List,
@@ -162,8 +162,8 @@ impl Type {
             (Self::Whole, Node::Number(_)) => ("a whole number", "remove the fraction"),
             (Self::Number | Self::Whole, Node::Text(_)) => ("a number", "write it in digits, without quotes"),
             (Self::Number | Self::Whole, _) => ("a number", "write it in digits"),
-            (Self::Text, Node::Number(_) | Node::Bool(_)) => ("a text", "put it in quotes"),
-            (Self::Text, _) => ("a text", "write one value"),
+            (Self::Text, Node::Number(_) | Node::Bool(_)) => ("a string", "put it in quotes"),
+            (Self::Text, _) => ("a string", "write one value"),
             (Self::List, _) => ("a list", "begin each of its items with '- '"),
             (Self::Map, _) => ("a map of fields", "write its fields as name: value, indented below it"),
         }

@@ -36,7 +36,7 @@ pub(crate) enum Kind {
     ExternalIp,
 }
 
-/// How often each outcome occurred for a target.
+/// How many times each outcome occurred for a target.
 pub(crate) type Answers = BTreeMap<Outcome, usize>;
 
 impl Target {

@@ -6,7 +6,7 @@
 //!   detect_local: {cluster_cidr: [10.180.0.0/16, fd00:10:180::/48]}
 //!   masquerade_all: false
 //!   node_port_addresses: [192.168.0.0/16] # NodePorts are open on the node's addresses in these; default: the primary ones
-//!   addresses: [192.168.1.2]              # addresses of the node beside the lab's fixed ones
+//!   addresses: [192.168.1.2]              # addresses of the node besides the lab's fixed ones
 //! flows:
 //!   - {from: pod:10.180.0.2, proto: tcp, to: 172.30.0.41, port: 80, answers: [10.180.0.1:80, 10.180.1.1:80], source: kept}
 //!   - {from: client, proto: udp, to: 172.30.0.41, port: 53, outcome: reject, because: nothing serves it}
@@ -50,7 +50,7 @@ pub struct NodeOptions {
     pub masquerade_all: bool,
     /// NodePorts are open on the node's addresses in these networks; `None`: on its primary addresses.
     pub node_port_addresses: Option<Vec<IpNet>>,
-    /// Addresses of the node beside the lab's fixed ones.
+    /// Addresses of the node besides the lab's fixed ones.
     pub addresses: Vec<IpAddr>,
 }
 

@@ -30,11 +30,11 @@ const PORTS: u16 = 2;
 const ENDPOINTS: u32 = 2;
 /// A debug build needs long for 200,000 Services.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// What a first load of 10,000 Services may need beside the pages of the program's file, in MiB. A debug build needs 31.0; a release
+/// What a first load of 10,000 Services may need besides the pages of the program's file, in MiB. A debug build needs 31.0; a release
 /// build 29.7 and 9.8 for its file, so that its peak is below 40. A debug build needed 41 when all elements of a table were made
 /// before the first was sent.
 const LIMIT: f64 = 32.0;
-/// What renaming all Services may need beside those pages, as a multiple of the first load's peak.
+/// What renaming all Services may need besides those pages, as a multiple of the first load's peak.
 const RENAMED: f64 = 2.0;
 
 #[test]
@@ -89,7 +89,7 @@ impl std::fmt::Display for Memory {
     }
 }
 
-/// The memory of the program after it has loaded so many Services, and after all have other names if `rename`.
+/// The memory of the program after it has loaded that many Services, and after all have other names if `rename`.
 fn measure(services: u32, rename: bool) -> anyhow::Result<[Memory; 2]> {
     let network = Network::build(Topology::default())?;
     let folder = tempfile::tempdir()?;

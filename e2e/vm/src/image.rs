@@ -75,7 +75,7 @@ impl Accelerator {
     /// The accelerators to try, best first.
     ///
     /// # Errors
-    /// The environment variable has another value than `kvm` and `tcg`.
+    /// The environment variable has a value other than `kvm` and `tcg`.
     pub(crate) fn candidates() -> anyhow::Result<Vec<Self>> {
         match env::var(ACCELERATOR).as_deref() {
             Ok("kvm") => return Ok(vec![Self::Kvm]),

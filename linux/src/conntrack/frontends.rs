@@ -108,7 +108,7 @@ impl Frontends {
         self.current.remove(frontend)
     }
 
-    /// Makes a former frontend a foreign one.
+    /// Removes a former frontend, so that it counts as foreign.
     pub fn forget(&mut self, frontend: &Frontend) {
         self.former.remove(frontend);
     }

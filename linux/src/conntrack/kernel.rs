@@ -18,7 +18,7 @@ const SUBSYSTEM: u16 = 1;
 const GET: u16 = 1;
 /// `IPCTNL_MSG_CT_DELETE`
 const DELETE: u16 = 2;
-/// How often a dump is repeated that the kernel marks as inconsistent.
+/// How many times a dump is repeated if the kernel marks it as inconsistent.
 const ATTEMPTS: usize = 5;
 /// How many deletions are sent at a time. Their answers fit into a receive buffer of the default size.
 const WINDOW: usize = 64;
@@ -66,7 +66,7 @@ pub enum Error {
     #[error("the kernel's answer about tracked flows was lost for lack of memory: try again later")]
     Unanswered,
     /// The socket failed.
-    #[error("netlink socket for tracked flows: {0}")]
+    #[error("the netlink socket of connection tracking failed: {0}")]
     Io(#[from] io::Error),
 }
 

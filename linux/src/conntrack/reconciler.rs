@@ -16,7 +16,7 @@ use super::{Conntrack, Endpoints, Error, Flow, Frontend, Frontends, Selection, i
 
 /// How many stale flows are held in memory before they are deleted.
 const BATCH: usize = 16_384;
-/// How often one run reads the same flows, if it finds more stale ones than fit into a batch.
+/// How many times one run reads the same flows, if it finds more stale ones than fit into a batch.
 const MAX_PASSES: usize = 64;
 
 /// A client that sends and receives without a pause nearly always has a packet in flight. That packet enters the flow again as

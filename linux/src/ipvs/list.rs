@@ -17,7 +17,7 @@ use super::socket::{Error, Socket, refused};
 use super::{DestinationState, Frontend, ServerState, VirtualServer};
 use crate::netlink::{self, Attributes, Writer};
 
-/// How often to read a list that changes while it is read.
+/// How many times to read a list that changes while it is read.
 const ATTEMPTS: usize = 20;
 
 impl Socket {

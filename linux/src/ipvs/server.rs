@@ -77,8 +77,8 @@ impl fmt::Display for Scheduler {
 /// A name that no scheduler can have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not the name of an IPVS scheduler: use one of rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed, nq, fo, ovf, mh, or that of \
-     a module ip_vs_NAME of your own"
+    "{0:?} is not the name of an IPVS scheduler: use one of rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed, nq, fo, ovf, mh, or the NAME \
+     of a kernel module ip_vs_NAME of your own"
 )]
 pub struct InvalidScheduler(String);
 
@@ -91,7 +91,7 @@ impl Flags {
     pub const ONE_PACKET: Self = Self(0x4);
     /// The first flag of the scheduler. `sh`, `mh`: fall back to another destination if the chosen one has weight 0.
     pub const SCHEDULER_1: Self = Self(0x8);
-    /// The second flag of the scheduler. `sh`, `mh`: hash the client's port beside its address.
+    /// The second flag of the scheduler. `sh`, `mh`: hash the client's port in addition to its address.
     pub const SCHEDULER_2: Self = Self(0x10);
     /// The third flag of the scheduler.
     pub const SCHEDULER_3: Self = Self(0x20);
@@ -153,7 +153,7 @@ pub struct Destination {
     pub weight: u32,
     /// How packets are forwarded.
     pub forwarding: Forwarding,
-    /// The number of connections from which on it gets no new ones; 0 for no limit.
+    /// At this number of connections, it gets no new ones; 0 for no limit.
     pub upper_threshold: u32,
     /// An overloaded destination gets new connections again below this number of connections; at most the upper threshold.
     pub lower_threshold: u32,

@@ -65,7 +65,7 @@ impl Standing {
     }
 }
 
-/// How often a read that raced with changes is repeated.
+/// How many times a read that raced with changes is repeated.
 const ATTEMPTS: usize = 50;
 
 impl Socket {

@@ -307,7 +307,7 @@ fn unpadded<'a>(tuple: &'a Tuple, fields: &[FieldType]) -> &'a [u8] {
     }
 }
 
-/// The first key after a range; none after the last of all. Ranges are ordered as the bytes are.
+/// The first key after a range, in the order of the bytes; `None` if the range ends at the largest key.
 fn after(key: &ElementKey, len: usize) -> Option<Vec<u8>> {
     let last = key.end().unwrap_or(key.start()).as_bytes();
     let mut next = last.get(..len).unwrap_or(last).to_vec();

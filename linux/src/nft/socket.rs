@@ -138,7 +138,7 @@ impl Socket {
         loop {
             let len = match wire::receive(&self.netlink, &mut self.buffer) {
                 Ok(len) => len,
-                // More answers than room. The first refusal counts, and it is among those that arrived.
+                // There are more answers than fit. The first refusal counts, and it is among those that arrived.
                 Err(Errno::NOBUFS) => {
                     overflowed = true;
                     continue;

@@ -105,7 +105,7 @@ impl Endpoint {
         self.flags & REMOTE != 0
     }
 
-    /// Its addresses. Texts that are not addresses are skipped.
+    /// Its addresses. Strings that are not addresses are skipped.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.ip_configurations.iter().filter_map(|configuration| configuration.ip_address.parse().ok())
     }

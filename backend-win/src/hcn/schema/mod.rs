@@ -105,7 +105,7 @@ fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserial
     Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// Reads an address. An empty text means none.
+/// Reads an address. An empty string means none.
 fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
     match Option::<String>::deserialize(deserializer)?.as_deref() {
         None | Some("") => Ok(None),
@@ -123,7 +123,7 @@ fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpAddr>, 
     Ok(all.into_iter().filter_map(|one| one.0).collect())
 }
 
-/// Reads a text. Any other value counts as an empty text.
+/// Reads a string. Any other value counts as an empty string.
 fn text_or_nothing<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Ok(match serde_json::Value::deserialize(deserializer)? {
         serde_json::Value::String(text) => text,

@@ -191,7 +191,7 @@ fn a_value_of_another_type_is_refused_with_its_remedy() {
     // As in kubectl, a number is no text.
     check_problems(
         &WEB.replace("name: http", "name: 80"),
-        &["a.yaml:8: Service default/web: spec.ports[0].name: is 80, not a text; put it in quotes"],
+        &["a.yaml:8: Service default/web: spec.ports[0].name: is 80, not a string; put it in quotes"],
     );
     check_problems(
         &SLICE.replace("[10.1.0.1]", "[10.1.0.1]\n  conditions: {ready: perhaps}"),

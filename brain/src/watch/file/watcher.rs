@@ -150,7 +150,7 @@ struct LoggedWarnings {
 }
 
 impl LoggedWarnings {
-    /// Applies the news to what is known, and logs new warnings.
+    /// Takes the news into the contents, and logs new warnings.
     fn take(&mut self, contents: &mut Contents, news: News, node_name: &str) -> Vec<Event> {
         tracing::debug!(documents = news.parsed, "files were read");
         let events = contents.take(news);

@@ -120,7 +120,7 @@ async fn read(kubeconfig: &Path) -> Result<Config, KubeconfigError> {
 struct Token {
     file: PathBuf,
     header: HeaderValue,
-    /// Why the file could not be read the last time. The log repeats no equal error.
+    /// Why the file could not be read the last time. The log does not repeat an equal error.
     trouble: Option<String>,
 }
 
@@ -157,7 +157,7 @@ impl Token {
             Ok(header) => (self.header, self.trouble) = (header, None),
             Err(problem) => {
                 if self.trouble.as_ref() != Some(&problem) {
-                    warn!(problem, "cannot read the token again; keeping the previous one");
+                    warn!(problem, "cannot renew the token; keeping the previous one");
                 }
                 self.trouble = Some(problem);
             }

@@ -1,6 +1,6 @@
 //! Decodes the answers of the API server. An object that cannot be decoded does not affect the others.
 //!
-//! In the common case the whole text is decoded in one pass. Only if that fails, the objects are decoded one by one.
+//! In the common case the whole text is decoded in one pass. Only if that fails are the objects decoded one by one.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::{
@@ -10,7 +10,7 @@ use kube::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
-/// An object that cannot be decoded, because one of its fields has another type than the API prescribes.
+/// An object that cannot be decoded, because one of its fields has a type other than the API prescribes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unreadable {
     /// The namespace. Empty for kinds without namespaces.

@@ -39,7 +39,7 @@ pub(super) enum Absent {
     Empty,
     /// The only object has this name, and may not exist yet. The watch waits for it, for [`NODE_TIMEOUT`] at most.
     Awaited { name: String },
-    /// There are no objects. The same holds if the API server does not have the kind, or forbids to list it.
+    /// There are no objects. The same holds if the API server does not have the kind, or forbids listing it.
     Tolerated,
 }
 

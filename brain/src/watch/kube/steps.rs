@@ -100,7 +100,7 @@ impl Query {
         let text =
             text.map_err(|_| Trouble::Unreachable(format!("a list is not complete after {} s", PATIENCE.as_secs())))?;
         let text = text.map_err(|error| Trouble::of_request("list", &error))?;
-        decode::page(&text).map_err(|error| Trouble::Failing(format!("its answer is no list: {}", cause(&error))))
+        decode::page(&text).map_err(|error| Trouble::Failing(format!("its answer is not a list: {}", cause(&error))))
     }
 
     async fn watch(&self, version: &str) -> Result<TextLines, Trouble> {

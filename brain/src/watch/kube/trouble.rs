@@ -90,13 +90,13 @@ impl Trouble {
                 )
             }
             Self::NoCredentials(why) => format!(
-                "there are no credentials for the API server at {url}: {why}; repair the program that the kubeconfig names under exec, or give the kubeconfig another user"
+                "there are no credentials for the API server at {url}: {why}; repair the program that the kubeconfig names under exec, or choose another user in the kubeconfig"
             ),
             Self::Unauthorized => {
                 format!("the API server at {url} does not accept the credentials; renew the token or the certificate")
             }
             Self::Forbidden { verb } => format!(
-                "the API server at {url} does not allow to {verb} {resource}; grant the verbs list and watch on {resource} (the ClusterRole system:node-proxier has all required rules)"
+                "the API server at {url} does not allow this account to {verb} {resource}; grant the verbs list and watch on {resource} (the ClusterRole system:node-proxier has all required rules)"
             ),
             Self::Unknown => format!("the API server at {url} has no {resource}; use a server that has them"),
             Self::Outdated => format!(
@@ -106,10 +106,10 @@ impl Trouble {
                 format!("the API server at {url} fails to serve {resource}: {why}; check its log")
             }
             Self::Interrupted(why) => format!(
-                "the API server at {url} ends each watch of {resource} at once: {why}; check proxies and load balancers on the way, and its log"
+                "the API server at {url} ends each watch of {resource} at once: {why}; check its log, and the proxies and load balancers in between"
             ),
             Self::Silent(name) => format!(
-                "the API server at {url} does not deliver changes of {resource} (for instance of {name}), so they are listed every few minutes; check proxies and load balancers on the way, and its log"
+                "the API server at {url} does not deliver changes of {resource} (for instance of {name}), so they are listed every few minutes; check its log, and the proxies and load balancers in between"
             ),
         }
     }
@@ -205,7 +205,11 @@ mod tests {
                 Trouble::Forbidden { verb: "list" },
                 ["list endpointslices.discovery.k8s.io", "list and watch", "system:node-proxier"],
             ),
-            (request("watch", 403, "no"), Trouble::Forbidden { verb: "watch" }, ["allow to watch", "grant", "https"]),
+            (
+                request("watch", 403, "no"),
+                Trouble::Forbidden { verb: "watch" },
+                ["allow this account to watch", "grant", "https"],
+            ),
             (request("list", 404, ""), Trouble::Unknown, ["has no endpointslices", "https", "use"]),
             (request("watch", 410, ""), Trouble::Outdated, ["has forgotten", "https", "compacted"]),
             (request("watch", 504, "Too large resource version: 9"), Trouble::Outdated, ["410", "check", "log"]),

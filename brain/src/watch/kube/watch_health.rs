@@ -139,7 +139,7 @@ impl WatchHealth {
         self.opened = None;
         if self.is_cut_off() && !trouble.is_of_all_kinds() {
             self.set_reachable();
-            // A server that has just started may soon stop to refuse requests.
+            // A server that has just started may soon stop refusing requests.
             if !std::mem::replace(&mut self.backoff_reset, true) {
                 self.backoff.reset();
             }

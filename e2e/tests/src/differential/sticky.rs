@@ -68,7 +68,7 @@ struct Short {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Returned {
     pub(crate) count: usize,
-    /// The number of clients that got another endpoint than before.
+    /// The number of clients that got a different endpoint than before.
     pub(crate) elsewhere: usize,
 }
 

@@ -196,7 +196,7 @@ fn a_service_without_a_cluster_ip_is_skipped_with_a_diagnostic() {
 fn errors_of_the_parser_are_readable() {
     let rows = [
         (format!("{WEB}spec: {{}}\n"), "the field \"spec\" is set twice; remove one of them"),
-        (WEB.replace("clusterIP: 10.96.0.10", "clusterIP: []"), "is a list, not a text; write one value"),
+        (WEB.replace("clusterIP: 10.96.0.10", "clusterIP: []"), "is a list, not a string; write one value"),
         (
             WEB.replace("metadata:\n  name: web", "metadata: 7"),
             "is 7, not a map of fields; write its fields as name: value, indented below it",
