@@ -14,8 +14,7 @@ pub fn usual(code: Code, subject: Subject, problem: impl Into<String>) -> Diagno
 
 /// Returns the problems that keep the brain from reading changes of the cluster.
 pub fn of_source(status: &Status) -> impl Iterator<Item = Diagnostic> {
-    let problem = |line| format!("the brain cannot see changes of the cluster: {line}");
-    status.source_problems.iter().map(move |of| usual(Code::SourceFails, Subject::Program, problem(of.line())))
+    status.source_problems.iter().map(|of| usual(Code::SourceFails, Subject::Program, of.line()))
 }
 
 /// Returns the problem if no backend has reported.

@@ -102,10 +102,10 @@ impl Findings {
         match &evidence.state {
             None => {}
             Some(Ok((services, 0))) => {
-                findings.ok("state", format!("{services} Services, each with an eligible endpoint"));
+                findings.ok("state", format!("{services} Services, and each has an eligible endpoint"));
             }
             Some(Ok((services, bare))) => {
-                let problem = format!("{services} Services, {bare} of them without an eligible endpoint");
+                let problem = format!("{bare} of {services} Services have no eligible endpoint");
                 let remedy = "localnet get services lists them; localnet explain --why-not shows the cause";
                 findings.add("state", warning(Code::NoEndpointServes, problem).remedy(remedy));
             }
@@ -149,20 +149,20 @@ impl Findings {
                     None if status.unread => {
                         let age = backend.age_millis / 1000;
                         let problem = format!(
-                            "{name} {}: it last reported {age} s ago, and no backend waits for the next state",
+                            "the backend {name} last reported in {} {age} s ago, and no backend waits for the next state",
                             family.family
                         );
                         self.add("backends", of(Code::BackendStopped, problem));
                     }
                     None => {
-                        let seen = format!("{name} {}: revision {} is applied", family.family, family.applied);
+                        let seen = format!("the backend {name} has applied revision {} in {}", family.applied, family.family);
                         self.ok("backends", seen);
                     }
                 }
             }
             if let Some(first) = backend.skipped.first() {
                 let count = backend.skipped_count;
-                let problem = format!("{name} skips {count} parts of Services, such as {first}");
+                let problem = format!("the backend {name} skips {count} parts of Services, such as {first}");
                 let remedy = "change the Services as the reasons suggest: localnet get revision -o wide";
                 self.add("skipped", warning(Code::BackendSkips, problem).remedy(remedy));
             }
@@ -191,7 +191,7 @@ impl Findings {
                         }
                         None => self.ok("tables", format!("{table} has its chains")),
                         Some(differ) => {
-                            let problem = format!("{table} differs from the plan: {}", damaged.join(", "));
+                            let problem = format!("{table} differs from the plan in {}", damaged.join(", "));
                             self.add("tables", Diagnostic { problem, ..differ });
                         }
                     }
@@ -199,7 +199,7 @@ impl Findings {
             }
         }
         for other in evidence.others.iter().filter(|table| table.ends_with(" kube-proxy")) {
-            let problem = format!("table {other} is kube-proxy's: the first rule that matches translates a packet");
+            let problem = format!("kube-proxy has the table {other}, too: the first rule that matches translates a packet");
             self.add("other-proxy", of(Code::OtherProxy, problem));
         }
         if evidence.legacy {
@@ -226,13 +226,13 @@ impl Findings {
         }
         if evidence.route_localnet.is_some_and(|value| value != 0) {
             let problem =
-                "route_localnet is on: neighbours may reach programs that listen on 127.0.0.1 (CVE-2020-8558)";
+                "route_localnet is on: neighbours of the node may reach programs that listen on 127.0.0.1 (CVE-2020-8558)";
             self.add("route-localnet", of(Code::RouteLocalnet, problem));
         }
         if let Some((count, max)) = evidence.tracked.filter(|(_, max)| *max > 0) {
             let seen = format!("{count} of {max} tracked flows");
             match count * 100 / max {
-                100.. => self.add("tracking", of(Code::TrackingFull, seen + ": new connections are dropped")),
+                100.. => self.add("tracking", of(Code::TrackingFull, seen + ": the kernel drops new connections")),
                 80.. => self.add("tracking", warning(Code::TrackingFull, seen)),
                 _ => self.ok("tracking", seen),
             }

@@ -180,7 +180,7 @@ fn source_problems(all: Vec<wire::SourceProblem>) -> Vec<SourceProblem> {
 impl SourceProblem {
     /// Returns one line with the resources, the duration and the cause.
     pub fn line(&self) -> String {
-        format!("{} unreadable for {} s: {}", self.of.join(", "), self.age_millis / 1000, self.problem)
+        format!("the brain has been unable to read {} for {} s: {}", self.of.join(", "), self.age_millis / 1000, self.problem)
     }
 }
 
@@ -250,6 +250,9 @@ mod tests {
         };
         let all = vec![trouble("nodes", "away", 1_000), trouble("services", "away", 2_000), trouble("x", "no", 1)];
         let lines: Vec<String> = source_problems(all).iter().map(SourceProblem::line).collect();
-        assert_eq!(lines, ["nodes, services unreadable for 2 s: away", "x unreadable for 0 s: no"]);
+        assert_eq!(lines, [
+                "the brain has been unable to read nodes, services for 2 s: away",
+                "the brain has been unable to read x for 0 s: no"
+            ]);
     }
 }

@@ -29,15 +29,15 @@ pub(super) fn of_service(evidence: &Evidence, ranking: &mut Ranking) {
     let found = match evidence.why.as_ref().map(|why| why.standing) {
         None | Some(Standing::Absent) => {
             let names = evidence.namesakes.join(", ");
-            let question = if names.is_empty() { String::new() } else { format!("; did you mean {names}") };
+            let question = if names.is_empty() { String::new() } else { format!("; did you mean {names}?") };
             of(Code::ServiceAbsent, format!("the cluster has no Service {key}{question}"))
         }
         Some(Standing::Headless) => {
-            let problem = "is headless (clusterIP: None): no proxy handles it, clients connect to its endpoints";
+            let problem = "is headless (clusterIP: None): no proxy handles it, and clients connect to its endpoints directly";
             of(Code::ServiceHeadless, format!("Service {key} {problem}"))
         }
         Some(Standing::ExternalName) => {
-            let problem = "is of type ExternalName: a DNS name, which no proxy handles";
+            let problem = "is of type ExternalName: it stands for a DNS name, and no proxy handles it";
             of(Code::ServiceExternalName, format!("Service {key} {problem}"))
         }
         Some(Standing::WithoutClusterIp) => of(Code::ServiceWithoutAddress, format!("Service {key} has no ClusterIP")),
@@ -56,7 +56,7 @@ fn unusable(evidence: &Evidence) -> Diagnostic {
     let errors = || evidence.errors();
     let taken = errors().find(|of| of.code == Code::AddressTaken);
     let code = taken.map_or(Code::ServiceUnusable, |of| of.code);
-    let problem = format!("every port of Service {key} is skipped");
+    let problem = format!("the brain skips every port of Service {key}");
     match taken.or_else(|| errors().next()) {
         None => usual(code, Subject::service(key), problem).remedy("add ports to the Service"),
         Some(of) => {
@@ -70,7 +70,7 @@ fn port_missing(evidence: &Evidence, ports: &[String]) -> Diagnostic {
     let Evidence { service, port, .. } = evidence;
     match evidence.errors().find(|of| of.field.starts_with("spec.ports[")) {
         Some(of) => {
-            let problem = format!("a port of Service {service} is skipped: {}: {}", of.field, of.problem);
+            let problem = format!("the brain skips a port of Service {service}: {}: {}", of.field, of.problem);
             Diagnostic { code: Code::PortSkipped, problem, ..of.clone() }
         }
         None => {

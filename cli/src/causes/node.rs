@@ -36,7 +36,7 @@ pub(super) fn of_front(evidence: &Evidence, number: usize, front: &Front, rankin
         add(40, Diagnostic { subject: Subject::Vip(front.to), severity, ..cause });
     }
     if node.no_table {
-        let problem = "the kernel has no table localnet: it was deleted, or never created";
+        let problem = "the kernel has no table localnet: a program deleted it, or the backend never created it";
         add(41, of(Code::TableMissing, problem.to_owned()));
     } else {
         if let Some(cause) = rules_differ(&node.damaged, Subject::Vip(front.to), configuration) {
@@ -50,7 +50,7 @@ pub(super) fn of_front(evidence: &Evidence, number: usize, front: &Front, rankin
         }
     }
     if evidence.tracking_is_full {
-        add(50, of(Code::TrackingFull, "connection tracking is full: new connections are dropped".to_owned()));
+        add(50, of(Code::TrackingFull, "connection tracking is full: the kernel drops new connections".to_owned()));
     }
     for (whither, stop) in &node.stops {
         let (problem, remedy) = foreign_rule(whither, stop);
@@ -61,9 +61,11 @@ pub(super) fn of_front(evidence: &Evidence, number: usize, front: &Front, rankin
         add(52, of(Code::ForwardingOff, "the kernel does not forward packets between interfaces".to_owned()));
     }
     if let [flow, ..] = &node.stale[..] {
-        let (count, from, endpoint) = (node.stale.len(), flow.from, flow.endpoint);
-        let problem =
-            format!("{count} stale flow(s) go to endpoints that are no longer eligible, such as {from} at {endpoint}");
+        let (count, example) = (node.stale.len(), format!("from {} to {}", flow.from, flow.endpoint));
+        let problem = match count {
+            1 => format!("a flow {example} is stale: the endpoint is no longer eligible"),
+            _ => format!("{count} flows, such as one {example}, are stale: their endpoints are no longer eligible"),
+        };
         add(54, of(Code::StaleFlow, problem));
     }
     if let Some(filtered) = &front.filtered {
@@ -104,15 +106,16 @@ fn backend(evidence: &Evidence, family: Family) -> Option<Diagnostic> {
 
 /// Returns the problem and the remedy if a rule of another program stops the packet.
 fn foreign_rule(whither: &str, stop: &Stop) -> (String, String) {
-    let what = match stop.fate {
-        Fate::Dropped => "drops",
-        Fate::Rejected => "rejects",
+    let what = match (stop.fate, stop.certain) {
+        (Fate::Dropped, true) => "drops",
+        (Fate::Dropped, false) => "may drop",
+        (Fate::Rejected, true) => "rejects",
+        (Fate::Rejected, false) => "may reject",
     };
     let handle = stop.handle.map_or_else(|| "its policy".to_owned(), |handle| format!("rule # handle {handle}"));
     let comment = stop.comment.as_ref().map(|comment| format!(", {comment:?}")).unwrap_or_default();
-    let may = if stop.certain { "" } else { "may be what " };
     let Stop { family, table, chain, .. } = stop;
     let at = format!("table {family} {table} chain {chain}, {handle}{comment}");
-    let problem = format!("a rule of another program {may}{what} packets {whither}: {at}");
+    let problem = format!("a rule of another program {what} packets {whither}: {at}");
     (problem, format!("check the chain: nft -a list chain {family} {table} {chain}"))
 }
