@@ -17,8 +17,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
 }
 
-/// Our crates, each with its dependencies except those of its tests, and the names of the Linux backends.
-fn dependencies() -> (BTreeMap<String, BTreeSet<String>>, Vec<String>) {
+/// Our packages, as cargo describes them.
+fn packages() -> Vec<Value> {
     let cargo = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
         .current_dir(root())
@@ -26,8 +26,13 @@ fn dependencies() -> (BTreeMap<String, BTreeSet<String>>, Vec<String>) {
         .unwrap();
     assert!(cargo.status.success(), "{}", String::from_utf8_lossy(&cargo.stderr));
     let metadata: Value = serde_json::from_slice(&cargo.stdout).unwrap();
+    metadata["packages"].as_array().unwrap().clone()
+}
+
+/// Our crates, each with its dependencies except those of its tests, and the names of the Linux backends.
+fn dependencies() -> (BTreeMap<String, BTreeSet<String>>, Vec<String>) {
+    let packages = packages();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
-    let packages = metadata["packages"].as_array().unwrap();
     let normal = |package: &Value| {
         let all = package["dependencies"].as_array().unwrap().iter();
         all.filter(|dependency| dependency["kind"] != "dev").map(|dependency| text(&dependency["name"])).collect()
@@ -94,7 +99,6 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "localnet-proto",
             "localnet-client",
             "localnet-cluster",
-            "localnet-brain",
         ],
     ),
     ("localnet-ship", &[]),
@@ -152,6 +156,38 @@ fn dependencies_point_one_way() {
         let wrong: Vec<_> = never.iter().filter(|other| dependencies[name].contains(**other)).collect();
         assert!(wrong.is_empty(), "{name} must not depend on {wrong:?}");
     }
+}
+
+#[test]
+fn every_dependency_is_used() {
+    // The name in sources of a crate whose name differs, and a crate that only generated code uses.
+    const OTHER_NAME: (&str, &str) = ("rustls-webpki", "webpki");
+    const GENERATED: &str = "tonic-prost";
+    let sources = rust_sources();
+    let mut unused = Vec::new();
+    for package in packages() {
+        let folder = Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap();
+        let words = |parts: &[&str]| -> BTreeSet<&str> {
+            let within =
+                sources.iter().filter(|(path, _)| parts.iter().any(|part| path.starts_with(folder.join(part))));
+            within.flat_map(|(_, text)| text.split(|c: char| !c.is_alphanumeric() && c != '_')).collect()
+        };
+        let (normal, dev, build) =
+            (words(&["src"]), words(&["src", "tests", "benches", "examples"]), words(&["build.rs"]));
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let name = dependency["name"].as_str().unwrap();
+            let words = match dependency["kind"].as_str() {
+                None => &normal,
+                Some("dev") => &dev,
+                Some(_) => &build,
+            };
+            let in_sources = if name == OTHER_NAME.0 { OTHER_NAME.1.to_owned() } else { name.replace('-', "_") };
+            if name != GENERATED && !words.contains(&*in_sources) {
+                unused.push(format!("{}: {name}", self::name(folder)));
+            }
+        }
+    }
+    assert!(unused.is_empty(), "remove these dependencies, or make those of tests dev-dependencies: {unused:#?}");
 }
 
 fn sources() -> Vec<PathBuf> {
