@@ -81,7 +81,7 @@ impl<K: Kernel> IptablesBackend<K> {
     /// Reads the tables and returns whether they differ from the desired state.
     ///
     /// # Errors
-    /// The tables cannot be read.
+    /// Returns an error if the tables cannot be read.
     pub fn needs_repair(&mut self) -> Result<bool, Error> {
         self.forget();
         let mut wrong = false;
@@ -107,7 +107,8 @@ impl<K: Kernel> IptablesBackend<K> {
     /// does not stop the other.
     ///
     /// # Errors
-    /// In every family, the tools cannot be run or the kernel refuses something that belongs to no single Service.
+    /// Returns an error if every family fails: the tools cannot be run, or the kernel refuses something that belongs to
+    /// no single Service.
     pub fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
             info!("this host has no IPv6; programming only IPv4");
@@ -284,7 +285,7 @@ impl<K: Kernel> IptablesBackend<K> {
     /// Removes everything that this backend, or a kube-proxy in iptables mode, has written.
     ///
     /// # Errors
-    /// The tools cannot be run, or rules of other programs refer to a chain that has to go.
+    /// Returns an error if a tool cannot be run, or if rules of other programs refer to a chain that is to be removed.
     pub fn remove_all(&mut self) -> anyhow::Result<()> {
         self.forget();
         for family in self.families() {

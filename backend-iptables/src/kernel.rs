@@ -42,7 +42,7 @@ impl Tools {
     /// The tools of a flavour.
     ///
     /// # Errors
-    /// `Error::Failed` if a tool is not installed.
+    /// Returns [`Error::Failed`] if a tool is not installed.
     pub fn find(flavour: Flavour) -> Result<Self, Error> {
         let tools = Self { flavour, has_ipv6: Path::new("/proc/self/net/if_inet6").exists(), commits: 0, locks: 0 };
         for family in Family::BOTH.into_iter().filter(|family| tools.has_family(*family)) {

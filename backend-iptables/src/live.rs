@@ -22,7 +22,7 @@ pub type LiveBackend = Live<IptablesBackend<Tools>, Tables>;
 /// Opens the backend. It programs nothing yet. Must be called in a tokio runtime.
 ///
 /// # Errors
-/// The tables cannot be read, for instance without privileges.
+/// Returns an error if the tables cannot be read, for instance without privileges.
 pub async fn open(mut backend: IptablesBackend<Tools>) -> anyhow::Result<LiveBackend> {
     let watch = Watch::new(backend.kernel().flavour());
     // Reading needs the same privileges as writing, so this finds missing privileges at the start.

@@ -31,7 +31,7 @@ impl LockWatch {
     /// Watches the file that the tools use. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// The file does not exist and cannot be created, or the process cannot get an inotify instance or watch.
+    /// Returns an error if the file does not exist and cannot be created, or if the process gets no inotify instance or watch.
     pub(crate) fn open() -> io::Result<Self> {
         let path = env::var_os("XTABLES_LOCKFILE").map_or_else(|| "/run/xtables.lock".into(), PathBuf::from);
         Self::at(&path)

@@ -22,7 +22,7 @@ use crate::kernel::{Kernel, Tools};
 /// Reads the tables of this network namespace and returns what they serve.
 ///
 /// # Errors
-/// The tools cannot be run, or fail.
+/// Returns an error if a tool cannot be run or fails.
 pub fn read(tools: &mut Tools) -> anyhow::Result<Served> {
     let mut served = Served::default();
     for family in Family::BOTH {

@@ -85,7 +85,8 @@ impl<K: Kernel> IpvsBackend<K> {
     /// Checks that IPVS is usable with these options. A retry cannot help without privileges, IPVS or the scheduler.
     ///
     /// # Errors
-    /// IPVS is missing, the process lacks privileges, or the kernel lacks the scheduler. The message contains the remedy.
+    /// Returns an error if IPVS is missing, the process lacks privileges, or the kernel lacks the scheduler. The message
+    /// contains the remedy.
     pub fn check(&mut self) -> anyhow::Result<()> {
         let scheduler = self.desired.options().scheduler.clone();
         let in_use = self.kernel.heads()?.iter().any(|server| server.scheduler == scheduler);
@@ -112,7 +113,7 @@ impl<K: Kernel> IpvsBackend<K> {
     /// Makes the kernel hold `state`. `changes` names everything that differs from the previous state.
     ///
     /// # Errors
-    /// IPVS cannot be reached, or the rules of every family are refused.
+    /// Returns an error if IPVS does not answer, or if the kernel refuses the rules of every family.
     pub async fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
             info!("this host has no IPv6; programming only IPv4");
@@ -332,7 +333,7 @@ impl<K: Kernel> IpvsBackend<K> {
     /// Removes our virtual servers, the interface and both tables. It is no error if they are missing.
     ///
     /// # Errors
-    /// The kernel refuses a removal or cannot be reached.
+    /// Returns an error if the kernel refuses a removal or does not answer.
     pub async fn remove_all(&mut self) -> anyhow::Result<()> {
         self.forget();
         self.read_unknown().await?;

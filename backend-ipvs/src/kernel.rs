@@ -45,7 +45,7 @@ impl Host {
     /// Connects to IPVS and nf_tables in the network namespace of this thread. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// The kernel lacks one of them.
+    /// Returns an error if the kernel lacks one of them.
     pub fn open() -> anyhow::Result<Self> {
         Ok(Self { nft: Netlink::open()?, ipvs: ipvs::Socket::open()?, interface: None })
     }
@@ -58,7 +58,7 @@ impl Host {
     /// Sets the timeouts that are not 0.
     ///
     /// # Errors
-    /// The kernel refuses them.
+    /// Returns an error if the kernel refuses them.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), ipvs::Error> {
         if *timeouts == Timeouts::default() { Ok(()) } else { self.ipvs.set_timeouts(timeouts) }
     }

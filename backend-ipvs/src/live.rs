@@ -29,7 +29,7 @@ pub type LiveBackend = Live<IpvsBackend<Host>, Servers>;
 /// Opens the backend and applies the kernel settings. It programs nothing yet. Must be called in a tokio runtime.
 ///
 /// # Errors
-/// IPVS is unusable, because privileges or its modules are missing.
+/// Returns an error if privileges or the modules of IPVS are missing.
 pub async fn open(config: Config, options: Options) -> anyhow::Result<LiveBackend> {
     error!("{DEPRECATION}");
     let mut kernel = Host::open()?;

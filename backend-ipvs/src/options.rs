@@ -43,7 +43,7 @@ impl Options {
 /// Parses the name of a scheduler. `maglev` is the common name of what the kernel calls `mh`.
 ///
 /// # Errors
-/// No scheduler can have that name.
+/// Returns an error if no scheduler can have that name.
 pub fn scheduler(name: &str) -> Result<Scheduler, InvalidScheduler> {
     if name == "maglev" { "mh".parse() } else { name.parse() }
 }

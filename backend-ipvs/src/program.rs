@@ -53,7 +53,7 @@ impl Ipvs {
     /// The options from flags and configuration.
     ///
     /// # Errors
-    /// The configured scheduler has an invalid name.
+    /// Returns an error if the configured scheduler has an invalid name.
     pub fn options(&self, config: &localnet_config::Ipvs) -> anyhow::Result<Options> {
         let configured = || config.scheduler.as_deref().map(scheduler).transpose().context("ipvs.scheduler");
         let seconds = |flag: Option<u32>, configured: Option<Duration>| {

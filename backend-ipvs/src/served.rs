@@ -30,7 +30,7 @@ use crate::plan::{
 /// Reads IPVS, both tables and the addresses of this network namespace. Must be called in a tokio runtime.
 ///
 /// # Errors
-/// The kernel has no IPVS, or IPVS, a table or the addresses cannot be read.
+/// Returns an error if the kernel has no IPVS, or if IPVS, a table or the addresses cannot be read.
 pub async fn read() -> anyhow::Result<Served> {
     let servers = ipvs::Socket::open().context("open IPVS")?.list().context("list the virtual servers")?;
     let local = NodeAddresses::default().list().await?.into_iter().collect();

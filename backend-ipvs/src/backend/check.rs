@@ -20,7 +20,7 @@ impl<K: Kernel> IpvsBackend<K> {
     /// continues after the last one, so that all servers are checked in turn. This is much cheaper than reading everything.
     ///
     /// # Errors
-    /// IPVS or the addresses cannot be read.
+    /// Returns an error if IPVS or the addresses cannot be read.
     pub async fn is_undisturbed(&mut self) -> anyhow::Result<bool> {
         if !self.desired.servers().is_known() || !self.desired.servers().are(&self.kernel.heads()?) {
             return Ok(false);
@@ -48,7 +48,7 @@ impl<K: Kernel> IpvsBackend<K> {
     /// moment.
     ///
     /// # Errors
-    /// IPVS cannot be reached.
+    /// Returns an error if the kernel's IPVS does not answer.
     pub async fn drain(&mut self, now: Duration) -> anyhow::Result<()> {
         let limit = self.desired.options().drain_limit;
         // Continue after the virtual server where the last call was cancelled.
