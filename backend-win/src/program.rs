@@ -82,15 +82,17 @@ impl<K: Kernel + 'static> BackendProgram for Win<K> {
 
     fn command(Command::Check(flags): Command) -> anyhow::Result<()> {
         flags.only("check")?;
-        telemetry::init(LogFormat::Text, "info")?;
+        telemetry::init(LogFormat::Text, "info", None)?;
         let Some(running) = flags.begin(Self::MODE)? else { return Ok(()) };
         check(&configured(running.config()), &mut K::open()?)
     }
 
     fn start_log(&self, client: &ClientArgs, config: &Config) -> anyhow::Result<()> {
-        let Some(path) = &self.log_file else { return client.start_log(config) };
-        let file = fs::File::options().append(true).create(true).open(path);
-        client.start_log_file(config, file.with_context(|| format!("opening --log-file {}", path.display()))?)
+        let open = |path: &PathBuf| {
+            let file = fs::File::options().append(true).create(true).open(path);
+            file.with_context(|| format!("opening --log-file {}", path.display()))
+        };
+        client.start_log(config, self.log_file.as_ref().map(open).transpose()?)
     }
 }
 

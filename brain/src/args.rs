@@ -1,15 +1,20 @@
 //! The flags of `localnet-brain`. The structs of groups of flags are public, because `localnet-node` shares them.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    io::{self, IsTerminal as _},
+    path::PathBuf,
+    time::Duration,
+};
 
+use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
-use localnet_config::{BadDuration, Config, GoDuration, KubeProxyFlags, Mode, Platform};
+use localnet_config::{BadDuration, Config, GoDuration, KubeProxyFlags, LogFormat, Mode, Platform};
+use localnet_config_file::start_log;
 use localnet_proto::{Address, DEFAULT_ADDRESS};
 
 use crate::{
     serve::{self, TlsFiles},
     source::Source,
-    telemetry::{self, LogFormat},
     watch::file::is_label_value,
 };
 use localnet_cluster::{self as cluster, objects::node_name};
@@ -204,13 +209,10 @@ impl LogArgs {
     /// # Errors
     /// Returns an error if the level is invalid.
     pub fn start(&self, config: &Config) -> anyhow::Result<()> {
-        let configured = match config.logging.format {
-            localnet_config::LogFormat::Text => LogFormat::Text,
-            localnet_config::LogFormat::Json => LogFormat::Json,
-        };
         // An empty environment variable counts as unset.
         let level = self.log_level.as_deref().filter(|level| !level.is_empty()).unwrap_or(config.logging.level());
-        telemetry::init(self.log_format.unwrap_or(configured), level)
+        let (format, colours) = (self.log_format.unwrap_or(config.logging.format), io::stderr().is_terminal());
+        start_log(format, level, io::stderr, colours).context("--log-level, or RUST_LOG")
     }
 }
 

@@ -32,7 +32,6 @@ pub mod serve;
 pub mod source;
 mod stamp;
 pub mod status;
-pub mod telemetry;
 mod throttle;
 pub mod views;
 pub mod watch;

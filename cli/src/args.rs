@@ -14,7 +14,7 @@ use clap::{Arg, ArgAction, Args, CommandFactory as _, FromArgMatches as _, Parse
 use crate::{
     configuration::ConfigurationArgs,
     failure::Failure,
-    get::Kind,
+    get::{Filter, Kind},
     output::{self, Format},
     question::{From as Sender, To},
     source::Global,
@@ -34,7 +34,7 @@ Exit codes:
 #[derive(Debug, Parser)]
 #[command(name = "localnet", version, after_help = EXIT_CODES)]
 pub struct Arguments {
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "State")]
     global: Global,
     #[command(subcommand)]
     command: Command,
@@ -123,28 +123,16 @@ struct Output {
 struct Get {
     /// Kind of object to list
     kind: Kind,
-    /// Only these Services: NAME or NAMESPACE/NAME
-    names: Vec<String>,
-    /// Only Services of this namespace
-    #[arg(short, long)]
-    namespace: Option<String>,
-    /// Services of all namespaces, as without --namespace
-    #[arg(short = 'A', long, conflicts_with = "namespace")]
-    all_namespaces: bool,
+    #[command(flatten)]
+    filter: Filter,
     #[command(flatten)]
     output: Output,
 }
 
 #[derive(Debug, Args)]
 struct Watch {
-    /// Only these Services: NAME or NAMESPACE/NAME
-    names: Vec<String>,
-    /// Only Services of this namespace
-    #[arg(short, long)]
-    namespace: Option<String>,
-    /// Services of all namespaces, as without --namespace
-    #[arg(short = 'A', long, conflicts_with = "namespace")]
-    all_namespaces: bool,
+    #[command(flatten)]
+    filter: Filter,
     /// Exit after this many states
     #[arg(long, value_name = "NUMBER")]
     count: Option<u64>,
@@ -261,13 +249,14 @@ pub async fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// Returns the command under the name it was called by: the plugin is called `kubectl localnet`.
 fn command(called: Option<&OsString>) -> clap::Command {
     let name = called.map(Path::new).and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default();
-    let command = with_short_help(Arguments::command());
+    let command = with_short_help(Arguments::command().mut_args(|arg| arg.global(true)));
     if name.starts_with("kubectl-") { command.bin_name("kubectl localnet") } else { command }
 }
 
 /// Makes `-h` and `--help` both print each flag on one line.
 fn with_short_help(command: clap::Command) -> clap::Command {
     let help = Arg::new("help").short('h').long("help").action(ArgAction::HelpShort).help("Print help");
+    let help = help.help_heading(None::<&str>);
     command.disable_help_flag(true).arg(help).mut_subcommands(with_short_help)
 }
 

@@ -7,61 +7,47 @@
 mod cluster;
 mod node;
 
-use localnet_core::{Code, Diagnostic, Severity, Subject};
+use localnet_core::{Code, Diagnostic, Subject};
 
 use crate::{
     diagnostics::{of_source, usual},
     evidence::Evidence,
 };
 
-/// The causes found so far.
-#[derive(Default)]
-struct Ranking {
-    found: Vec<(Severity, usize, u32, Diagnostic)>,
-}
-
-impl Ranking {
-    /// Adds a cause at the address of an index. A smaller `layer` is closer to the decision.
-    fn add(&mut self, front: usize, layer: u32, cause: Diagnostic) {
-        self.found.push((cause.severity, front, layer, cause));
-    }
-
-    fn finish(mut self) -> Vec<Diagnostic> {
-        self.found.sort_by_key(|(severity, front, layer, _)| (*severity, *front, *layer));
-        let mut causes: Vec<Diagnostic> = Vec::new();
-        for (.., cause) in self.found {
-            // The same cause at another address is listed once.
-            if !causes.iter().any(|other| other.code == cause.code && other.problem == cause.problem) {
-                causes.push(cause);
-            }
-        }
-        causes
-    }
-}
+/// The causes found so far, each with the index of its address and its layer. A smaller layer is closer to the decision.
+type Ranking = Vec<(usize, u32, Diagnostic)>;
 
 /// Returns the causes, the likeliest first.
 pub fn rank(evidence: &Evidence) -> Vec<Diagnostic> {
-    let mut ranking = Ranking::default();
+    let mut ranking = Ranking::new();
     if let Some(no_state) = &evidence.no_state {
         let problem = format!("the brain sends no state: {no_state}");
-        ranking.add(0, 1, usual(Code::BrainUnreachable, Subject::Program, problem));
+        ranking.push((0, 1, usual(Code::BrainUnreachable, Subject::Program, problem)));
     }
     let after = evidence.fronts.len();
     // An outdated state ranks first if it is missing or sends packets nowhere, otherwise after the causes on the node.
     let arrives = evidence.is_served && after > 0 && evidence.fronts.iter().all(|front| front.outcome == "endpoints");
     let (front, layer) = if arrives { (after, 29) } else { (0, 0) };
-    evidence.status.iter().flat_map(of_source).for_each(|cause| ranking.add(front, layer, cause));
+    evidence.status.iter().flat_map(of_source).for_each(|cause| ranking.push((front, layer, cause)));
     cluster::of_service(evidence, &mut ranking);
     for (number, front) in evidence.fronts.iter().enumerate() {
         match front.outcome {
             "endpoints" => node::of_front(evidence, number, front, &mut ranking),
-            _ => ranking.add(number, 20, cluster::of_outcome(evidence, front)),
+            _ => ranking.push((number, 20, cluster::of_outcome(evidence, front))),
         }
     }
     node::of_routes(evidence, &mut ranking);
     let findings = evidence.why.iter().flat_map(|why| &why.findings).filter(|_| evidence.is_served);
-    findings.for_each(|finding| ranking.add(after, 30, finding.clone()));
-    ranking.finish()
+    findings.for_each(|finding| ranking.push((after, 30, finding.clone())));
+    ranking.sort_by_key(|(front, layer, cause)| (cause.severity, *front, *layer));
+    let mut causes: Vec<Diagnostic> = Vec::new();
+    for (.., cause) in ranking {
+        // The same cause at another address is listed once.
+        if !causes.iter().any(|other| other.code == cause.code && other.problem == cause.problem) {
+            causes.push(cause);
+        }
+    }
+    causes
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use localnet_client::Snapshot;
 use localnet_core::{Code, Diagnostic, Severity, Subject};
 use localnet_linux::nft::family_name;
-use localnet_proto::{ByFamily, Family};
+use localnet_proto::{ByFamily, Family, Service};
 use serde::Serialize;
 
 use crate::{
@@ -155,7 +155,8 @@ impl Findings {
                         self.add("backends", of(Code::BackendStopped, problem));
                     }
                     None => {
-                        let seen = format!("the backend {name} has applied revision {} in {}", family.applied, family.family);
+                        let seen =
+                            format!("the backend {name} has applied revision {} in {}", family.applied, family.family);
                         self.ok("backends", seen);
                     }
                 }
@@ -199,7 +200,8 @@ impl Findings {
             }
         }
         for other in evidence.others.iter().filter(|table| table.ends_with(" kube-proxy")) {
-            let problem = format!("kube-proxy has the table {other}, too: the first rule that matches translates a packet");
+            let problem =
+                format!("kube-proxy has the table {other}, too: the first rule that matches translates a packet");
             self.add("other-proxy", of(Code::OtherProxy, problem));
         }
         if evidence.legacy {
@@ -225,8 +227,7 @@ impl Findings {
             }
         }
         if evidence.route_localnet.is_some_and(|value| value != 0) {
-            let problem =
-                "route_localnet is on: neighbours of the node may reach programs that listen on 127.0.0.1 (CVE-2020-8558)";
+            let problem = "route_localnet is on: neighbours of the node may reach programs that listen on 127.0.0.1 (CVE-2020-8558)";
             self.add("route-localnet", of(Code::RouteLocalnet, problem));
         }
         if let Some((count, max)) = evidence.tracked.filter(|(_, max)| *max > 0) {
@@ -274,26 +275,20 @@ pub fn read_kernel(
     evidence.others = kernel.other_tables().unwrap_or_default();
     evidence.forwards = ByFamily::from_fn(crate::kernel::forwards);
     evidence.route_localnet = crate::kernel::setting("proc/sys/net/ipv4/conf/all/route_localnet");
-    let tracked = |name: &str| crate::kernel::setting(&format!("proc/sys/net/netfilter/nf_conntrack_{name}"));
-    evidence.tracked = tracked("count").zip(tracked("max"));
+    evidence.tracked = crate::kernel::tracked();
     evidence.legacy = std::fs::read_to_string("/proc/net/ip_tables_names").is_ok_and(|names| !names.trim().is_empty());
 }
 
 /// Returns the number of Services in a state, and of those without an eligible endpoint.
 pub fn count(state: &Snapshot) -> (usize, usize) {
-    let is_bare = |service: &&std::sync::Arc<localnet_proto::Service>| {
-        let mut scopes = service.endpoints.iter().map(|endpoint| endpoint.scopes);
-        !scopes.any(|scopes| scopes.internal || scopes.external || scopes.short_circuit)
-    };
-    (state.services.len(), state.services.values().filter(is_bare).count())
+    let is_served = |service: &Service| service.endpoints.iter().any(|endpoint| endpoint.scopes.is_eligible());
+    let bare = state.services.values().filter(|service| !is_served(service));
+    (state.services.len(), bare.count())
 }
 
 impl Show for Findings {
     fn human(&self, style: Style) -> String {
         let mut table = Table::of_prose();
-        let mut row = |word: &str, tone, id: &str, text: &str, of_text| {
-            table.toned([(word.to_owned(), tone), (id.to_owned(), None), (text.to_owned(), of_text)]);
-        };
         for check in &self.checks {
             let (word, tone) = match check.verdict {
                 Verdict::Ok => ("ok", Tone::Good),
@@ -302,9 +297,10 @@ impl Show for Findings {
                 Verdict::Unknown => ("unknown", Tone::Dim),
             };
             let text = check.diagnostic.as_ref().map_or(&check.seen, |of| &of.problem);
-            row(word, Some(tone), check.id, text, None);
+            table.add(|row| _ = row.toned(word, Some(tone)).cell(check.id).cell(text));
             if let Some(of) = check.diagnostic.as_ref().filter(|of| !of.remedy.is_empty()) {
-                row("", None, "", &format!("-> {}", of.remedy), Some(Tone::Dim));
+                let remedy = format!("-> {}", of.remedy);
+                table.add(|row| _ = row.cell("").cell("").toned(remedy, Some(Tone::Dim)));
             }
         }
         table.text(style, 0)

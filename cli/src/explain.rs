@@ -203,7 +203,7 @@ pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, h
         match reasons(brain, key).await {
             Ok(why) => {
                 explanation.ineligible_count = why.ineligible_count;
-                let of_port = |of: &Ineligible| *of.port_name == **port && of.is_of(family) && scope(&of.from);
+                let of_port = |of: &Ineligible| *of.port_name == **port && of.is_of(family) && of.from.overlaps(scope);
                 explanation.ineligible = why.ineligible.into_iter().filter(of_port).collect();
                 let of_port = |of: &Topology| *of.port_name == **port && of.family == family;
                 explanation.hints = why.topology.into_iter().filter(of_port).collect();
@@ -235,5 +235,5 @@ pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, h
 /// Returns the cause in words if there is no brain or it does not answer.
 pub async fn reasons(brain: Option<&Brain>, key: &ServiceKey) -> Result<Reasons, String> {
     let Some(brain) = brain else { return Err("a saved state has no reasons; query a brain with --api".to_owned()) };
-    brain.why(key).await.map(Reasons::from).map_err(|error| error.to_string())
+    brain.why(key).await.map_err(|error| error.to_string())
 }

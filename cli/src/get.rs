@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use localnet_client::Snapshot;
 use localnet_proto::{
     Endpoint, Node, Port, Protocol, Scopes, Service, ServiceKey,
@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::{
     origin::Values,
     output::Show,
-    status::{Status, Versions},
+    status::{Backend, Status, Versions},
     style::{NONE, Style, Tone},
     table::{Row, Table},
 };
@@ -42,12 +42,16 @@ pub enum Kind {
 }
 
 /// Selects the Services to list.
-#[derive(Clone, Debug, Default)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct Filter {
-    /// List only Services of this namespace.
-    pub namespace: Option<String>,
-    /// List only these: `name` or `namespace/name`.
+    /// Only these Services: NAME or NAMESPACE/NAME
     pub names: Vec<String>,
+    /// Only Services of this namespace
+    #[arg(short, long)]
+    pub namespace: Option<String>,
+    /// Services of all namespaces, as without --namespace
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    pub all_namespaces: bool,
 }
 
 impl Filter {
@@ -83,15 +87,6 @@ pub struct Services<'a> {
     pub services: Vec<&'a Service>,
 }
 
-/// A number of seconds, as tables print it.
-struct Seconds(u32);
-
-impl fmt::Display for Seconds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}s", self.0)
-    }
-}
-
 /// A port, as tables print it.
 struct PortText<'a>(&'a Port);
 
@@ -105,20 +100,14 @@ impl fmt::Display for PortText<'_> {
     }
 }
 
-/// Returns how many endpoints are eligible for any traffic, and the number of all endpoints.
-fn serving(service: &Service) -> (usize, usize) {
-    let serves =
-        |endpoint: &&Endpoint| endpoint.scopes.internal || endpoint.scopes.external || endpoint.scopes.short_circuit;
-    (service.endpoints.iter().filter(serves).count(), service.endpoints.len())
-}
-
 /// The headings of the table of Services.
 pub const SERVICE_HEADINGS: [&str; 7] =
     ["NAMESPACE", "NAME", "TYPE", "CLUSTER-IP", "EXTERNAL-IP", "PORTS", "ENDPOINTS"];
 
 /// Adds a Service to a table row.
 pub fn service_row(row: &mut Row<'_>, service: &Service) {
-    let (serve, all) = serving(service);
+    let all = service.endpoints.len();
+    let serve = service.endpoints.iter().filter(|endpoint| endpoint.scopes.is_eligible()).count();
     row.cell(&*service.key.namespace).cell(&*service.key.name).cell(&service.kind);
     row.list(&service.cluster_ips).list(service.external_ips.iter().chain(&service.load_balancer_ips));
     row.list(service.ports.iter().map(PortText));
@@ -157,7 +146,7 @@ fn more_of_service(row: &mut Row<'_>, service: &Service) {
         (true, true) => "InternalLocal,ExternalLocal",
     };
     row.cell(policy);
-    row.list(service.client_ip_affinity.map(Seconds));
+    row.list(service.client_ip_affinity.map(|seconds| format!("{seconds}s")));
     row.list(service.ports.iter().map(|port| &*port.name).filter(|name| !name.is_empty()));
 }
 
@@ -249,7 +238,7 @@ impl EndpointRow<'_> {
         let Scopes { internal, external, short_circuit, established } = self.scopes;
         let scopes = [(internal, "internal"), (external, "external"), (short_circuit, "shortCircuit")];
         let serves = scopes.iter().filter(|(on, _)| *on).map(|(_, name)| *name);
-        let tone = (!internal && !external && !short_circuit).then_some(Tone::Odd);
+        let tone = (!self.scopes.is_eligible()).then_some(Tone::Odd);
         let yes = |on| if on { "yes" } else { "no" };
         row.cell(&*self.service.namespace).cell(&*self.service.name).cell(self.at()).cell(self.protocol);
         let (state, ready) = (self.state.unwrap_or(NONE), matches!(self.state, None | Some("Ready")));
@@ -305,36 +294,23 @@ impl Show for Status {
                     ("", _) => (format!("last reported {} s ago", backend.age_millis / 1000), Some(Tone::Odd)),
                     (error, _) => (error.to_owned(), Some(Tone::Bad)),
                 };
-                table.toned([
-                    (format!("{} {}", backend.name, family.family), None),
-                    (family.applied.to_string(), None),
-                    (family.lag.to_string(), None),
-                    (state, tone),
-                ]);
+                let name = format!("{} {}", backend.name, family.family);
+                table.add(|row| _ = row.cell(name).cell(family.applied).cell(family.lag).toned(state, tone));
             }
         }
         let mut text = table.text(style, 0);
-        for problem in &self.source_problems {
-            text.push_str(&format!("{}\n", problem.line()));
-        }
-        for backend in &self.backends {
-            match &backend.configuration {
-                Some(Ok(effective)) => {
-                    text.push_str(&format!("{} is configured with {}\n", backend.name, Values::of(&effective.config)));
-                }
-                Some(Err(error)) => {
-                    text.push_str(&format!("{} reports an unreadable configuration: {error}\n", backend.name));
-                }
+        let mut add = |line: String| text.extend([line.as_str(), "\n"]);
+        self.source_problems.iter().for_each(|problem| add(problem.line()));
+        for Backend { name, configuration, .. } in &self.backends {
+            match configuration {
+                Some(Ok(effective)) => add(format!("{name} is configured with {}", Values::of(&effective.config))),
+                Some(Err(error)) => add(format!("{name} reports an unreadable configuration: {error}")),
                 None => {}
             }
         }
-        for backend in self.backends.iter().filter(|_| style.wide) {
-            for skipped in &backend.skipped {
-                text.push_str(&format!("{} skips a part of {skipped}\n", backend.name));
-            }
-            for warning in &backend.warnings {
-                text.push_str(&format!("{} warns: {warning}\n", backend.name));
-            }
+        for Backend { name, skipped, warnings, .. } in self.backends.iter().filter(|_| style.wide) {
+            skipped.iter().for_each(|skipped| add(format!("{name} skips a part of {skipped}")));
+            warnings.iter().for_each(|warning| add(format!("{name} warns: {warning}")));
         }
         text
     }
@@ -494,6 +470,7 @@ services:
         let filter = |namespace: Option<&str>, names: &[&str]| Filter {
             namespace: namespace.map(str::to_owned),
             names: names.iter().map(|name| (*name).to_owned()).collect(),
+            ..Filter::default()
         };
         let listed =
             |filter: &Filter| filter.services(&state).map(|service| service.key.to_string()).collect::<Vec<_>>();

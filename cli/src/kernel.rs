@@ -13,7 +13,7 @@ use localnet_core::{Code, Diagnostic, Subject};
 use localnet_linux::{
     addresses::Addresses,
     conntrack::{self, Counters, Flow},
-    nft::{self, Chain, ChainDump, Element, ElementData, Socket, Table, TableDump, foreign},
+    nft::{self, Chain, ChainDump, Element, ElementData, Socket, TableDump, foreign},
     routes::{Route, Routes},
     sysctl::Settings,
 };
@@ -50,26 +50,21 @@ pub enum Held {
 }
 
 impl Kernel {
-    /// Opens a connection to nf_tables, with a diagnostic for users if that fails.
-    ///
-    /// # Errors
-    /// Returns an error if the kernel has no nf_tables or the process lacks the privilege.
-    pub fn read() -> Result<Self, Diagnostic> {
-        Self::open().map_err(|error| match error {
-            nft::Error::NotPermitted => Diagnostic::new(Code::KernelDenied, Subject::Program, error.to_string()),
-            error => unread(error.to_string()),
-        })
-    }
-
     /// Opens a connection to nf_tables.
     ///
     /// # Errors
-    /// Returns an error if the kernel has no nf_tables or the process lacks the privilege.
-    pub fn open() -> Result<Self, nft::Error> {
-        let mut kernel = Self { socket: Socket::open()?, chains: HashMap::new(), foreign: None };
-        // A missing privilege shows only at the first request.
-        kernel.chains(Family::V4)?;
-        Ok(kernel)
+    /// Returns a diagnostic if the kernel has no nf_tables or the process lacks the privilege.
+    pub fn open() -> Result<Self, Diagnostic> {
+        let opened = Socket::open().and_then(|socket| {
+            let mut kernel = Self { socket, chains: HashMap::new(), foreign: None };
+            // A missing privilege shows only at the first request.
+            kernel.chains(Family::V4)?;
+            Ok(kernel)
+        });
+        opened.map_err(|error| match error {
+            nft::Error::NotPermitted => Diagnostic::new(Code::KernelDenied, Subject::Program, error.to_string()),
+            error => unread(error.to_string()),
+        })
     }
 
     /// Returns the chains of our table; `None` if there is no table. They are read once.
@@ -90,11 +85,6 @@ impl Kernel {
     /// Returns an error if the kernel refuses the request.
     pub fn generation(&mut self) -> Result<u32, nft::Error> {
         self.socket.generation()
-    }
-
-    /// Whether a table of that name exists.
-    pub fn has_table(&mut self, family: Family, name: &str) -> bool {
-        self.socket.has_table(&Table::new(family, name)).unwrap_or_default()
     }
 
     /// Returns whether the kernel holds the object of a step.
@@ -280,6 +270,12 @@ pub fn counts_bytes() -> bool {
 /// Returns a kernel setting; `None` if it does not exist.
 pub fn setting(name: &str) -> Option<i64> {
     Settings::default().get(name).ok()
+}
+
+/// Returns the number of tracked flows and its limit; `None` if connection tracking is not loaded.
+pub fn tracked() -> Option<(i64, i64)> {
+    let of = |name: &str| setting(&format!("proc/sys/net/netfilter/nf_conntrack_{name}"));
+    of("count").zip(of("max"))
 }
 
 /// Returns whether the kernel forwards packets between interfaces; `None` if the setting does not exist.

@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal as _, Write as _};
 
 use anyhow::Context as _;
-use clap::ValueEnum;
+use clap::{ColorChoice, ValueEnum};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -23,18 +23,6 @@ pub enum Format {
     Yaml,
     /// Names only, one per line
     Name,
-}
-
-/// When to use colour.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Colour {
-    /// On a terminal, unless NO_COLOR is set
-    #[default]
-    Auto,
-    /// Always
-    Always,
-    /// Never
-    Never,
 }
 
 /// An answer that can be printed in every format. Its serialized fields are stable: fields are only added.
@@ -80,12 +68,14 @@ pub fn utc(time: Timestamp) -> String {
     time.strftime("%FT%TZ").to_string()
 }
 
-/// Whether standard output is coloured.
-pub fn is_coloured(colour: Colour) -> bool {
+/// Whether standard output is coloured. `Auto` means on a terminal, unless `NO_COLOR` is set.
+pub fn is_coloured(colour: ColorChoice) -> bool {
     match colour {
-        Colour::Always => true,
-        Colour::Never => false,
-        Colour::Auto => io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty()),
+        ColorChoice::Always => true,
+        ColorChoice::Never => false,
+        ColorChoice::Auto => {
+            io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
+        }
     }
 }
 

@@ -13,7 +13,6 @@
 //! | `shop/web:http`, `web:80` | a port of a Service, by name or number, at its ClusterIP; the default namespace is `default` |
 
 use std::{
-    fmt,
     net::{IpAddr, SocketAddr},
     str::FromStr,
 };
@@ -117,27 +116,6 @@ fn protocol(word: &str) -> Option<Protocol> {
     Protocol::ALL.into_iter().find(|of| of.as_str().eq_ignore_ascii_case(word))
 }
 
-/// Why a question has no packet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NoPacket {
-    /// The state has no such Service.
-    NoService(ServiceKey),
-    /// The Service has no such port; its ports are listed.
-    NoPort(ServiceKey, Vec<String>),
-    /// The Service has no address of the sender's family.
-    NoFamily(ServiceKey, Family),
-}
-
-impl fmt::Display for NoPacket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoService(key) => write!(f, "the state has no Service {key}"),
-            Self::NoPort(key, ports) => write!(f, "Service {key} has no such port; it has {}", ports.join(", ")),
-            Self::NoFamily(key, family) => write!(f, "Service {key} has no {family} ClusterIP"),
-        }
-    }
-}
-
 /// Finds a port of a Service by its name, else by its number.
 pub fn port_of<'a>(service: &'a Service, text: &str, protocol: Option<Protocol>) -> Option<&'a Port> {
     let fits = |port: &&Port| protocol.is_none_or(|protocol| port.protocol == protocol);
@@ -169,16 +147,17 @@ pub fn rules(facts: &Facts, family: Family) -> Rules {
 ///
 /// # Errors
 /// Returns an error if the state has no such Service, port or address family.
-pub fn destination(to: &To, family: Option<Family>, state: &Snapshot) -> Result<(SocketAddr, Protocol), NoPacket> {
+pub fn destination(to: &To, family: Option<Family>, state: &Snapshot) -> Result<(SocketAddr, Protocol), String> {
     match &to.at {
         At::Address(address) => Ok((*address, to.protocol.unwrap_or(Protocol::Tcp))),
         At::Service(key, port) => {
-            let service = state.services.get(key).ok_or_else(|| NoPacket::NoService(key.clone()))?;
-            let found = port_of(service, port, to.protocol);
-            let port = found.ok_or_else(|| NoPacket::NoPort(key.clone(), ports_of(service)))?;
+            let service = state.services.get(key).ok_or_else(|| format!("the state has no Service {key}"))?;
+            let no_port = || format!("Service {key} has no such port; it has {}", ports_of(service).join(", "));
+            let port = port_of(service, port, to.protocol).ok_or_else(no_port)?;
             let mut ips = service.cluster_ips.iter();
             let ip = ips.find(|ip| family.is_none_or(|family| Family::of(**ip) == family));
-            let ip = ip.ok_or_else(|| NoPacket::NoFamily(key.clone(), family.unwrap_or(Family::V4)))?;
+            let family = family.unwrap_or(Family::V4);
+            let ip = ip.ok_or_else(|| format!("Service {key} has no {family} ClusterIP"))?;
             Ok((SocketAddr::new(*ip, port.port), port.protocol))
         }
     }

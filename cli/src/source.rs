@@ -1,42 +1,37 @@
 //! Reads the state, from a brain at a socket or TCP address, or from a file that `get state` saved.
 
-use std::{io::Read as _, path::PathBuf, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::Context as _;
-use clap::Args;
-use localnet_client::{
-    Snapshot, Source as _,
-    grpc::{Brain, TlsFiles},
-};
+use clap::{Args, ColorChoice};
+use localnet_client::{Snapshot, Source as _, args::TlsArgs, grpc::Brain};
 use localnet_proto::{Address, DEFAULT_ADDRESS, Revision};
 use tokio::time::timeout;
 
-use crate::{failure::Failure, output::Colour, status::Status};
+use crate::{failure::Failure, status::Status};
 
 /// The source of the state and the style of the output. Flattened into every command.
 #[derive(Args, Clone, Debug)]
 pub struct Global {
     /// Address of the brain: unix:///path or tcp://host:port
-    #[arg(long, global = true, value_name = "ADDR", env = "LOCALNET_API", default_value = DEFAULT_ADDRESS, help_heading = "State")]
+    #[arg(long, value_name = "ADDR", env = "LOCALNET_API", default_value = DEFAULT_ADDRESS)]
     pub api: Address,
     /// Read a state saved by `localnet get state -o yaml` instead of querying a brain; - reads standard input
-    #[arg(long, global = true, value_name = "FILE", help_heading = "State")]
+    #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
-    /// CA certificates that verify the brain's TLS certificate
-    #[arg(long, global = true, value_name = "FILE", help_heading = "State")]
-    pub tls_ca: Option<PathBuf>,
-    /// Client TLS certificate
-    #[arg(long, global = true, value_name = "FILE", requires = "tls_key", help_heading = "State")]
-    pub tls_cert: Option<PathBuf>,
-    /// Private key of the client TLS certificate
-    #[arg(long, global = true, value_name = "FILE", requires = "tls_cert", help_heading = "State")]
-    pub tls_key: Option<PathBuf>,
+    /// The files for TLS.
+    #[command(flatten)]
+    pub tls: TlsArgs,
     /// Seconds to wait for the brain's first state
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 5, help_heading = "State")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     pub timeout: u64,
-    /// When to colour tables
-    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
-    pub colour: Colour,
+    /// When to colour tables; auto: on a terminal, unless NO_COLOR is set
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN", help_heading = None::<&str>)]
+    pub colour: ColorChoice,
 }
 
 impl Global {
@@ -48,9 +43,7 @@ impl Global {
         if self.state.is_some() {
             return Ok(None);
         }
-        let identity = self.tls_cert.clone().zip(self.tls_key.clone());
-        let tls = self.tls_ca.clone().map(|ca| TlsFiles { ca, identity });
-        Ok(Some(Brain::new(self.api.clone(), tls.as_ref())?))
+        Ok(Some(Brain::new(self.api.clone(), self.tls.files().as_ref())?))
     }
 
     /// The address or file that the state comes from, in words.
@@ -105,15 +98,20 @@ impl Global {
 
     fn saved(&self) -> anyhow::Result<Snapshot> {
         let path = self.state.as_deref().context("--state names no file")?;
-        let shown = path.display();
-        let mut text = String::new();
-        if path.as_os_str() == "-" {
-            std::io::stdin().read_to_string(&mut text).context("reading standard input")?;
-        } else {
-            text = std::fs::read_to_string(path).with_context(|| format!("reading {shown}"))?;
-        }
-        read(&text).with_context(|| format!("{shown} is not a state saved by `localnet get state -o yaml`"))
+        let wrong = || format!("{} is not a state saved by `localnet get state -o yaml`", path.display());
+        read(&text_of(path)?).with_context(wrong)
     }
+}
+
+/// Returns the text of a file, or of standard input for `-`.
+///
+/// # Errors
+/// Returns an error if it cannot be read.
+pub fn text_of(path: &Path) -> anyhow::Result<String> {
+    if path.as_os_str() == "-" {
+        return io::read_to_string(io::stdin()).context("reading standard input");
+    }
+    std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
 }
 
 /// Reads a saved state from JSON or YAML.

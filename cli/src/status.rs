@@ -180,7 +180,12 @@ fn source_problems(all: Vec<wire::SourceProblem>) -> Vec<SourceProblem> {
 impl SourceProblem {
     /// Returns one line with the resources, the duration and the cause.
     pub fn line(&self) -> String {
-        format!("the brain has been unable to read {} for {} s: {}", self.of.join(", "), self.age_millis / 1000, self.problem)
+        format!(
+            "the brain has been unable to read {} for {} s: {}",
+            self.of.join(", "),
+            self.age_millis / 1000,
+            self.problem
+        )
     }
 }
 
@@ -250,9 +255,12 @@ mod tests {
         };
         let all = vec![trouble("nodes", "away", 1_000), trouble("services", "away", 2_000), trouble("x", "no", 1)];
         let lines: Vec<String> = source_problems(all).iter().map(SourceProblem::line).collect();
-        assert_eq!(lines, [
+        assert_eq!(
+            lines,
+            [
                 "the brain has been unable to read nodes, services for 2 s: away",
                 "the brain has been unable to read x for 0 s: no"
-            ]);
+            ]
+        );
     }
 }

@@ -168,11 +168,6 @@ impl Table {
         self.add(|row| cells.into_iter().for_each(|text| _ = row.cell(text)));
     }
 
-    /// Adds a row whose cells may have a colour.
-    pub fn toned(&mut self, cells: impl IntoIterator<Item = (String, Option<Tone>)>) {
-        self.add(|row| cells.into_iter().for_each(|(text, tone)| _ = row.toned(text, tone)));
-    }
-
     /// Returns the table with each row on a line after `indent` spaces. The last column is not padded. Columns that do not fit
     /// are omitted.
     pub fn text(&self, style: Style, indent: usize) -> String {
@@ -244,8 +239,8 @@ mod tests {
     #[test]
     fn colour_does_not_move_columns() {
         let mut table = Table::bare();
-        table.toned([("yes".to_owned(), Some(Tone::Good)), ("x".to_owned(), None)]);
-        table.toned([("no".to_owned(), Some(Tone::Bad)), ("y".to_owned(), None)]);
+        table.add(|row| _ = row.toned("yes", Some(Tone::Good)).cell("x"));
+        table.add(|row| _ = row.toned("no", Some(Tone::Bad)).cell("y"));
         let coloured = table.text(Style { colour: true, ..Style::default() }, 0);
         assert_eq!(coloured, "\x1b[32myes\x1b[0m  x\n\x1b[31mno\x1b[0m   y\n");
         assert_eq!(table.text(Style::default(), 0), "yes  x\nno   y\n");

@@ -178,16 +178,14 @@ impl Show for Top {
         for row in &self.rows {
             let tone = |count: usize, tone| (count > 0).then_some(tone);
             let number = |number: Option<f64>| number.map_or_else(|| NONE.to_owned(), short);
-            let mut cells = vec![
-                (row.name.clone(), None),
-                (row.flows.to_string(), None),
-                (row.unanswered.to_string(), tone(row.unanswered, Tone::Odd)),
-                (row.stale.to_string(), tone(row.stale, Tone::Bad)),
-            ];
-            cells.extend(has_rates.then(|| (format!("{:.1}", row.new_per_second.unwrap_or_default()), None)));
-            cells.extend(has_bytes.then(|| (number(row.bytes.map(|bytes| bytes as f64)), None)));
-            cells.extend((has_rates && has_bytes).then(|| (number(row.bytes_per_second), None)));
-            table.toned(cells);
+            table.add(|to| {
+                to.cell(&row.name).cell(row.flows);
+                to.toned(row.unanswered, tone(row.unanswered, Tone::Odd)).toned(row.stale, tone(row.stale, Tone::Bad));
+                let rate = has_rates.then(|| format!("{:.1}", row.new_per_second.unwrap_or_default()));
+                let bytes = has_bytes.then(|| number(row.bytes.map(|bytes| bytes as f64)));
+                let bytes_rate = (has_rates && has_bytes).then(|| number(row.bytes_per_second));
+                [rate, bytes, bytes_rate].into_iter().flatten().for_each(|text| _ = to.cell(text));
+            });
         }
         let mut text = table.text(style, 0) + &format!("{} flows to Services, {} others\n", self.flows, self.others);
         if !self.counts_bytes {

@@ -15,7 +15,7 @@ use localnet_linux::{
     nft::{HookPoint, foreign},
     routes::Route,
 };
-use localnet_proto::{Family, Port, Protocol, Scopes, Service, ServiceKey, reasons::Reasons};
+use localnet_proto::{Family, Port, Protocol, Service, ServiceKey};
 use tokio::time::timeout;
 
 use crate::{
@@ -69,29 +69,17 @@ impl Question {
     }
 }
 
-/// The brain's answers besides its state.
-#[derive(Debug, Default)]
-pub struct Replies {
-    /// The brain's reasons about the Service.
-    pub why: Option<Reasons>,
-    /// The status of the brain and the backends.
-    pub status: Option<Status>,
-}
-
-/// Requests the reasons and the status from the brain.
-pub async fn ask(brain: Option<&Brain>, service: &ServiceKey, status: Option<Status>) -> Replies {
-    let Some(brain) = brain else { return Replies::default() };
-    let why = timeout(PATIENCE, brain.why(service)).await.ok().and_then(Result::ok).map(Reasons::from);
-    Replies { why, status }
-}
-
-/// Gathers the evidence about a port of a Service.
-pub async fn gather(world: &mut World, question: &Question, replies: Replies) -> Evidence {
+/// Gathers the evidence about a port of a Service. `status` is that of the brain and the backends.
+pub async fn gather(world: &mut World, question: &Question, brain: Option<&Brain>, status: Option<Status>) -> Evidence {
+    let why = match brain {
+        Some(brain) => timeout(PATIENCE, brain.why(&question.service)).await.ok().and_then(Result::ok),
+        None => None,
+    };
     let mut evidence = Evidence {
         service: question.service.clone(),
         port: question.port.clone(),
-        why: replies.why,
-        status: replies.status,
+        why,
+        status,
         configuration: Some(world.configuration.origin.clone()),
         kernel_unknown: world.kernel.as_ref().err().map(ToString::to_string),
         ..Evidence::default()
@@ -122,12 +110,8 @@ pub async fn gather(world: &mut World, question: &Question, replies: Replies) ->
             return evidence;
         }
     }
-    let tracked = (
-        kernel::setting("proc/sys/net/netfilter/nf_conntrack_count"),
-        kernel::setting("proc/sys/net/netfilter/nf_conntrack_max"),
-    );
-    evidence.tracking_is_full =
-        world.kernel.is_ok() && matches!(tracked, (Some(count), Some(max)) if max > 0 && count >= max);
+    let is_full = kernel::tracked().is_some_and(|(count, max)| max > 0 && count >= max);
+    evidence.tracking_is_full = world.kernel.is_ok() && is_full;
     for destination in destinations {
         let front = check(world, question, &service, port, destination).await;
         evidence.fronts.push(front);
@@ -177,7 +161,7 @@ async fn check(world: &mut World, question: &Question, service: &Service, port: 
         to: socket,
         kind: explained.destination,
         port_name: port.name.to_string(),
-        scope: only(judged.scope()),
+        scope: judged.scope(),
         outcome: if ours { outcome_name(&judged.outcome) } else { "notOurs" },
         because: explained.why,
         filtered: filtered(&judged, has_source),
@@ -195,16 +179,15 @@ async fn check(world: &mut World, question: &Question, service: &Service, port: 
     let chains = Path::new(&world.facts, family, affinity).chains().to_vec();
     drop(judged);
 
-    let of_kernel = family;
     let (rows, _) = explain::in_kernel(world, family, &steps);
     let Ok(kernel) = &mut world.kernel else { return front };
     let node = &mut front.node;
-    node.no_table = matches!(kernel.chains(of_kernel), Ok(None));
+    node.no_table = matches!(kernel.chains(family), Ok(None));
     node.missing = rows.into_iter().filter(|row| matches!(row.held, "no" | "other")).collect();
-    node.damaged = kernel.damaged(of_kernel, &chains).unwrap_or_default();
+    node.damaged = kernel.damaged(family, &chains).unwrap_or_default();
     node.stops = stops(world, &packet, has_source, &choices);
     let leaves = choices.iter().any(|endpoint| !world.has(endpoint.ip()));
-    node.does_not_forward = packet.origin != Origin::Node && leaves && kernel::forwards(of_kernel) == Some(false);
+    node.does_not_forward = packet.origin != Origin::Node && leaves && kernel::forwards(family) == Some(false);
     if let Ok(routes) = kernel::routes(choices.iter().map(SocketAddr::ip).collect::<BTreeSet<_>>()).await {
         let none = routes.into_iter().filter_map(|(address, route)| match route {
             Route::None(why) => Some((address, why)),
@@ -274,15 +257,4 @@ fn stops(
         }
     }
     found
-}
-
-/// Returns the scope of a packet as a set with one element.
-fn only(is: fn(&Scopes) -> bool) -> Scopes {
-    let one = |scopes: Scopes| is(&scopes);
-    Scopes {
-        internal: one(Scopes { internal: true, ..Scopes::default() }),
-        external: one(Scopes { external: true, ..Scopes::default() }),
-        short_circuit: one(Scopes { short_circuit: true, ..Scopes::default() }),
-        established: false,
-    }
 }

@@ -95,15 +95,17 @@ impl Judged<'_> {
         }
     }
 
-    /// Returns the scope of the packet.
-    pub fn scope(&self) -> fn(&Scopes) -> bool {
+    /// Returns the scope of the packet, as a set with one element.
+    pub fn scope(&self) -> Scopes {
+        let mut scopes = Scopes::default();
         match (&self.target, &self.vip) {
-            (Some(target), _) if target.internal => |scopes| scopes.internal,
+            (Some(target), _) if target.internal => scopes.internal = true,
             (_, Some(vip)) if vip.exposure == Exposure::ExternalLocal && self.packet.origin != Origin::Outside => {
-                |scopes| scopes.short_circuit
+                scopes.short_circuit = true;
             }
-            _ => |scopes| scopes.external,
+            _ => scopes.external = true,
         }
+        scopes
     }
 
     /// Whether the source ranges of the destination exclude the source.

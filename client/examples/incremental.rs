@@ -141,7 +141,7 @@ impl Listener for Lines {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let Arguments { client, dump } = Arguments::parse();
-    if let Err(error) = telemetry::init(client.log_format.unwrap_or_default(), "info") {
+    if let Err(error) = telemetry::init(client.log_format.unwrap_or_default(), "info", None) {
         return args::exit(Err(error));
     }
     let file = Adapter::new(Lines::of(dump));

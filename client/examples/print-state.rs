@@ -44,7 +44,7 @@ impl Backend for PrintState {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let Arguments { client } = Arguments::parse();
-    if let Err(error) = telemetry::init(client.log_format.unwrap_or_default(), "info") {
+    if let Err(error) = telemetry::init(client.log_format.unwrap_or_default(), "info", None) {
         return args::exit(Err(error));
     }
     let result = match client.source() {

@@ -37,6 +37,20 @@ pub struct ClientArgs {
     /// Revision of the last applied state: wait for a state with another revision
     #[arg(long, value_name = "NUMBER", default_value_t = 0, requires = "instance_id")]
     pub rev: u64,
+    /// The files for TLS.
+    #[command(flatten)]
+    pub tls: TlsArgs,
+    /// Minimum time between two syncs, in milliseconds; changes in between are merged [default: 0, or as configured]
+    #[arg(long, value_name = "MS")]
+    pub min_sync_interval: Option<u64>,
+    /// Format of log lines [default: text, or as configured]
+    #[arg(long, value_enum)]
+    pub log_format: Option<LogFormat>,
+}
+
+/// The files for TLS to a brain on TCP.
+#[derive(Args, Clone, Debug)]
+pub struct TlsArgs {
     /// CA certificates that verify the brain's TLS certificate
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
@@ -46,12 +60,14 @@ pub struct ClientArgs {
     /// Private key of the client TLS certificate
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Minimum time between two syncs, in milliseconds; changes in between are merged [default: 0, or as configured]
-    #[arg(long, value_name = "MS")]
-    pub min_sync_interval: Option<u64>,
-    /// Format of log lines [default: text, or as configured]
-    #[arg(long, value_enum)]
-    pub log_format: Option<LogFormat>,
+}
+
+impl TlsArgs {
+    /// The files; `None` without `--tls-ca`.
+    pub fn files(&self) -> Option<TlsFiles> {
+        let identity = self.tls_cert.clone().zip(self.tls_key.clone());
+        self.tls_ca.clone().map(|ca| TlsFiles { ca, identity })
+    }
 }
 
 impl ClientArgs {
@@ -61,13 +77,11 @@ impl ClientArgs {
     /// Returns an error if a TLS file cannot be read, or if `--tls-ca` is given for an address that does not use TLS.
     pub fn source(&self) -> anyhow::Result<Brain> {
         ensure!(
-            self.tls_ca.is_none() || matches!(self.api, Address::Tcp { .. }),
+            self.tls.tls_ca.is_none() || matches!(self.api, Address::Tcp { .. }),
             "--tls-ca: {} does not use TLS; use --api tcp://HOST:PORT, or remove --tls-ca",
             self.api
         );
-        let identity = self.tls_cert.clone().zip(self.tls_key.clone());
-        let tls = self.tls_ca.clone().map(|ca| TlsFiles { ca, identity });
-        Brain::new(self.api.clone(), tls.as_ref())
+        Brain::new(self.api.clone(), self.tls.files().as_ref())
     }
 
     /// The loop's options from the flags.
@@ -87,27 +101,13 @@ impl ClientArgs {
         Options { min_interval, ..options }
     }
 
-    /// Starts logging, as the flags request; where no flag is given, as the configuration requests.
+    /// Starts logging to a file, or to standard error without one, as the flags request; where no flag is given, as the
+    /// configuration requests.
     ///
     /// # Errors
     /// Returns an error if `RUST_LOG` contains an invalid level.
-    pub fn start_log(&self, config: &Config) -> anyhow::Result<()> {
-        telemetry::init(self.log_format(config), config.logging.level())
-    }
-
-    /// Starts logging to a file. Otherwise like [`ClientArgs::start_log`].
-    ///
-    /// # Errors
-    /// Returns an error if `RUST_LOG` contains an invalid level.
-    pub fn start_log_file(&self, config: &Config, file: File) -> anyhow::Result<()> {
-        telemetry::init_file(self.log_format(config), config.logging.level(), file)
-    }
-
-    fn log_format(&self, config: &Config) -> LogFormat {
-        self.log_format.unwrap_or(match config.logging.format {
-            localnet_config::LogFormat::Text => LogFormat::Text,
-            localnet_config::LogFormat::Json => LogFormat::Json,
-        })
+    pub fn start_log(&self, config: &Config, file: Option<File>) -> anyhow::Result<()> {
+        telemetry::init(self.log_format.unwrap_or(config.logging.format), config.logging.level(), file)
     }
 }
 

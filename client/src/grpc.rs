@@ -7,7 +7,7 @@ mod tls;
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use localnet_proto::{Address, Revision, ServiceKey, Update, decode::Assembler, encode, wire};
+use localnet_proto::{Address, Revision, ServiceKey, Update, decode::Assembler, encode, reasons::Reasons, wire};
 use tokio::time::timeout;
 use tonic::{
     Code, Status,
@@ -78,11 +78,10 @@ impl Brain {
     ///
     /// # Errors
     /// Returns an error if the brain is unavailable, has no state yet, or is too old to know the call.
-    pub async fn why(&self, service: &ServiceKey) -> Result<wire::ServiceReasons, SourceError> {
-        let ServiceKey { namespace, name } = service;
-        let request = wire::ServiceKey { namespace: namespace.to_string(), name: name.to_string() };
+    pub async fn why(&self, service: &ServiceKey) -> Result<Reasons, SourceError> {
         let mut client = ReasonsClient::new(self.channel.clone());
-        Ok(client.why(request).await.map_err(|status| failed(&status))?.into_inner())
+        let request = wire::ServiceKey::from(service);
+        Ok(client.why(request).await.map_err(|status| failed(&status))?.into_inner().into())
     }
 
     /// The progress of the brain and of the backends; see `Reasons.Status`.

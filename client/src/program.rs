@@ -96,7 +96,7 @@ pub trait BackendProgram: Args + Send + Sync + 'static {
     /// # Errors
     /// Returns an error if `RUST_LOG` contains an invalid level, or if the log cannot be opened.
     fn start_log(&self, client: &ClientArgs, config: &Config) -> anyhow::Result<()> {
-        client.start_log(config)
+        client.start_log(config, None)
     }
 }
 

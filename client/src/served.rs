@@ -32,7 +32,7 @@ use std::{
 use anyhow::Context as _;
 use localnet_proto::{Changes, Family, Protocol, Service, Snapshot, Verdict};
 
-pub use lacks::{BadLack, Lack, Lacks};
+pub use lacks::{Lack, Lacks};
 
 use crate::vips::{Config, Hairpin, Program, Vip, VipKey, Vips};
 
@@ -135,8 +135,7 @@ impl Served {
     fn line(&mut self, line: &str) -> Option<()> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [address, protocol, port, rest @ ..] = &words[..] else { return None };
-        let protocol =
-            [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|of| of.to_string() == *protocol)?;
+        let protocol = Protocol::ALL.into_iter().find(|of| of.as_str() == *protocol)?;
         let key = VipKey { address: address.parse().ok()?, protocol, port: port.parse().ok()? };
         let entry = self.0.entry(key).or_default();
         match rest {

@@ -2,7 +2,7 @@
 
 use localnet_config::Mode;
 use localnet_core::{Code, Diagnostic};
-use localnet_proto::{Family, Revision, ServiceKey, Update, wire};
+use localnet_proto::{Family, Revision, Update, wire};
 
 use crate::{
     counts::{Attempts, FlowChecks, RuleCount},
@@ -92,12 +92,8 @@ pub struct Outcome {
 const MAX_SKIPPED: usize = 256;
 
 fn skipped(skipped: &Diagnostic) -> wire::SkippedService {
-    let key = skipped.subject.service_key();
     wire::SkippedService {
-        service: key.map(|ServiceKey { namespace, name }| wire::ServiceKey {
-            namespace: namespace.to_string(),
-            name: name.to_string(),
-        }),
+        service: skipped.subject.service_key().as_ref().map(Into::into),
         reason: skipped.reason().to_string(),
         code: skipped.code.to_string(),
         severity: wire::Severity::from(skipped.severity).into(),
@@ -139,12 +135,8 @@ fn rules(count: &RuleCount) -> wire::RuleCount {
 
 impl From<&Report> for wire::BackendReport {
     fn from(report: &Report) -> Self {
-        let number = |family| match family {
-            Family::V4 => wire::IpFamily::IPv4.into(),
-            Family::V6 => wire::IpFamily::IPv6.into(),
-        };
         let families = report.families.iter().map(|(family, outcome)| wire::FamilyReport {
-            family: number(*family),
+            family: wire::IpFamily::from(*family).into(),
             applied_rev: outcome.applied,
             error: outcome.error.clone().unwrap_or_default(),
             full: Some((&outcome.full).into()),

@@ -5,30 +5,12 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::duration::GoDuration;
+pub use crate::model::Version;
 
 /// The API group of the documents.
 pub(crate) const GROUP: &str = "kubeproxy.config.k8s.io";
 /// The kind of the documents.
 pub(crate) const KIND: &str = "KubeProxyConfiguration";
-
-/// A version of the documents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
-    /// The version that kube-proxy v1.36 reads.
-    V1alpha1,
-    /// The version of KEP-784.
-    V1alpha2,
-}
-
-impl Version {
-    /// The name in `apiVersion`, without the group.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::V1alpha1 => "v1alpha1",
-            Self::V1alpha2 => "v1alpha2",
-        }
-    }
-}
 
 /// A `KubeProxyConfiguration` of either version: a value for each field of the version, in its [normal form](crate::Kind).
 #[derive(Clone, Debug, PartialEq)]

@@ -1,7 +1,5 @@
 //! Log filters, which keep the libraries below the programs quiet.
 
-use std::fmt;
-
 /// The libraries whose messages are useful only to their authors, each with the least severe level that is logged.
 ///
 /// Each suppressed line repeats an event that our programs log once with its cause, or traces a frame of a connection.
@@ -25,25 +23,12 @@ const LIBRARIES: [(&str, &str); 13] = [
 /// The log levels, from nothing to everything.
 pub const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// The error for a string that names no level. `tracing` would take such a word as the name of a module and log the lines of that
-/// module only, that is, none.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadLevel(String);
-
-impl fmt::Display for BadLevel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let levels = LEVELS.join(", ");
-        write!(f, "{:?} is not a log level; use one of {levels}, or MODULE=LEVEL, with commas between several", self.0)
-    }
-}
-
-impl std::error::Error for BadLevel {}
-
 /// Checks that each directive of `text` ends with a level, as in `info,localnet_brain=debug`.
 ///
 /// # Errors
-/// Returns the first directive without a level.
-fn check(text: &str) -> Result<(), BadLevel> {
+/// Returns an error that names the first directive without a level. `tracing` would take such a word as the name of a module and
+/// log the lines of that module only, that is, none.
+fn check(text: &str) -> Result<(), String> {
     let (mut depth, mut directives) = (0_u32, vec![String::new()]);
     for character in text.chars() {
         depth = match character {
@@ -61,7 +46,10 @@ fn check(text: &str) -> Result<(), BadLevel> {
         LEVELS.iter().any(|valid| valid.eq_ignore_ascii_case(level.trim()))
     };
     match directives.iter().map(|directive| directive.trim()).find(|directive| !is_good(directive)) {
-        Some(bad) => Err(BadLevel(bad.to_owned())),
+        Some(bad) => Err(format!(
+            "{bad:?} is not a log level; use one of {}, or MODULE=LEVEL, with commas between several",
+            LEVELS.join(", ")
+        )),
         None => Ok(()),
     }
 }
@@ -71,7 +59,7 @@ fn check(text: &str) -> Result<(), BadLevel> {
 ///
 /// # Errors
 /// Returns an error if a directive of the text has no level.
-pub fn directives(level: &str) -> Result<String, BadLevel> {
+pub fn directives(level: &str) -> Result<String, String> {
     check(level)?;
     if level.split(',').any(|directive| directive.trim().eq_ignore_ascii_case("trace")) {
         return Ok(level.to_owned());
@@ -103,7 +91,7 @@ mod tests {
             ("localnet_brain", "localnet_brain"),
             ("3", "3"),
         ] {
-            let message = super::directives(text).map_err(|bad| bad.to_string());
+            let message = super::directives(text);
             let expected = format!(
                 "{bad:?} is not a log level; use one of off, error, warn, info, debug, trace, or MODULE=LEVEL, with commas between several"
             );

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use clap::ValueEnum;
 use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 
@@ -58,9 +59,19 @@ names! {
         Kernelspace = "kernelspace",
     }
 
+    /// The version of a document, as in `apiVersion` after the group.
+    Version {
+        /// The version that kube-proxy v1.36 reads.
+        V1alpha1 = "v1alpha1",
+        /// The version of KEP-784.
+        V1alpha2 = "v1alpha2",
+    }
+
     /// `logging.format`: the format of log lines.
+    #[derive(Default, ValueEnum)]
     LogFormat {
         /// Lines for people.
+        #[default]
         Text = "text",
         /// One JSON object per line.
         Json = "json",

@@ -194,12 +194,8 @@ fn version(tree: &Tree) -> Result<Version, Diagnostic> {
     if kind != KIND {
         return Err(wrong(Code::KindUnknown, kind_line, "kind", &unknown));
     }
-    [Version::V1alpha1, Version::V1alpha2]
-        .into_iter()
-        .find(|supported| {
-            version.strip_prefix(GROUP).and_then(|rest| rest.strip_prefix('/')) == Some(supported.as_str())
-        })
-        .ok_or_else(|| wrong(Code::KindUnknown, version_line, "apiVersion", &unknown))
+    let supported = version.strip_prefix(GROUP).and_then(|rest| rest.strip_prefix('/')).and_then(Version::named);
+    supported.ok_or_else(|| wrong(Code::KindUnknown, version_line, "apiVersion", &unknown))
 }
 
 /// Converts the error for a field into the warning that a lenient reader gives.

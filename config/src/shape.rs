@@ -4,7 +4,7 @@
 
 use localnet_core::{
     Code, Diagnostic, Subject,
-    yaml::{Node, Tree, Type},
+    yaml::{Key, Node, Tree, Type},
 };
 use serde_json::Value;
 
@@ -36,8 +36,12 @@ impl Walk<'_> {
         match (&text.node, pattern) {
             // A null field counts as missing.
             (Node::Null, _) => {}
-            (Node::Map(_), Value::Object(fields)) if path == "featureGates" => self.gates(text, fields.is_empty()),
-            (Node::Map(_), Value::Object(fields)) => self.fields(path, text, fields),
+            (Node::Map(given), Value::Object(fields)) => {
+                self.twice(path, given);
+                for (key, value) in given {
+                    self.field(joined(path, &key.name), key, value, fields);
+                }
+            }
             (Node::List(items), Value::Array(_)) => {
                 let pattern = match path {
                     "logging.vmodule" => serde_json::json!({"filePattern": "", "verbosity": 0}),
@@ -68,35 +72,21 @@ impl Walk<'_> {
         }
     }
 
-    /// Checks the feature gates, which may have any name. `empty` is whether the pattern has none.
-    fn gates(&mut self, text: &Tree, empty: bool) {
-        debug_assert!(empty, "the default document names no gates");
-        self.twice("featureGates", text);
-        let Node::Map(fields) = &text.node else { return };
-        for (key, value) in fields {
-            self.at(&format!("featureGates.{}", key.name), key.line, value, &Value::Bool(false));
-        }
-    }
-
-    fn fields(&mut self, path: &str, text: &Tree, pattern: &serde_json::Map<String, Value>) {
-        self.twice(path, text);
-        let Node::Map(fields) = &text.node else { return };
-        for (key, value) in fields {
-            let path = joined(path, &key.name);
-            match pattern.get(&key.name) {
-                Some(pattern) => self.at(&path, key.line, value, pattern),
-                None => {
-                    let remedy = (self.elsewhere)(&path).unwrap_or_else(|| similar(&key.name, pattern));
-                    let problem = format!("unknown field {:?}", key.name);
-                    let unknown = Diagnostic::new(Code::FieldUnknown, Subject::text(key.line), problem);
-                    self.misfits.strict.push(unknown.field(path).remedy(remedy));
-                }
+    fn field(&mut self, path: String, key: &Key, value: &Tree, pattern: &serde_json::Map<String, Value>) {
+        match pattern.get(&key.name) {
+            Some(pattern) => self.at(&path, key.line, value, pattern),
+            // A feature gate may have any name.
+            None if path.starts_with("featureGates.") => self.at(&path, key.line, value, &Value::Bool(false)),
+            None => {
+                let remedy = (self.elsewhere)(&path).unwrap_or_else(|| similar(&key.name, pattern));
+                let problem = format!("unknown field {:?}", key.name);
+                let unknown = Diagnostic::new(Code::FieldUnknown, Subject::text(key.line), problem);
+                self.misfits.strict.push(unknown.field(path).remedy(remedy));
             }
         }
     }
 
-    fn twice(&mut self, path: &str, text: &Tree) {
-        let Node::Map(fields) = &text.node else { return };
+    fn twice(&mut self, path: &str, fields: &[(Key, Tree)]) {
         for (position, (key, _)) in fields.iter().enumerate() {
             let first = fields[..position].iter().find(|(other, _)| other.name == key.name);
             if let Some((first, _)) = first {

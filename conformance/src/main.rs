@@ -60,9 +60,8 @@ struct Arguments {
     /// A command that reads the kernel's state and prints what it serves: see docs/writing-a-backend.md
     #[arg(long, value_name = "COMMAND")]
     read_back: Option<String>,
-    /// Limits of the kernel, which the kit does not test, separated by commas: verdicts, scopes, seconds, ports, host-network,
-    /// sources
-    #[arg(long, value_name = "LACKS", value_delimiter = ',', requires = "read_back")]
+    /// Limits of the kernel, which the kit does not test, separated by commas
+    #[arg(long, value_enum, value_name = "LACKS", value_delimiter = ',', requires = "read_back")]
     cannot_hold: Vec<Lack>,
     /// A command after which the kernel refuses the backend's changes, until --clear
     #[arg(long, value_name = "COMMAND", requires = "clear")]

@@ -6,7 +6,9 @@ use localnet_core::Severity;
 use prost::Message as _;
 
 use crate::{
-    model::{Endpoint, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, SourceFilter, Verdict, WhenEmpty},
+    model::{
+        Endpoint, Family, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, SourceFilter, Verdict, WhenEmpty,
+    },
     wire,
 };
 
@@ -34,8 +36,22 @@ pub fn node_item(node: &Node) -> wire::NextItem {
 
 /// The item that removes a service.
 pub fn removed_item(key: &ServiceKey) -> wire::NextItem {
-    let removed = wire::ServiceKey { namespace: key.namespace.to_string(), name: key.name.to_string() };
-    wire::NextItem { removed: Some(removed), ..Default::default() }
+    wire::NextItem { removed: Some(key.into()), ..Default::default() }
+}
+
+impl From<&ServiceKey> for wire::ServiceKey {
+    fn from(ServiceKey { namespace, name }: &ServiceKey) -> Self {
+        Self { namespace: namespace.to_string(), name: name.to_string() }
+    }
+}
+
+impl From<Family> for wire::IpFamily {
+    fn from(family: Family) -> Self {
+        match family {
+            Family::V4 => Self::IPv4,
+            Family::V6 => Self::IPv6,
+        }
+    }
 }
 
 /// The items of a service: one, and continuations if it has more than [`ENDPOINTS_PER_ITEM`] endpoints, or more than

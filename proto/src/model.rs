@@ -264,6 +264,19 @@ pub struct Scopes {
     pub established: bool,
 }
 
+impl Scopes {
+    /// Whether the endpoint serves new flows of any scope.
+    pub fn is_eligible(self) -> bool {
+        self.internal || self.external || self.short_circuit
+    }
+
+    /// Whether both have a scope of new flows in common.
+    pub fn overlaps(self, other: Self) -> bool {
+        let Self { internal, external, short_circuit, .. } = self;
+        internal && other.internal || external && other.external || short_circuit && other.short_circuit
+    }
+}
+
 /// The complete state of one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

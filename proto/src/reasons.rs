@@ -119,10 +119,7 @@ impl Reasons {
     /// Returns the message about a Service in a state.
     pub fn to_wire(&self, service: &ServiceKey, at: Revision) -> wire::ServiceReasons {
         wire::ServiceReasons {
-            service: Some(wire::ServiceKey {
-                namespace: service.namespace.to_string(),
-                name: service.name.to_string(),
-            }),
+            service: Some(service.into()),
             state: Some(next_filter(at, false)),
             standing: self.standing.into(),
             findings: self.findings.iter().map(Into::into).collect(),
@@ -206,11 +203,7 @@ impl From<wire::IneligibleEndpoint> for Ineligible {
 impl From<Topology> for wire::Topology {
     fn from(of: Topology) -> Self {
         let Topology { port_name, family, nearness, not_same_node, not_same_zone, unhinted } = of;
-        let family = match family {
-            Family::V4 => wire::IpFamily::IPv4,
-            Family::V6 => wire::IpFamily::IPv6,
-        };
-        let (family, nearness) = (family.into(), nearness.into());
+        let (family, nearness) = (wire::IpFamily::from(family).into(), nearness.into());
         Self { port_name, family, nearness, not_same_node, not_same_zone, unhinted }
     }
 }

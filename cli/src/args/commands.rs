@@ -2,8 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::{self, Read as _, Write as _},
-    path::Path,
+    io::{self, Write as _},
     time::{Duration, Instant},
 };
 
@@ -21,12 +20,12 @@ use crate::{
     evidence::Evidence,
     explain::{self, Many},
     failure::Failure,
-    get::{Endpoints, Filter, Kind, NodeFacts, Services},
+    get::{Endpoints, Kind, NodeFacts, Services},
     kernel::{self, Kernel, Live},
     output::{self, Format, Show},
     path::{self, Path as Way},
     question::{self, From as Sender, To},
-    source::Global,
+    source::{Global, text_of},
     status::{Status, Versions},
     style::Style,
     top::{self, Sample},
@@ -51,14 +50,12 @@ fn style(global: &Global, output: &Output) -> Style {
 pub(super) async fn get(global: &Global, arguments: Get) -> Answered {
     let brain = global.brain()?;
     if arguments.kind == Kind::Revision {
-        let Some(brain) = brain else {
-            return Err(Failure::Usage("a saved state has no revision; query a brain with --api".to_owned()));
-        };
+        let brain = brain.ok_or_else(|| not_saved("has no revision"))?;
         print(global, &arguments.output, &global.status(&brain).await?)?;
         return Ok(false);
     }
     let state = global.snapshot(brain.as_ref()).await?;
-    let filter = Filter { namespace: arguments.namespace, names: arguments.names };
+    let filter = arguments.filter;
     match arguments.kind {
         Kind::Services => {
             print(global, &arguments.output, &Services { services: filter.services(&state).collect() })?;
@@ -101,9 +98,13 @@ async fn conditions(brain: Option<&Brain>, services: impl Iterator<Item = &Servi
     for service in services {
         // An older brain does not know this call.
         let Ok(why) = brain.why(&service.key).await else { break };
-        reasons.insert(service.key.clone(), Reasons::from(why));
+        reasons.insert(service.key.clone(), why);
     }
     reasons
+}
+
+fn not_saved(what: &str) -> Failure {
+    Failure::Usage(format!("a saved state {what}; query a brain with --api"))
 }
 
 fn unreadable(global: &Global, why: &str) -> Failure {
@@ -111,11 +112,9 @@ fn unreadable(global: &Global, why: &str) -> Failure {
 }
 
 pub(super) async fn watch(global: &Global, arguments: Watch) -> Answered {
-    let Some(brain) = global.brain()? else {
-        return Err(Failure::Usage("a saved state does not change; query a brain with --api".to_owned()));
-    };
+    let brain = global.brain()?.ok_or_else(|| not_saved("does not change"))?;
     let options = watch::Options {
-        filter: Filter { namespace: arguments.namespace, names: arguments.names },
+        filter: arguments.filter,
         format: arguments.output.output,
         style: style(global, &arguments.output),
         count: arguments.count,
@@ -167,7 +166,7 @@ async fn world(
         Some(other) => {
             Err(kernel::unread(format!("the node's backend is {other}; this command reads only the rules of nft")))
         }
-        None => Kernel::read(),
+        None => Kernel::open(),
     };
     let facts = configuration.facts(&state.node, is_here.then_some(&local));
     Ok(World { state, configuration, facts, local, is_here, kernel })
@@ -183,8 +182,7 @@ pub(super) async fn explain(global: &Global, arguments: Explain) -> Answered {
             Ok(state) => {
                 let status = ask_status(global, brain).await;
                 let mut world = world(global, &arguments.node, &status, state).await?;
-                let replies = why_not::ask(brain, &question.service, status.ok()).await;
-                why_not::gather(&mut world, &question, replies).await
+                why_not::gather(&mut world, &question, brain, status.ok()).await
             }
             Err(failure) => Evidence {
                 service: question.service,
@@ -204,7 +202,7 @@ pub(super) async fn explain(global: &Global, arguments: Explain) -> Answered {
     let state = global.snapshot(brain).await?;
     let mut world = world(global, &arguments.node, &ask_status(global, brain).await, state).await?;
     if let Some(path) = &arguments.packets {
-        let many = many(&world, &read(path)?).await?;
+        let many = many(&world, &text_of(path)?).await?;
         print(global, &arguments.output, &many)?;
         return Ok(many.0.iter().any(|one| one.outcome != "endpoints"));
     }
@@ -248,16 +246,6 @@ async fn many(world: &World, text: &str) -> Result<Many, Failure> {
         explanations.push(one);
     }
     Ok(Many(explanations))
-}
-
-fn read(path: &Path) -> anyhow::Result<String> {
-    use anyhow::Context as _;
-    if path.as_os_str() == "-" {
-        let mut text = String::new();
-        io::stdin().read_to_string(&mut text).context("reading standard input")?;
-        return Ok(text);
-    }
-    std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
 }
 
 pub(super) async fn differ(global: &Global, arguments: Diff) -> Answered {
@@ -327,9 +315,7 @@ fn print_sample(global: &Global, format: &Output, top: &top::Top, samples: u64) 
 }
 
 pub(super) async fn status(global: &Global, output: &Output) -> Answered {
-    let Some(brain) = global.brain()? else {
-        return Err(Failure::Usage("a saved state has no status; query a brain with --api".to_owned()));
-    };
+    let brain = global.brain()?.ok_or_else(|| not_saved("has no status"))?;
     let status = global.status(&brain).await?;
     print(global, output, &status)?;
     Ok(!status.is_well())

@@ -14,14 +14,14 @@ pub(super) fn of_service(evidence: &Evidence, ranking: &mut Ranking) {
     let key = &evidence.service;
     let of = |code, problem: String| usual(code, Subject::service(key), problem);
     if let Some(not_its) = &evidence.not_its_address {
-        ranking.add(0, 16, of(Code::NotItsAddress, not_its.clone()));
+        ranking.push((0, 16, of(Code::NotItsAddress, not_its.clone())));
     }
     if let Some(family) = evidence.lacks_family {
         let problem = format!("Service {key} has no {family} ClusterIP, so it does not exist in {family}");
-        ranking.add(0, 15, of(Code::FamilyMissing, problem));
+        ranking.push((0, 15, of(Code::FamilyMissing, problem)));
     }
     if let Some(ports) = &evidence.other_ports {
-        ranking.add(0, 14, port_missing(evidence, ports));
+        ranking.push((0, 14, port_missing(evidence, ports)));
     }
     if evidence.is_served || evidence.no_state.is_some() {
         return;
@@ -33,7 +33,8 @@ pub(super) fn of_service(evidence: &Evidence, ranking: &mut Ranking) {
             of(Code::ServiceAbsent, format!("the cluster has no Service {key}{question}"))
         }
         Some(Standing::Headless) => {
-            let problem = "is headless (clusterIP: None): no proxy handles it, and clients connect to its endpoints directly";
+            let problem =
+                "is headless (clusterIP: None): no proxy handles it, and clients connect to its endpoints directly";
             of(Code::ServiceHeadless, format!("Service {key} {problem}"))
         }
         Some(Standing::ExternalName) => {
@@ -47,7 +48,7 @@ pub(super) fn of_service(evidence: &Evidence, ranking: &mut Ranking) {
         }
         Some(Standing::Unusable | Standing::Served | Standing::Unknown) => unusable(evidence),
     };
-    ranking.add(0, 10, found);
+    ranking.push((0, 10, found));
 }
 
 /// Returns why the node serves no part of the Service.
@@ -103,12 +104,8 @@ pub(super) fn of_outcome(evidence: &Evidence, front: &Front) -> Diagnostic {
         };
         return of(Code::NoEndpoints, problem);
     }
-    let concerns = |of: &&Ineligible| {
-        let from = of.from.internal && front.scope.internal
-            || of.from.external && front.scope.external
-            || of.from.short_circuit && front.scope.short_circuit;
-        from && of.port_name == front.port_name && of.is_of(front.family())
-    };
+    let concerns =
+        |of: &&Ineligible| of.from.overlaps(front.scope) && of.port_name == front.port_name && of.is_of(front.family());
     let ineligible: Vec<&Ineligible> = why.ineligible.iter().filter(concerns).collect();
     if ineligible.is_empty() {
         let problem = format!("{}; its {} endpoints are of another family", front.because, why.endpoints);

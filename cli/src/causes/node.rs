@@ -22,7 +22,7 @@ const MOST_NAMED: usize = 3;
 /// Adds the causes at an address where the state itself is correct.
 pub(super) fn of_front(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Ranking) {
     let of = |code, problem: String| usual(code, Subject::Vip(front.to), problem);
-    let mut add = |layer, cause: Diagnostic| ranking.add(number, layer, cause);
+    let mut add = |layer, cause: Diagnostic| ranking.push((number, layer, cause));
     let node = &front.node;
     let configuration = evidence.configuration.as_ref();
     // The chains depend on a configuration that no backend reports.
@@ -88,7 +88,7 @@ pub(super) fn of_routes(evidence: &Evidence, ranking: &mut Ranking) {
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         let plural = if addresses.len() == 1 { "" } else { "s" };
         let problem = format!("there is no route to the endpoint{plural} {}{more}: {why}", named.join(", "));
-        ranking.add(number, 53, usual(Code::NoRoute, Subject::Vip(evidence.fronts[number].to), problem));
+        ranking.push((number, 53, usual(Code::NoRoute, Subject::Vip(evidence.fronts[number].to), problem)));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use localnet_core::Object;
+use localnet_core::{Object, Severity};
 use localnet_linux::nft::foreign::{Fate, Stop};
 use localnet_proto::{
     Family, Scopes, ServiceKey,

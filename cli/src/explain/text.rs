@@ -31,20 +31,20 @@ impl Explanation {
         let mut text = format!("{from} -> {}/{}\n", self.to, self.protocol.to_lowercase());
         let mut facts = Table::of_prose();
         if let (Some(service), Some(port)) = (&self.service, &self.port) {
-            facts.row(["service".to_owned(), format!("{service}, port {port} ({})", self.destination)]);
+            facts.row(["service", &format!("{service}, port {port} ({})", self.destination)]);
         }
-        facts.toned([("verdict".to_owned(), None), (verdict, Some(tone))]);
+        facts.add(|row| _ = row.cell("verdict").toned(verdict, Some(tone)));
         facts.row(["because", &self.why]);
         if self.outcome == "endpoints" {
             let source = match (self.masquerade, self.hairpin.is_empty()) {
-                (true, _) => "replaced by the node's address".to_owned(),
-                (false, true) => "kept".to_owned(),
-                (false, false) => "kept, but replaced if the endpoint is the sender itself".to_owned(),
+                (true, _) => "replaced by the node's address",
+                (false, true) => "kept",
+                (false, false) => "kept, but replaced if the endpoint is the sender itself",
             };
-            facts.row(["source", &source]);
+            facts.row(["source", source]);
         }
         if let Some(seconds) = self.affinity_seconds {
-            facts.row(["affinity".to_owned(), format!("the sender keeps its endpoint for {seconds} s")]);
+            facts.row(["affinity", &format!("the sender keeps its endpoint for {seconds} s")]);
         }
         text.push_str(&facts.text(style, 2));
         text
@@ -69,12 +69,12 @@ impl Explanation {
             let mut table = Table::bare();
             for of in &self.ineligible {
                 let at = if of.number == 0 { of.address.clone() } else { format!("{}:{}", of.address, of.number) };
-                let mut cells =
-                    vec![(at, None), (of.rule.name().to_owned(), Some(Tone::Odd)), (of.problem.clone(), None)];
-                if style.wide {
-                    cells.push((format!("{} {}", of.slice, of.field), Some(Tone::Dim)));
-                }
-                table.toned(cells);
+                table.add(|row| {
+                    row.cell(at).toned(of.rule.name(), Some(Tone::Odd)).cell(&of.problem);
+                    if style.wide {
+                        row.toned(format_args!("{} {}", of.slice, of.field), Some(Tone::Dim));
+                    }
+                });
             }
             text.push_str(&table.text(style, 2));
         }
@@ -98,12 +98,10 @@ impl Explanation {
                 };
                 let handle = row.handle.map(|handle| format!("#{handle}")).unwrap_or_default();
                 let found = row.found.as_ref().map(|found| format!("  (found: {found})")).unwrap_or_default();
-                table.toned([
-                    (word.to_owned(), Some(tone)),
-                    (row.place.clone(), None),
-                    (handle, Some(Tone::Dim)),
-                    (format!("{}{found}", row.text), None),
-                ]);
+                let text = format!("{}{found}", row.text);
+                table.add(|to| {
+                    _ = to.toned(word, Some(tone)).cell(&row.place).toned(handle, Some(Tone::Dim)).cell(text)
+                });
             }
             text.push_str(&table.text(style, 2));
         }
@@ -116,12 +114,8 @@ impl Explanation {
             for flow in &self.flows {
                 let state = if flow.answered { "answered" } else { "unanswered" };
                 let stale = if flow.stale { "STALE: the endpoint is no longer eligible" } else { "" };
-                table.toned([
-                    (flow.from.to_string(), None),
-                    (format!("at {}", flow.endpoint), None),
-                    (state.to_owned(), None),
-                    (stale.to_owned(), Some(Tone::Bad)),
-                ]);
+                let at = format!("at {}", flow.endpoint);
+                table.add(|row| _ = row.cell(flow.from).cell(at).cell(state).toned(stale, Some(Tone::Bad)));
             }
             text.push_str(&table.text(style, 2));
         } else if let Some(unknown) = &self.flows_unknown {

@@ -1,14 +1,15 @@
 //! What a kernel cannot hold, whichever backend programs it. The comparison with the state excludes it. Pure.
 
-use std::{collections::BTreeSet, fmt, net::IpAddr, net::SocketAddr, str::FromStr};
+use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr};
 
+use clap::ValueEnum;
 use localnet_proto::Verdict;
 
 use super::{Entry, To};
 use crate::vips::{Exposure, Vip};
 
 /// Something that a kernel may be unable to hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
 pub enum Lack {
     /// Verdicts for destinations without endpoints: the kernel neither rejects nor drops them.
     Verdicts,
@@ -23,44 +24,6 @@ pub enum Lack {
     HostNetwork,
     /// Source ranges: a destination whose ranges admit no client is not served at all.
     Sources,
-}
-
-impl Lack {
-    /// Every value.
-    pub const ALL: [Self; 6] =
-        [Self::Verdicts, Self::Scopes, Self::Seconds, Self::Ports, Self::HostNetwork, Self::Sources];
-
-    /// The word for it in text, for instance `host-network`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Verdicts => "verdicts",
-            Self::Scopes => "scopes",
-            Self::Seconds => "seconds",
-            Self::Ports => "ports",
-            Self::HostNetwork => "host-network",
-            Self::Sources => "sources",
-        }
-    }
-}
-
-/// The error for a word that names no `Lack`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadLack(String);
-
-impl std::error::Error for BadLack {}
-
-impl fmt::Display for BadLack {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is not one of {}", self.0, Lack::ALL.map(Lack::as_str).join(", "))
-    }
-}
-
-impl FromStr for Lack {
-    type Err = BadLack;
-
-    fn from_str(text: &str) -> Result<Self, BadLack> {
-        Self::ALL.into_iter().find(|lack| lack.as_str() == text).ok_or_else(|| BadLack(text.to_owned()))
-    }
 }
 
 /// A set of `Lack` values; empty for a kernel that can hold everything.
@@ -117,11 +80,10 @@ mod tests {
 
     #[test]
     fn only_known_words_are_accepted() {
-        for lack in Lack::ALL {
-            assert_eq!(lack.as_str().parse(), Ok(lack));
-        }
-        let error = "affinity".parse::<Lack>().unwrap_err().to_string();
-        assert_eq!(error, "\"affinity\" is not one of verdicts, scopes, seconds, ports, host-network, sources");
+        let words = ["verdicts", "scopes", "seconds", "ports", "host-network", "sources"];
+        let lacks: Result<Vec<Lack>, String> = words.iter().map(|word| Lack::from_str(word, false)).collect();
+        assert_eq!(lacks.as_deref(), Ok(Lack::value_variants()));
+        assert!(Lack::from_str("affinity", false).is_err());
     }
 
     #[test]

@@ -3,7 +3,6 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
 use localnet_proto::wire::{BackendConfiguration, DetectLocal, IpSet};
 
 use super::{Config, Detector, NodePortAddresses};
@@ -68,14 +67,14 @@ impl TryFrom<&BackendConfiguration> for Effective {
                 return Err(Unreadable { field: "DetectLocal", value: report.detect_local.to_string() });
             }
             DetectLocal::None => Detector::None,
-            DetectLocal::ClusterCidr => Detector::ClusterCidr(cidrs("ClusterCIDRs", &report.cluster_cid_rs)?),
+            DetectLocal::ClusterCidr => Detector::ClusterCidr(read("ClusterCIDRs", &report.cluster_cid_rs)?),
             DetectLocal::NodeCidr => Detector::NodeCidr,
             DetectLocal::BridgeInterface => Detector::BridgeInterface(interface()),
             DetectLocal::InterfaceNamePrefix => Detector::InterfaceNamePrefix(interface()),
         };
         let node_port_addresses = match report.node_ports_on_primary {
             true => NodePortAddresses::Primary,
-            false => NodePortAddresses::Cidrs(cidrs("NodePortCIDRs", &report.node_port_cid_rs)?),
+            false => NodePortAddresses::Cidrs(read("NodePortCIDRs", &report.node_port_cid_rs)?),
         };
         let bit = u8::try_from(report.masquerade_bit).ok().filter(|bit| *bit < 32);
         let unreadable = || Unreadable { field: "MasqueradeBit", value: report.masquerade_bit.to_string() };
@@ -94,10 +93,6 @@ fn texts(items: impl IntoIterator<Item = impl ToString>) -> Vec<String> {
     items.into_iter().map(|item| item.to_string()).collect()
 }
 
-fn cidrs(field: &'static str, texts: &[String]) -> Result<Vec<IpNet>, Unreadable> {
-    read(field, texts)
-}
-
 fn read<'a, T: std::str::FromStr>(
     field: &'static str,
     texts: impl IntoIterator<Item = &'a String>,
@@ -108,6 +103,8 @@ fn read<'a, T: std::str::FromStr>(
 
 #[cfg(test)]
 mod tests {
+    use ipnet::IpNet;
+
     use super::*;
 
     fn cidrs(texts: &[&str]) -> Vec<IpNet> {

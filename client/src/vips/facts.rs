@@ -6,7 +6,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use localnet_proto::{Family, Node};
+use localnet_proto::{ByFamily, Family, Node};
 
 use super::{Config, Detector, node_ports};
 
@@ -20,10 +20,8 @@ pub struct Facts {
     /// The addresses that answer NodePorts, sorted within each family. There are no loopback addresses, unless a
     /// backend requests them with [`super::Vips::answer_on_localhost`].
     pub node_port_addresses: Vec<IpAddr>,
-    /// How pods are recognized in IPv4.
-    pub pods_v4: Option<PodSource>,
-    /// How pods are recognized in IPv6.
-    pub pods_v6: Option<PodSource>,
+    /// How pods are recognized; `None` if they are not.
+    pub pods: ByFamily<Option<PodSource>>,
     /// The CIDRs that ClusterIPs are assigned from, of both families.
     pub service_cidrs: Vec<IpNet>,
     /// An empty list. Most VIPs have no local endpoints, and all of these share it.
@@ -48,8 +46,7 @@ impl Facts {
             masquerade_all: config.masquerade_all,
             masquerade_mark: config.masquerade_mark(),
             node_port_addresses: node_ports::addresses(&config.node_port_addresses, node, local_addresses),
-            pods_v4: pod_source(&config.detector, node, Family::V4),
-            pods_v6: pod_source(&config.detector, node, Family::V6),
+            pods: ByFamily::from_fn(|family| pod_source(&config.detector, node, family)),
             service_cidrs: node.service_cidrs.clone(),
             no_endpoints: Arc::new([]),
         }
@@ -57,10 +54,7 @@ impl Facts {
 
     /// How pods are recognized in a family; `None` if they are not.
     pub fn pods(&self, family: Family) -> Option<&PodSource> {
-        match family {
-            Family::V4 => self.pods_v4.as_ref(),
-            Family::V6 => self.pods_v6.as_ref(),
-        }
+        self.pods[family].as_ref()
     }
 }
 

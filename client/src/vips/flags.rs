@@ -1,15 +1,11 @@
 //! The flags that choose how to program the node, and the configuration from these flags and the file of `--config`.
 
-use std::{
-    io::{self, Write as _},
-    net::SocketAddr,
-    time::Duration,
-};
+use std::io::{self, Write as _};
 
 use anyhow::{bail, ensure};
 use clap::Args;
 use localnet_config::{
-    Conntrack, Iptables, Ipvs, KubeProxyFlags, Mode, Platform, Reader, Winkernel,
+    KubeProxyFlags, Mode, Platform, Reader,
     flags::{Part, ToDo},
 };
 use localnet_config_file::{Begin, Running, begin};
@@ -97,15 +93,10 @@ impl ConfigArgs {
     }
 
     /// The part of a configuration that a backend uses. When it changes, the backend restarts.
-    pub fn concerns(&self, config: &localnet_config::Config) -> Concerns {
-        Concerns {
-            vips: self.config(config),
-            conntrack: config.linux.conntrack.clone(),
-            modes: (config.iptables, config.ipvs.clone(), config.winkernel.clone()),
-            healthz_bind_address: config.healthz_bind_address,
-            min_sync_period: config.min_interval(),
-            sync_period: config.sync_period,
-        }
+    pub fn concerns(&self, config: &localnet_config::Config) -> impl PartialEq + use<> {
+        let modes = (config.iptables, config.ipvs.clone(), config.winkernel.clone());
+        let periods = (config.min_interval(), config.sync_period);
+        (self.config(config), config.linux.conntrack.clone(), modes, config.healthz_bind_address, periods)
     }
 
     /// How to program the node.
@@ -113,17 +104,6 @@ impl ConfigArgs {
         let vips = Config::of(config);
         Config { masquerade_bit: self.masquerade_bit.unwrap_or(vips.masquerade_bit), ..vips }
     }
-}
-
-/// The part of a configuration that backends use.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Concerns {
-    vips: Config,
-    conntrack: Conntrack,
-    modes: (Iptables, Ipvs, Winkernel),
-    healthz_bind_address: Option<SocketAddr>,
-    min_sync_period: Duration,
-    sync_period: Duration,
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ pub mod node_ports;
 pub mod service;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, btree_map},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, Ipv4Addr},
     sync::Arc,
 };
@@ -69,7 +69,7 @@ struct Owner {
 }
 
 /// The VIPs of the node, kept up to date.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Vips {
     config: Config,
     /// The addresses of the node's interfaces, as far as the backend has set them.
@@ -101,22 +101,7 @@ pub struct Vips {
 impl Vips {
     /// Returns a set without VIPs.
     pub fn new(config: Config) -> Self {
-        Self {
-            config,
-            local_addresses: Vec::new(),
-            localhost: false,
-            node: None,
-            facts: None,
-            staged: BTreeMap::new(),
-            services: BTreeMap::new(),
-            refused: BTreeMap::new(),
-            retried: BTreeMap::new(),
-            owners: HashMap::new(),
-            outranked: Outranked::default(),
-            skipped: BTreeMap::new(),
-            cluster_ips: BTreeMap::new(),
-            hairpins: BTreeMap::new(),
-        }
+        Self { config, ..Self::default() }
     }
 
     /// The facts that plans are made from; none before the first state.
@@ -420,18 +405,10 @@ pub fn refused(service: &ServiceKey, why: String) -> Diagnostic {
 }
 
 /// Decrements a count. Returns whether it has reached zero.
-fn release<K: Ord + Clone>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
-    match counts.entry(key.clone()) {
-        btree_map::Entry::Occupied(mut count) if *count.get() > 1 => {
-            *count.get_mut() -= 1;
-            false
-        }
-        btree_map::Entry::Occupied(count) => {
-            count.remove();
-            true
-        }
-        btree_map::Entry::Vacant(_) => false,
-    }
+fn release<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
+    let Some(count) = counts.get_mut(key) else { return false };
+    *count -= 1;
+    *count == 0 && counts.remove(key).is_some()
 }
 
 #[cfg(test)]

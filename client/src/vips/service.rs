@@ -189,7 +189,7 @@ impl Planner<'_> {
         let protocol = port.protocol;
         let none = &facts.no_endpoints;
 
-        let serving = Arc::<[SocketAddr]>::from(in_scope(serves));
+        let serving = Arc::<[SocketAddr]>::from(in_scope(|scopes| scopes.established || scopes.is_eligible()));
         // Usually the same endpoints are eligible in every scope, so that one list is enough.
         let in_scope = |scope: fn(&Scopes) -> bool| {
             let endpoints = in_scope(scope);
@@ -236,9 +236,8 @@ impl Planner<'_> {
         }
 
         for (endpoint, address) in of_port {
-            let serves = endpoint.scopes.internal || endpoint.scopes.external || endpoint.scopes.short_circuit;
             let hairpin = Hairpin { endpoint: address, protocol };
-            if endpoint.local && serves && self.hairpins.insert(hairpin) {
+            if endpoint.local && endpoint.scopes.is_eligible() && self.hairpins.insert(hairpin) {
                 self.plan.hairpins.push(hairpin);
             }
         }
@@ -261,11 +260,6 @@ impl Planner<'_> {
             }
         }
     }
-}
-
-/// Whether an endpoint may answer in an existing flow.
-fn serves(scopes: &Scopes) -> bool {
-    scopes.established || scopes.internal || scopes.external || scopes.short_circuit
 }
 
 /// `namespace/name:port` in a form that nft can print and parse: at most 128 printable bytes without quotes.

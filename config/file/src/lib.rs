@@ -8,12 +8,16 @@
 //! ```
 //!
 //! An invalid file at the start is an error. Later it is reported, and the running configuration is kept.
+//!
+//! [`start_log`] starts the log of a program, as the configuration describes it.
 
 mod begin;
+mod log;
 mod read;
 mod running;
 mod watch;
 
 pub use begin::{Begin, begin};
+pub use log::start_log;
 pub use read::last_words;
 pub use running::{Current, Following, Running};
