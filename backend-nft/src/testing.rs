@@ -276,14 +276,7 @@ fn target(verdict: &Verdict) -> Option<&Name> {
 }
 
 fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
-    rule.statements.iter().filter_map(|statement| match statement {
-        Statement::Lookup(_, _, set)
-        | Statement::VerdictMap(_, set)
-        | Statement::DnatMap(_, set)
-        | Statement::PriorityMap(_, set)
-        | Statement::Update(_, set, _) => Some(set),
-        _ => None,
-    })
+    rule.statements.iter().filter_map(Statement::set)
 }
 
 /// Whether two elements overlap in every field.

@@ -245,13 +245,7 @@ impl<'a> Path<'a> {
 
     /// Adds the rule of a chain that looks up a set.
     fn lookup(&mut self, chain: &str, set: SetId) {
-        let reads = |statement: &Statement| match statement {
-            Statement::Lookup(_, _, name) | Statement::VerdictMap(_, name) | Statement::PriorityMap(_, name) => {
-                **name == *set.name()
-            }
-            _ => false,
-        };
-        self.rule(chain, reads);
+        self.rule(chain, |statement| statement.set().is_some_and(|name| **name == *set.name()));
     }
 
     /// Adds the first rule of a chain that has a statement which `has` accepts.

@@ -126,6 +126,18 @@ impl Statement {
     pub fn dnat(fields: impl Into<Vec<Field>>, map: impl Into<Name>) -> Self {
         Statement::DnatMap(fields.into(), map.into())
     }
+
+    /// The set or map that the statement reads or updates.
+    pub fn set(&self) -> Option<&Name> {
+        match self {
+            Statement::Lookup(_, _, set)
+            | Statement::VerdictMap(_, set)
+            | Statement::DnatMap(_, set)
+            | Statement::PriorityMap(_, set)
+            | Statement::Update(_, set, _) => Some(set),
+            _ => None,
+        }
+    }
 }
 
 /// A comparison.
