@@ -203,8 +203,10 @@ const OUTSIDE_V4: &str = "192.0.2.1";
 const OUTSIDE_V6: &str = "2001:db8:f::1";
 const BEHIND_ROUTER: [[&str; 2]; 2] = [["203.0.113.0/24", "10.180.1.0/24"], ["2001:db8:2::/64", "fd00:10:180:1::/64"]];
 /// The networks that the outside world reaches through the node.
-const ELSEWHERE: [&[&str]; 2] =
-    [&["192.168.0.0/24", "203.0.113.0/24", "10.180.0.0/16"], &["2001:db8::/64", "2001:db8:2::/64", "fd00:10:180::/48"]];
+const ELSEWHERE: [&[&str]; 2] = [
+    &["192.168.0.0/24", "203.0.113.0/24", "10.180.0.0/16"],
+    &["2001:db8::/64", "2001:db8:1::/64", "2001:db8:2::/64", "fd00:10:180::/48"],
+];
 const LINKS_TIMEOUT: Duration = Duration::from_secs(60);
 
 const FORWARDING: &[(&str, &str)] = &[("net/ipv4/ip_forward", "1"), ("net/ipv6/conf/all/forwarding", "1")];
