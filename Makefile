@@ -32,7 +32,7 @@ python: ## Create a Python environment with grpcio, in .cache
 	@e2e/python.sh
 
 build: ## Build the programs in release mode, into target/release
-	$(CARGO) build --release --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet-ipvs -p localnet-node -p localnet
+	$(CARGO) build --release --locked -p localnet $(patsubst packaging/systemd/%.service,-p %,$(wildcard packaging/systemd/*.service))
 
 demo: deps ## Run brain and nft backend in a temporary network namespace and print the Services (ONCE=1: one round; TESTED=1: use the programs of make test)
 	$(CARGO) build --locked $(if $(TESTED),--workspace --bins --examples,-p localnet-brain -p localnet-nft -p localnet-demo)
@@ -104,9 +104,7 @@ bless: deps helm ## Rewrite the expectations (golden files) and generated docs; 
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test descriptor
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-config --test defaults --test page
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-brain --test cases
-	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-nft --test cases states_give_plans
-	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-iptables --test cases states_give_plans
-	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-ipvs --test cases states_give_plans
+	UPDATE_EXPECT=1 $(CARGO) test --locked $(patsubst backend-%/tests/cases.rs,-p localnet-%,$(wildcard backend-*/tests/cases.rs)) --test cases states_give_plans
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-win --lib states_give_plans
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test api
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-ship --test chart values_give_the_golden_manifests

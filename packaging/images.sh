@@ -95,7 +95,7 @@ store() {
 
 # images ARCH FOLDER: builds the images of one architecture from the programs in a folder.
 images() {
-    for program in localnet tools brain nft ipvs iptables node; do
+    for program in localnet tools $(basename --multiple "$2"/localnet-* | sed s/localnet-//); do
         lower=localhost/localnet:$1
         name=localnet-$program
         case $program in

@@ -12,7 +12,8 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
 cargo=${CARGO:-cargo}
 here=$(dpkg --print-architecture)
-programs="localnet-brain localnet-nft localnet-iptables localnet-ipvs localnet-node localnet"
+# The command, and each program that has a service.
+programs="localnet $(basename --suffix .service --multiple packaging/systemd/*.service)"
 flags=
 for program in $programs; do flags="$flags -p $program"; done
 # The programs contain no path of this machine.

@@ -92,7 +92,7 @@ expect_calls() {
     [ "$(cat $request)" = "$1" ] || { echo "systemctl was called with: $(cat $request); expected: $1" >&2; exit 1; }
     : >$request
 }
-each() { for service in brain nft iptables ipvs node; do echo "$1 localnet-$service.service"; done; }
+each() { for unit in $units; do echo "$1 $unit"; done; }
 stand_in() {
     rm -f /usr/bin/systemctl
     printf '#!/bin/sh\necho "$*" >>%s\n%s\n' $request "$1" >/usr/bin/systemctl
@@ -104,6 +104,7 @@ stand_in 'exit 0'
 # Where systemd does not run, as in a container that is made.
 dpkg --install "$1"
 expect_calls ""
+units=$(basename --multiple /usr/lib/systemd/system/localnet-*.service)
 [ -z "$(dpkg --verify localnet)" ]
 [ "$(getent passwd localnet | cut -d: -f 6,7)" = /nonexistent:/usr/sbin/nologin ]
 [ "$(dpkg-query --show --showformat '${Conffiles}' localnet | awk '{ print $1 }' | sort | xargs)" = "/etc/default/localnet /etc/localnet/config.yaml" ]
