@@ -1,14 +1,9 @@
 //! Encodes states: model → wire.
 
-use std::{collections::BTreeSet, net::IpAddr};
-
-use localnet_core::Severity;
 use prost::Message as _;
 
 use crate::{
-    model::{
-        Endpoint, Family, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, SourceFilter, Verdict, WhenEmpty,
-    },
+    model::{Endpoint, Node, Revision, Service, ServiceKey},
     wire,
 };
 
@@ -37,21 +32,6 @@ pub fn node_item(node: &Node) -> wire::NextItem {
 /// The item that removes a service.
 pub fn removed_item(key: &ServiceKey) -> wire::NextItem {
     wire::NextItem { removed: Some(key.into()), ..Default::default() }
-}
-
-impl From<&ServiceKey> for wire::ServiceKey {
-    fn from(ServiceKey { namespace, name }: &ServiceKey) -> Self {
-        Self { namespace: namespace.to_string(), name: name.to_string() }
-    }
-}
-
-impl From<Family> for wire::IpFamily {
-    fn from(family: Family) -> Self {
-        match family {
-            Family::V4 => Self::IPv4,
-            Family::V6 => Self::IPv6,
-        }
-    }
 }
 
 /// The items of a service: one, and continuations if it has more than [`ENDPOINTS_PER_ITEM`] endpoints, or more than
@@ -122,141 +102,4 @@ fn head_bytes(service: &Service) -> usize {
 /// Encodes each `NextItem` of a Service.
 pub fn service_bytes(service: &Service) -> Vec<bytes::Bytes> {
     service_items(service).iter().map(|item| item.encode_to_vec().into()).collect()
-}
-
-/// Addresses as a wire set: sorted by text, without duplicates.
-fn sorted_set(addresses: &[IpAddr]) -> wire::IpSet {
-    let unique: BTreeSet<String> = addresses.iter().map(ToString::to_string).collect();
-    let (v6, v4) = unique.into_iter().partition(|text| text.contains(':'));
-    wire::IpSet { v4, v6 }
-}
-
-impl From<&Node> for wire::NodeState {
-    fn from(node: &Node) -> Self {
-        let text = |v6: bool| node.addresses.iter().filter(|ip| ip.is_ipv6() == v6).map(ToString::to_string).collect();
-        Self {
-            name: node.name.clone(),
-            i_ps: Some(wire::IpSet { v4: text(false), v6: text(true) }),
-            zone: node.zone.clone(),
-            pod_cid_rs: node.pod_cidrs.iter().map(ToString::to_string).collect(),
-            service_cid_rs: node.service_cidrs.iter().map(ToString::to_string).collect(),
-        }
-    }
-}
-
-impl From<&Service> for wire::Service {
-    fn from(service: &Service) -> Self {
-        Self {
-            namespace: service.key.namespace.to_string(),
-            name: service.key.name.to_string(),
-            r#type: service.kind.clone(),
-            i_ps: Some(wire::ServiceIPs {
-                cluster_i_ps: Some(sorted_set(&service.cluster_ips)),
-                external_i_ps: some_set(&service.external_ips),
-                load_balancer_i_ps: some_set(&service.load_balancer_ips),
-                headless: false,
-            }),
-            ports: service.ports.iter().map(Into::into).collect(),
-            external_traffic_to_local: service.external_traffic_to_local,
-            internal_traffic_to_local: service.internal_traffic_to_local,
-            ip_filters: service.source_filters.iter().map(Into::into).collect(),
-            session_affinity: service.client_ip_affinity.map(|seconds| {
-                wire::service::SessionAffinity::ClientIp(wire::ClientIpAffinity {
-                    timeout_seconds: i32::try_from(seconds).unwrap_or(i32::MAX),
-                })
-            }),
-            health_check_node_port: service.health_check_node_port.map_or(0, i32::from),
-            ipvs_scheduler: service.ipvs_scheduler.as_deref().unwrap_or_default().to_owned(),
-            preserve_destination: service.preserve_destination,
-            ..Default::default()
-        }
-    }
-}
-
-fn some_set(addresses: &[IpAddr]) -> Option<wire::IpSet> {
-    (!addresses.is_empty()).then(|| sorted_set(addresses))
-}
-
-impl From<&SourceFilter> for wire::IpFilter {
-    fn from(filter: &SourceFilter) -> Self {
-        Self {
-            target_i_ps: Some(sorted_set(&filter.targets)),
-            source_ranges: filter.source_ranges.iter().map(ToString::to_string).collect(),
-        }
-    }
-}
-
-impl From<&Port> for wire::PortMapping {
-    fn from(port: &Port) -> Self {
-        Self {
-            name: port.name.to_string(),
-            protocol: wire::Protocol::from(port.protocol).into(),
-            port: port.port.into(),
-            node_port: port.node_port.map_or(0, i32::from),
-            when_empty_v4: some_when_empty(port.when_empty_v4),
-            when_empty_v6: some_when_empty(port.when_empty_v6),
-            ..Default::default()
-        }
-    }
-}
-
-fn some_when_empty(when_empty: WhenEmpty) -> Option<wire::WhenEmpty> {
-    (when_empty != WhenEmpty::default()).then(|| wire::WhenEmpty {
-        internal: wire::Verdict::from(when_empty.internal).into(),
-        external: wire::Verdict::from(when_empty.external).into(),
-    })
-}
-
-impl From<Protocol> for wire::Protocol {
-    fn from(protocol: Protocol) -> Self {
-        match protocol {
-            Protocol::Tcp => Self::Tcp,
-            Protocol::Udp => Self::Udp,
-            Protocol::Sctp => Self::Sctp,
-        }
-    }
-}
-
-impl From<Severity> for wire::Severity {
-    fn from(severity: Severity) -> Self {
-        match severity {
-            Severity::Error => Self::Error,
-            Severity::Warning => Self::Warning,
-        }
-    }
-}
-
-impl From<Verdict> for wire::Verdict {
-    fn from(verdict: Verdict) -> Self {
-        match verdict {
-            Verdict::Reject => Self::Reject,
-            Verdict::Drop => Self::Drop,
-        }
-    }
-}
-
-impl From<&Endpoint> for wire::Endpoint {
-    fn from(endpoint: &Endpoint) -> Self {
-        let ports = endpoint.ports.iter();
-        Self {
-            hostname: endpoint.hostname.as_deref().unwrap_or_default().to_owned(),
-            i_ps: Some(sorted_set(&[endpoint.address])),
-            local: endpoint.local,
-            port_overrides: ports
-                .map(|port| wire::PortName { name: port.name.to_string(), port: port.port.into() })
-                .collect(),
-            scopes: Some(endpoint.scopes.into()),
-        }
-    }
-}
-
-impl From<Scopes> for wire::EndpointScopes {
-    fn from(scopes: Scopes) -> Self {
-        Self {
-            internal: scopes.internal,
-            external: scopes.external,
-            short_circuit: scopes.short_circuit,
-            established: scopes.established,
-        }
-    }
 }

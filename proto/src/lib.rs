@@ -6,12 +6,14 @@
 //! ```
 //!
 //! - [`wire`] is generated from `localnetv1.proto`, which documents every message and field.
-//! - [`model`] has the same content in types that cannot hold invalid values. All code except the two conversions uses it.
+//! - [`model`] has the same content in types that cannot hold invalid values. All code except the conversions uses it.
 //! - [`Address`] is the address of a brain, in the syntax of Docker's hosts, for both sides.
 //! - [`reasons`] explains a state: the typed form of the answers of `Reasons.Why`, and its conversions.
-//! - [`encode`] (model → wire) and [`decode`] (wire → model) are the only modules that use both.
+//! - [`encode`] (model → wire) and [`decode`] (wire → model) handle the items of an answer. The module `convert` has both
+//!   directions of each object.
 
 mod address;
+mod convert;
 pub mod decode;
 pub mod encode;
 pub mod model;
