@@ -123,7 +123,7 @@ impl<K: Kernel> IptablesBackend<K> {
             let before = refused;
             let mut failed = Vec::new();
             for family in self.families() {
-                let result = self.write(family, &mut refused).context("program iptables");
+                let result = self.write(family, &mut refused).context("cannot program iptables");
                 failed.extend(result.err().map(|error| (family, error)));
             }
             // A Service that one family refuses is skipped in both, and a program that changed one family may have changed

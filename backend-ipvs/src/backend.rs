@@ -126,7 +126,7 @@ impl<K: Kernel> IpvsBackend<K> {
         if written.is_err() {
             self.forget();
         }
-        let failed = written.with_context(|| format!("program IPVS with revision {}", state.revision))?;
+        let failed = written.with_context(|| format!("cannot program IPVS with revision {}", state.revision))?;
         let full = Family::BOTH.into_iter().filter(|family| self.read[*family]).collect();
         Ok(Synced { failed, skipped: self.desired.skipped(), refused: self.desired.refused(), full })
     }

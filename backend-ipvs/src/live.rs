@@ -42,7 +42,7 @@ pub async fn open(config: Config, options: Options) -> anyhow::Result<LiveBacken
     kernel.set_timeouts(&options.timeouts)?;
     let commits = Subscription::subscribe(kernel.nft_port());
     let mut backend = IpvsBackend::new(config, options, kernel);
-    backend.check().context("program IPVS")?;
+    backend.check().context("cannot program IPVS")?;
     let now = Instant::now();
     let servers = Servers { commits, list_at: now + LIST, unreadable: false, drain_at: now, began: now };
     Ok(Live::new(backend, servers, NodeAddresses::except(INTERFACE)).await)

@@ -121,7 +121,7 @@ impl<K: Kernel> NftBackend<K> {
         let mut failed = self.write();
         for (_, error) in &mut failed {
             let cause = std::mem::replace(error, anyhow::Error::msg(""));
-            *error = cause.context(format!("program nf_tables with revision {}", state.revision));
+            *error = cause.context(format!("cannot program nf_tables with revision {}", state.revision));
         }
         if failed.len() == Family::BOTH.iter().filter(|family| self.kernel.has_family(**family)).count() {
             return Err(failed.remove(0).1);

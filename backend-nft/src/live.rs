@@ -26,7 +26,7 @@ pub async fn open(config: Config, resync_every: Option<Duration>) -> anyhow::Res
     let kernel = Netlink::open()?;
     let tables = Tables::new(Subscription::subscribe(kernel.port()), resync_every);
     let mut backend = NftBackend::new(config, kernel);
-    backend.check().context("program nf_tables")?;
+    backend.check().context("cannot program nf_tables")?;
     Ok(Live::new(backend, tables, NodeAddresses::default()).await)
 }
 

@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(named("--source kube --hostname-override Node-B").as_deref(), Ok("node-b"));
         assert_eq!(named("--source kube --hostname-override b --node-name a").as_deref(), Ok("a"));
         let odd = named("--source kube --hostname-override a/b").unwrap_err();
-        assert!(odd.starts_with("hostnameOverride: \"a/b\" is not the name of a Node"), "{odd}");
+        assert!(odd.starts_with("hostnameOverride: \"a/b\" is not a valid Node name"), "{odd}");
         assert!(cluster("--source kube").unwrap().external_ips);
         assert!(!cluster("--source kube --feature-gates AllowServiceExternalIPs=false").unwrap().external_ips);
     }

@@ -27,7 +27,7 @@ pub struct DiffStore<K, V> {
 #[derive(Clone, Debug)]
 enum Entry<V> {
     /// Desired and applied are equal and stored once. While the applied side is unknown, every entry is `Same` and
-    /// means desired.
+    /// holds the desired value.
     Same(V),
     /// Desired but not applied.
     New(V),

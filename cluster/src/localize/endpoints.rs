@@ -1,4 +1,4 @@
-//! Joins the endpoints of all ports: ports of one address with the same decisions share an entry.
+//! Merges the endpoints of all ports of a Service. If several ports of an address serve the same scopes, they share an entry.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},

@@ -1,7 +1,7 @@
 //! Kubernetes objects, reduced to the fields that the brain needs.
 //!
-//! [`reduce`] reduces an object as soon as it arrives, and the brain keeps nothing else of it. This saves memory, and a
-//! change of any other field is not a change. Text that is not a valid address is kept unchanged, so that the code that would use
+//! [`reduce`] reduces an object as soon as it arrives, and the brain keeps nothing else of it. This saves memory, and the brain
+//! ignores updates that change only other fields. Text that is not a valid address is kept unchanged, so that the code that would use
 //! it can report it.
 
 mod address;
@@ -212,5 +212,5 @@ pub struct ServiceCidrObject {
 pub fn node_name(text: &str) -> Result<String, &'static str> {
     let name = text.trim().to_lowercase();
     let good = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
-    if good { Ok(name) } else { Err("not the name of a Node: letters, digits, '-', '.'") }
+    if good { Ok(name) } else { Err("not a valid Node name: use letters, digits, '-', '_' and '.'") }
 }
