@@ -230,7 +230,8 @@ impl FakeTable {
         };
         let key = &element.key;
         let range_fits = key.end().is_none() || declared.flags.interval;
-        if !data_fits || !range_fits || key.start().as_bytes().len() != declared.key_len() {
+        let key_len: usize = declared.key.iter().map(|field| field.padded_len()).sum();
+        if !data_fits || !range_fits || key.start().as_bytes().len() != key_len {
             return Err(INVALID);
         }
         if let Some(found) = held.get(key) {

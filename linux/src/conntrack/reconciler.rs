@@ -112,18 +112,6 @@ impl Reconciler {
         }
     }
 
-    /// Replaces all frontends.
-    pub fn set_all(&mut self, frontends: impl IntoIterator<Item = (Frontend, Endpoints)>) {
-        let mut removed: HashSet<_> = self.frontends.current().copied().collect();
-        for (frontend, endpoints) in frontends {
-            removed.remove(&frontend);
-            self.set(frontend, endpoints);
-        }
-        for frontend in &removed {
-            self.remove(frontend);
-        }
-    }
-
     /// Adds a frontend or changes its endpoints. With no endpoints, every flow to it is stale.
     pub fn set(&mut self, frontend: Frontend, endpoints: Endpoints) {
         if self.frontends.endpoints(&frontend) == Some(&endpoints) {
@@ -334,7 +322,7 @@ mod tests {
             to(Udp, Stage::Answered, "198.51.100.9:53", "198.51.100.9:53"),
         ]));
         let mut reconciler = Reconciler::new();
-        reconciler.set_all([Udp, Tcp].map(|protocol| (frontend(protocol, VIP), endpoints(&[A]))));
+        [Udp, Tcp].into_iter().for_each(|protocol| reconciler.set(frontend(protocol, VIP), endpoints(&[A])));
         let report = reconciler.run(&mut kernel).unwrap();
         assert_eq!((report.dumped, report.deleted), (4, 2));
         assert_eq!(ids(&kernel), [1, 3, 5]);
@@ -345,7 +333,7 @@ mod tests {
         let mut kernel = Fake::new([to(Tcp, Stage::Unanswered, VIP, B)]);
         let mut reconciler = Reconciler::new();
         assert_eq!(reconciler.run(&mut kernel).unwrap(), Report::default());
-        reconciler.set_all([(frontend(Tcp, VIP), endpoints(&[A]))]);
+        reconciler.set(frontend(Tcp, VIP), endpoints(&[A]));
         assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1);
     }
 
@@ -519,7 +507,7 @@ mod tests {
         let flows = [to(Udp, Stage::Answered, NODE_PORT, A), to(Udp, Stage::Answered, VIP, A)];
         let mut reconciler = Reconciler::new();
         reconciler.remember(frontend(Udp, NODE_PORT));
-        reconciler.set_all([(frontend(Sctp, VIP), endpoints(&[A]))]);
+        reconciler.set(frontend(Sctp, VIP), endpoints(&[A]));
         assert_eq!(reconciler.run(&mut Fake::new(numbered(flows))).unwrap().deleted, 1);
 
         let mut reconciler = settled(Udp, &[A]);

@@ -37,16 +37,27 @@ fn tables() -> impl Strategy<Value = Vec<Flow>> {
     vec(one, 0..40).prop_map(|flows| flows.into_iter().zip(1..).map(|(flow, id)| Flow { id, ..flow }).collect())
 }
 
+/// Replaces the frontends of a reconciler, which are `current`.
+fn replace(
+    reconciler: &mut Reconciler,
+    current: &mut HashMap<Frontend, Endpoints>,
+    desired: &HashMap<Frontend, Endpoints>,
+) {
+    current.keys().filter(|frontend| !desired.contains_key(frontend)).for_each(|frontend| reconciler.remove(frontend));
+    desired.iter().for_each(|(frontend, endpoints)| reconciler.set(*frontend, endpoints.clone()));
+    current.clone_from(desired);
+}
+
 proptest! {
     #[test]
     fn after_a_run_nothing_is_stale_and_nothing_else_was_touched(
         states in vec((desired_states(), tables(), any::<bool>()), 1..6),
     ) {
         let mut reconciler = Reconciler::new();
-        let mut ours = HashSet::new();
+        let (mut ours, mut current) = (HashSet::new(), HashMap::new());
         for (desired, flows, fails) in states {
             ours.extend(desired.keys().copied());
-            reconciler.set_all(desired.clone());
+            replace(&mut reconciler, &mut current, &desired);
             let due = reconciler.is_due();
             let mut kernel = Fake { dump_fails: fails, ..Fake::new(flows.clone()) };
             let ran = reconciler.run(&mut kernel);
@@ -85,10 +96,10 @@ proptest! {
     ) {
         let mut reconciler = Reconciler::new();
         let mut kernel = Fake::default();
-        let mut ours = HashSet::new();
+        let (mut ours, mut current) = (HashSet::new(), HashMap::new());
         for (desired, fails) in history.into_iter().chain([(last.clone(), false)]) {
             ours.extend(desired.keys().copied());
-            reconciler.set_all(desired.clone());
+            replace(&mut reconciler, &mut current, &desired);
             make_flows(&desired, &mut kernel);
             (kernel.dump_fails, kernel.delete_fails) = (fails, false);
             prop_assert!(reconciler.run(&mut kernel).is_ok() || fails);

@@ -179,11 +179,6 @@ impl Set {
     pub fn is_map(&self) -> bool {
         self.data != SetData::None
     }
-
-    /// The size of a key in the kernel's registers, in bytes.
-    pub fn key_len(&self) -> usize {
-        self.key.iter().map(|field| field.padded_len()).sum()
-    }
 }
 
 /// The data type of a set's elements.

@@ -1,7 +1,5 @@
 //! Rules as lists of small statements. These cover only the needs of a service proxy, instead of nf_tables' general expressions.
 
-use std::net::IpAddr;
-
 use ipnet::IpNet;
 use localnet_core::{Family, Protocol};
 
@@ -87,16 +85,6 @@ pub enum Statement {
 }
 
 impl Statement {
-    /// `ip saddr ADDRESS`: exactly this source address.
-    pub fn source_is(address: IpAddr) -> Self {
-        Statement::Address(AddressField::Source, Op::Eq, IpNet::from(address))
-    }
-
-    /// `ip daddr ADDRESS`: exactly this destination address.
-    pub fn destination_is(address: IpAddr) -> Self {
-        Statement::Address(AddressField::Destination, Op::Eq, IpNet::from(address))
-    }
-
     /// `jump CHAIN`
     pub fn jump(chain: impl Into<Name>) -> Self {
         Statement::Verdict(Verdict::Jump(chain.into()))

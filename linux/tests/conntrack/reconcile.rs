@@ -134,7 +134,7 @@ fn the_first_run_deletes_exactly_the_stale_flows() {
         let mut reconciler = Reconciler::new();
         // The earlier process had served this frontend.
         reconciler.remember(frontend(Udp, "10.96.0.12:53"));
-        reconciler.set_all([
+        let served = [
             // An eligible endpoint.
             (frontend(Udp, "10.96.0.10:53"), endpoints(&["10.244.0.2:53"])),
             // An endpoint that is not eligible, and no endpoint.
@@ -145,7 +145,8 @@ fn the_first_run_deletes_exactly_the_stale_flows() {
             // An established connection to an endpoint that was deleted.
             (frontend(Tcp, "10.96.0.10:80"), endpoints(&["10.244.0.3:80"])),
             (frontend(Sctp, "10.96.0.10:53"), endpoints(&["10.244.0.2:53"])),
-        ]);
+        ];
+        served.into_iter().for_each(|(frontend, endpoints)| reconciler.set(frontend, endpoints));
         let mut kernel = Kernel::open().unwrap();
         let report = reconciler.run(&mut kernel).unwrap();
         let after = all_listed();

@@ -41,7 +41,7 @@ fn fifty_thousand_flows_are_read_and_the_stale_half_is_deleted() {
         let mut reconciler = Reconciler::new();
         let frontend = |index| Frontend::new(Protocol::Udp, at([10, 96], index));
         let serving = |index| Endpoints::from_iter([at([10, 244], index)]);
-        reconciler.set_all((0..FLOWS).map(|index| (frontend(index), serving(index))));
+        (0..FLOWS).for_each(|index| reconciler.set(frontend(index), serving(index)));
         let report = reconciler.run(&mut kernel).unwrap();
         assert_eq!((report.dumped, report.deleted), (FLOWS as usize, 0));
         println!("nothing stale: {:?}", report.took);

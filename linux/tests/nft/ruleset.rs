@@ -161,7 +161,7 @@ pub(crate) fn everything(family: Family) -> TableContent {
             ])
             .rule([
                 Statement::Local(AddressField::Source, Op::Ne),
-                Statement::destination_is(vip),
+                Statement::Address(AddressField::Destination, Op::Eq, vip.into()),
                 Statement::MarkOr(0x4000),
             ])
             .rule([
@@ -187,7 +187,11 @@ pub(crate) fn everything(family: Family) -> TableContent {
                 Statement::is_not_in(flow, "hairpin"),
                 Statement::goto("lb-2"),
             ])
-            .rule([from(Op::Eq, net("0.0.0.0/0", "::/0")), Statement::source_is(pod), accept()])
+            .rule([
+                from(Op::Eq, net("0.0.0.0/0", "::/0")),
+                Statement::Address(AddressField::Source, Op::Eq, pod.into()),
+                accept(),
+            ])
             .rule([Statement::Protocol(Op::Eq, Protocol::Tcp), accept()])
             .rule([Statement::is_in([Field::DestinationAddress], "networks"), Statement::TcpOpens, accept()])
             .rule([Statement::Protocol(Op::Ne, Protocol::Sctp), Statement::MarkHas(Op::Ne, 0x4000), accept()])
