@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use futures::stream::{Stream, StreamExt, TryStreamExt};
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
-use rtnetlink::packet_route::link::LinkMessage;
 use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
-use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
+
+use crate::connection::link;
 
 /// Why the node's addresses could not be listed or watched.
 #[derive(Debug, thiserror::Error)]
@@ -72,20 +72,6 @@ impl Addresses {
     pub async fn list(&self) -> Result<BTreeSet<Address>, Error> {
         let messages: Vec<AddressMessage> = self.handle.address().get().execute().try_collect().await?;
         Ok(messages.iter().filter_map(address).collect())
-    }
-
-    /// The index of the interface with that name, or `None` if there is none.
-    async fn index(&self, name: &str) -> Result<Option<u32>, Error> {
-        let links = self.handle.link().get().match_name(name).execute();
-        match links.try_collect::<Vec<LinkMessage>>().await {
-            Ok(links) => Ok(links.first().map(|link| link.header.index)),
-            Err(rtnetlink::Error::NetlinkError(message))
-                if Errno::from_io_error(&message.to_io()) == Some(Errno::NODEV) =>
-            {
-                Ok(None)
-            }
-            Err(error) => Err(error.into()),
-        }
     }
 
     /// Waits until an address is added or removed after the subscription, or after the last return of this method.
@@ -154,7 +140,7 @@ impl NodeAddresses {
             None => self.watch.insert(Addresses::watch()?),
         };
         let except = match &self.except {
-            Some(name) => watch.index(name).await?,
+            Some(name) => link(&watch.handle, name).await?.map(|link| link.header.index),
             None => None,
         };
         let listed = watch.list().await?.into_iter().filter(|address| Some(address.interface) != except);

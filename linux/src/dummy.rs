@@ -11,11 +11,14 @@ use std::net::IpAddr;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
-use rtnetlink::{AddressMessageBuilder, Handle, LinkDummy, new_connection};
+use rtnetlink::{AddressMessageBuilder, LinkDummy};
 use rustix::io::Errno;
-use tokio::task::JoinHandle;
 
-use crate::{addresses, shortage::is_shortage};
+use crate::{
+    addresses,
+    connection::{Connection, errno, link},
+    shortage::is_shortage,
+};
 
 /// How many requests are in flight at a time. Their answers fit into a receive buffer of the default size.
 const WINDOW: usize = 64;
@@ -130,12 +133,8 @@ impl Dummy {
     /// Returns an error if an interface of another kind has the name, or if the kernel denies the request.
     pub async fn find(name: &str) -> Result<Option<Self>, Error> {
         let connection = Connection::open()?;
-        let links = connection.handle.link().get().match_name(name).execute();
-        let link = match links.try_collect::<Vec<LinkMessage>>().await {
-            Ok(links) => links.into_iter().next(),
-            Err(error) if errno(&error) == Some(Errno::NODEV) => None,
-            Err(error) => return Err(failed(format!("find the interface {name}"), error)),
-        };
+        let link = link(&connection.handle, name).await;
+        let link = link.map_err(|error| failed(format!("find the interface {name}"), error))?;
         let Some(link) = link else { return Ok(None) };
         match kind(&link) {
             Some(InfoKind::Dummy) => Ok(Some(Self { name: name.to_owned(), index: link.header.index, connection })),
@@ -255,26 +254,6 @@ impl Dummy {
     }
 }
 
-/// An rtnetlink connection whose task ends when it is dropped.
-#[derive(Debug)]
-struct Connection {
-    handle: Handle,
-    task: JoinHandle<()>,
-}
-
-impl Connection {
-    fn open() -> Result<Self, Error> {
-        let (connection, handle, _) = new_connection()?;
-        Ok(Self { handle, task: tokio::spawn(connection) })
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
 fn kind(link: &LinkMessage) -> Option<&InfoKind> {
     let infos = link.attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::LinkInfo(infos) => Some(infos),
@@ -295,14 +274,6 @@ fn describe(adding: bool, address: &IpAddr, name: &str) -> String {
         format!("add the address {address} to the interface {name}")
     } else {
         format!("remove the address {address} from the interface {name}")
-    }
-}
-
-/// The kernel's `errno`, if the error is an answer of the kernel.
-fn errno(error: &rtnetlink::Error) -> Option<Errno> {
-    match error {
-        rtnetlink::Error::NetlinkError(message) => Errno::from_io_error(&message.to_io()),
-        _ => None,
     }
 }
 

@@ -12,6 +12,7 @@
 //! This crate knows neither Kubernetes nor the API between brain and backends. Its terms are the kernel's.
 
 pub mod addresses;
+mod connection;
 pub mod conntrack;
 pub mod dummy;
 pub mod ipvs;

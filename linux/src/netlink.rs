@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 
 use localnet_core::Family;
 use rustix::io::Errno;
-use rustix::net::RecvFlags;
+use rustix::net::{RecvFlags, SendFlags, sockopt};
 
 /// The size of a netlink header in bytes.
 pub(crate) const HEADER: usize = 16;
@@ -68,6 +68,19 @@ pub(crate) fn next_part(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Opti
         Err(Errno::AGAIN | Errno::NOBUFS) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Sends a request.
+pub(crate) fn send(socket: impl AsFd, request: &[u8]) -> Result<(), Errno> {
+    let socket = socket.as_fd();
+    rustix::io::retry_on_intr(|| rustix::net::send(socket, request, SendFlags::empty())).map(drop)
+}
+
+/// Enlarges the receive buffer. Without `CAP_NET_ADMIN`, the system's limit applies.
+pub(crate) fn enlarge_receive_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
+    let socket = socket.as_fd();
+    let forced = sockopt::set_socket_recv_buffer_size_force(socket, bytes);
+    Ok(forced.or_else(|_| sockopt::set_socket_recv_buffer_size(socket, bytes))?)
 }
 
 /// Discards leftovers of an earlier exchange that failed.

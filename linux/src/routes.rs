@@ -4,11 +4,12 @@ use std::io;
 use std::net::IpAddr;
 
 use futures::stream::{StreamExt, TryStreamExt};
+use rtnetlink::RouteMessageBuilder;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
-use rtnetlink::{Handle, RouteMessageBuilder, new_connection};
 use rustix::io::Errno;
-use tokio::task::JoinHandle;
+
+use crate::connection::Connection;
 
 /// Why the kernel's route is unknown.
 #[derive(Debug, thiserror::Error)]
@@ -40,8 +41,7 @@ pub enum Route {
 /// Route lookups in the network namespace where it was opened.
 #[derive(Debug)]
 pub struct Routes {
-    handle: Handle,
-    connection: JoinHandle<()>,
+    connection: Connection,
 }
 
 impl Routes {
@@ -50,8 +50,7 @@ impl Routes {
     /// # Errors
     /// [`Error::Io`] if the socket cannot be opened.
     pub fn open() -> Result<Self, Error> {
-        let (connection, handle, _) = new_connection()?;
-        Ok(Self { handle, connection: tokio::spawn(connection) })
+        Ok(Self { connection: Connection::open()? })
     }
 
     /// Looks up the route of a packet that the node itself sends to `address`.
@@ -65,7 +64,7 @@ impl Routes {
         let mut request = request.build();
         // The builder sets the main table; 0 lets the policy rules choose.
         request.header.table = 0;
-        let mut answers = Box::pin(self.handle.route().get(request).execute());
+        let mut answers = Box::pin(self.connection.handle.route().get(request).execute());
         match answers.next().await {
             Some(Ok(route)) => self.read(&route).await,
             Some(Err(rtnetlink::Error::NetlinkError(message))) => Ok(Route::None(no_route(&message.to_io()))),
@@ -96,18 +95,13 @@ impl Routes {
     }
 
     async fn name(&self, index: u32) -> Result<String, Error> {
-        let links: Vec<LinkMessage> = self.handle.link().get().match_index(index).execute().try_collect().await?;
+        let links: Vec<LinkMessage> =
+            self.connection.handle.link().get().match_index(index).execute().try_collect().await?;
         let name = links.iter().flat_map(|link| &link.attributes).find_map(|attribute| match attribute {
             LinkAttribute::IfName(name) => Some(name.clone()),
             _ => None,
         });
         Ok(name.unwrap_or_else(|| index.to_string()))
-    }
-}
-
-impl Drop for Routes {
-    fn drop(&mut self) {
-        self.connection.abort();
     }
 }
 

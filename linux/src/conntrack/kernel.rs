@@ -7,7 +7,6 @@ use std::io;
 use localnet_core::Family;
 use netlink_sys::{Socket as Netlink, SocketAddr, protocols::NETLINK_NETFILTER};
 use rustix::io::Errno;
-use rustix::net::SendFlags;
 
 use super::{Counters, Flow, Selection};
 use crate::netlink::{self, Head, Message, Writer, messages};
@@ -98,8 +97,7 @@ impl Kernel {
             Some(netlink) => netlink,
             None => connect()?,
         };
-        rustix::io::retry_on_intr(|| rustix::net::send(&netlink, request, SendFlags::empty()))
-            .map_err(io::Error::from)?;
+        netlink::send(&netlink, request).map_err(io::Error::from)?;
         loop {
             let len = netlink::next_part(&netlink, &mut self.buffer)?.ok_or(Error::Unanswered)?;
             for message in messages(&self.buffer[..len]) {
@@ -125,22 +123,35 @@ impl Kernel {
     /// # Errors
     /// As [`Conntrack::dump`].
     pub fn counted(&mut self, family: Family, visit: &mut dyn FnMut(&Flow, Option<Counters>)) -> Result<(), Error> {
+        self.dump_of(family, None, visit)
+    }
+
+    /// Dumps the flows of a selection, or else of the family.
+    fn dump_of(
+        &mut self,
+        family: Family,
+        selection: Option<Selection>,
+        visit: &mut dyn FnMut(&Flow, Option<Counters>),
+    ) -> Result<(), Error> {
         for _ in 0..ATTEMPTS {
-            match self.dump_of(family, None, visit)? {
+            match self.dump_once(family, selection, visit)? {
                 Dumped::Complete => return Ok(()),
                 Dumped::Interrupted => {}
-                Dumped::Refused(Errno::INVAL | Errno::OPNOTSUPP) => return Err(Error::Unsupported),
+                // This kernel supports filters, but not this one: read without it.
+                Dumped::Refused(Errno::INVAL | Errno::OPNOTSUPP) if selection.is_some() && self.filters => {
+                    self.filters = false;
+                }
+                Dumped::Refused(Errno::INVAL | Errno::OPNOTSUPP) => {
+                    self.filters = true;
+                    return Err(Error::Unsupported);
+                }
                 Dumped::Refused(errno) => return Err(refused("show", errno)),
             }
         }
         Err(Error::Interrupted)
     }
 
-    fn dump_once(&mut self, selection: Selection, visit: &mut dyn FnMut(&Flow)) -> Result<Dumped, Error> {
-        self.dump_of(selection.family, Some(selection), &mut |flow, _| visit(flow))
-    }
-
-    fn dump_of(
+    fn dump_once(
         &mut self,
         family: Family,
         selection: Option<Selection>,
@@ -182,20 +193,7 @@ impl Kernel {
 
 impl Conntrack for Kernel {
     fn dump(&mut self, selection: Selection, visit: &mut dyn FnMut(&Flow)) -> Result<(), Error> {
-        for _ in 0..ATTEMPTS {
-            match self.dump_once(selection, visit)? {
-                Dumped::Complete => return Ok(()),
-                Dumped::Interrupted => {}
-                // This kernel supports filters, but not this one: read without it.
-                Dumped::Refused(Errno::INVAL | Errno::OPNOTSUPP) if self.filters => self.filters = false,
-                Dumped::Refused(Errno::INVAL | Errno::OPNOTSUPP) => {
-                    self.filters = true;
-                    return Err(Error::Unsupported);
-                }
-                Dumped::Refused(errno) => return Err(refused("show", errno)),
-            }
-        }
-        Err(Error::Interrupted)
+        self.dump_of(selection.family, Some(selection), &mut |flow, _| visit(flow))
     }
 
     fn delete(&mut self, flows: &[Flow]) -> Result<usize, Error> {

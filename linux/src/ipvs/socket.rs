@@ -7,7 +7,7 @@ use std::io;
 
 use netlink_sys::{Socket as Netlink, SocketAddr, protocols::NETLINK_GENERIC};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, sockopt};
+use rustix::net::sockopt;
 
 use super::uapi::NAME;
 use super::{Change, Refused, Timeouts, encode, parse};
@@ -86,10 +86,8 @@ impl Socket {
         netlink.bind_auto()?;
         netlink.connect(&SocketAddr::new(0, 0))?;
         netlink.set_cap_ack(true)?;
-        // Without CAP_NET_ADMIN the system's limit applies, and batches are smaller.
-        if sockopt::set_socket_recv_buffer_size_force(&netlink, RECEIVE_BUFFER).is_err() {
-            sockopt::set_socket_recv_buffer_size(&netlink, RECEIVE_BUFFER).map_err(io::Error::from)?;
-        }
+        // A smaller buffer makes batches smaller.
+        netlink::enlarge_receive_buffer(&netlink, RECEIVE_BUFFER)?;
         let room = sockopt::socket_recv_buffer_size(&netlink).map_err(io::Error::from)?;
         let window = (room / ANSWER).clamp(1, WINDOW);
         let mut socket = Self { netlink, family: 0, sequence: 0, window, buffer: vec![0; RECEIVE] };
@@ -201,8 +199,7 @@ impl Socket {
     /// returns `false`.
     fn exchange(&mut self, request: &[u8], mut each: impl FnMut(usize, &Message<'_>) -> bool) -> Result<(), Error> {
         netlink::discard(&self.netlink, &mut self.buffer)?;
-        rustix::io::retry_on_intr(|| rustix::net::send(&self.netlink, request, SendFlags::empty()))
-            .map_err(io::Error::from)?;
+        netlink::send(&self.netlink, request).map_err(io::Error::from)?;
         for part in 0.. {
             let Some(len) = netlink::next_part(&self.netlink, &mut self.buffer)? else { break };
             for message in messages(&self.buffer[..len]) {

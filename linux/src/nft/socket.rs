@@ -7,7 +7,7 @@ use std::io;
 
 use netlink_sys::{Socket as Netlink, SocketAddr, protocols::NETLINK_NETFILTER};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, sockopt};
+use rustix::net::sockopt;
 
 use super::Transaction;
 use super::answer::{Answer, Error};
@@ -51,10 +51,8 @@ impl Socket {
         netlink.connect(&SocketAddr::new(0, 0))?;
         netlink.set_ext_ack(true)?;
         netlink.set_cap_ack(true)?;
-        // Without CAP_NET_ADMIN the system's limit applies, which is enough for small batches.
-        if sockopt::set_socket_recv_buffer_size_force(&netlink, RECEIVE_BUFFER).is_err() {
-            sockopt::set_socket_recv_buffer_size(&netlink, RECEIVE_BUFFER).map_err(io::Error::from)?;
-        }
+        // A smaller buffer is enough for small batches.
+        wire::enlarge_receive_buffer(&netlink, RECEIVE_BUFFER)?;
         Ok(Self { netlink, port, sequence: 0, send_buffer: 0, buffer: vec![0; 256 << 10] })
     }
 
@@ -123,12 +121,10 @@ impl Socket {
                 self.send_buffer = needed;
             }
         }
-        let sent = rustix::io::retry_on_intr(|| rustix::net::send(&self.netlink, bytes, SendFlags::empty()));
-        match sent {
-            Ok(_) => Ok(()),
-            Err(Errno::PERM) => Err(Error::NotPermitted),
-            Err(error) => Err(Error::Io(error.into())),
-        }
+        wire::send(&self.netlink, bytes).map_err(|error| match error {
+            Errno::PERM => Error::NotPermitted,
+            error => Error::Io(error.into()),
+        })
     }
 
     fn read_answers(&mut self, batch: &Batch, first: u32, transaction: &Transaction) -> Result<(), Error> {
