@@ -16,13 +16,13 @@ use localnet_linux::{
     conntrack::{Commit, Frontend},
     shortage::message_is_shortage,
 };
-use localnet_linux_backend::{blocking, live::LinuxBackend};
+use localnet_linux_backend::{blocking, elements::frontend, live::LinuxBackend};
 use localnet_proto::{ByFamily, Changes, Family, ServiceKey, Snapshot};
 use tracing::{debug, info, warn};
 
 use crate::{
     cleanup,
-    desired::{Desired, frontend},
+    desired::Desired,
     kernel::Kernel,
     plan::Table,
     ruleset::{Lines, Ruleset, Subject},
@@ -139,7 +139,7 @@ impl<K: Kernel> IptablesBackend<K> {
             return Err(first.unwrap_or_else(|| anyhow::anyhow!("this host has neither IPv4 nor IPv6")));
         }
         let full = self.read.iter().copied().collect();
-        Ok(Synced { failed, skipped: self.desired.skipped(), refused: self.desired.refused(), full })
+        Ok(Synced { failed, skipped: self.desired.vips.skipped(), refused: self.desired.vips.refused(), full })
     }
 
     fn write(&mut self, family: Family, refused: &mut usize) -> anyhow::Result<()> {
@@ -306,7 +306,7 @@ impl<K: Kernel> IptablesBackend<K> {
 
 impl<K: Kernel> LinuxBackend for IptablesBackend<K> {
     fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
-        self.desired.set_local_addresses(addresses)
+        self.desired.vips.set_local_addresses(addresses)
     }
 
     fn forget(&mut self) {
@@ -343,7 +343,7 @@ impl<K: Kernel> Backend for IptablesBackend<K> {
     }
 
     fn configuration(&self) -> Option<Effective> {
-        self.desired.configuration()
+        self.desired.vips.effective()
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
@@ -351,7 +351,7 @@ impl<K: Kernel> Backend for IptablesBackend<K> {
     }
 
     fn retry_refused(&mut self) {
-        self.desired.retry_refused();
+        self.desired.vips.retry_refused();
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {

@@ -8,16 +8,14 @@
 
 mod tables;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::collections::BTreeMap;
 
 use localnet_client::{
     Diagnostic,
-    vips::{Config, Effective, VipKey, Vips},
+    vips::{Config, Vips},
 };
 use localnet_linux::conntrack::{Endpoints, Frontend};
+use localnet_linux_backend::elements::frontend;
 use localnet_proto::{Changes, Family, ServiceKey, Snapshot};
 
 use tables::Tables;
@@ -31,7 +29,8 @@ use crate::{
 /// The desired state of the kernel.
 #[derive(Debug)]
 pub struct Desired {
-    vips: Vips,
+    /// The VIPs of the node. Program them with [`Self::update`] and [`Self::refuse`].
+    pub vips: Vips,
     tables: Tables,
 }
 
@@ -39,11 +38,6 @@ impl Desired {
     /// An empty desired state.
     pub fn new(config: Config) -> Self {
         Self { vips: Vips::new(config), tables: Tables::new() }
-    }
-
-    /// The configuration that the plans use; `None` before the first state.
-    pub fn configuration(&self) -> Option<Effective> {
-        self.vips.effective()
     }
 
     /// Sets the number of VIPs of a family above which they are grouped by network. The default is 1000. Call this before anything
@@ -56,17 +50,6 @@ impl Desired {
     /// anything else.
     pub fn forward_invalid(&mut self) {
         self.tables.drop_invalid = false;
-    }
-
-    /// Answers NodePorts on 127.0.0.1, too. This needs the sysctl `route_localnet`; without it, such packets never leave the
-    /// node. Call this before anything else.
-    pub fn answer_on_localhost(&mut self) {
-        self.vips.answer_on_localhost();
-    }
-
-    /// Sets the addresses of the node's interfaces. Returns whether NodePorts move because of them.
-    pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
-        self.vips.set_local_addresses(addresses)
     }
 
     /// Moves to `state`. `changes` names everything that differs from the previous state. Returns diagnostics of what is not
@@ -88,21 +71,6 @@ impl Desired {
             self.tables.update(facts);
         }
         is_news
-    }
-
-    /// The Services that the kernel refuses.
-    pub fn refused(&self) -> BTreeSet<ServiceKey> {
-        self.vips.refused()
-    }
-
-    /// Lets the next `update` retry the refused Services, although they have not changed.
-    pub fn retry_refused(&mut self) {
-        self.vips.retry_refused();
-    }
-
-    /// Diagnostics of everything that is not programmed.
-    pub fn skipped(&self) -> Vec<Diagnostic> {
-        self.vips.skipped()
     }
 
     /// The tables of a family.
@@ -160,9 +128,4 @@ impl Desired {
         }
         owners
     }
-}
-
-/// The key that connection tracking has for a VIP.
-pub(crate) fn frontend(vip: &VipKey) -> Frontend {
-    Frontend::new(vip.protocol, vip.socket())
 }

@@ -10,7 +10,7 @@ impl Desired {
     /// `ip6tables-restore --noflush` read them. Comments name what is skipped.
     pub fn text(&mut self, state: &Snapshot, changes: &Changes) -> String {
         self.update(state, changes);
-        let skipped = self.skipped();
+        let skipped = self.vips.skipped();
         let comments = skipped.iter().map(|skipped| format!("# {skipped}\n"));
         let listings = Family::BOTH.into_iter().map(|family| format!("# {family}\n{}", self.listing(family)));
         comments.chain(listings).collect()
@@ -19,6 +19,6 @@ impl Desired {
 
 impl Planner for Desired {
     fn plan(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<(String, Vec<Diagnostic>)> {
-        Ok((self.text(state, changes), self.skipped()))
+        Ok((self.text(state, changes), self.vips.skipped()))
     }
 }

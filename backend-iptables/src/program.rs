@@ -66,7 +66,7 @@ impl BackendProgram for Iptables {
     async fn planner(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<Desired> {
         let liberal = is_liberal(config, &Settings::default());
         let mut desired = desired(flags.config(config), wants_localhost(config), liberal);
-        desired.set_local_addresses(NodeAddresses::default().list().await?);
+        desired.vips.set_local_addresses(NodeAddresses::default().list().await?);
         Ok(desired)
     }
 
@@ -100,7 +100,7 @@ impl BackendProgram for Iptables {
 fn desired(config: vips::Config, localhost: bool, liberal: bool) -> Desired {
     let mut desired = Desired::new(config);
     if localhost {
-        desired.answer_on_localhost();
+        desired.vips.answer_on_localhost();
     }
     if liberal {
         desired.forward_invalid();

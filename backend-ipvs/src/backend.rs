@@ -14,7 +14,7 @@ use localnet_client::{
 use localnet_linux::{
     conntrack::Commit,
     ipvs::{Change, Frontend, Scheduler, ServerState, VirtualServer},
-    nft::{Error, TableContent, Transaction},
+    nft::{Error, Kernel as _, TableContent, Transaction},
 };
 use localnet_linux_backend::{elements::live_vips, live::LinuxBackend, portions::Limits};
 use localnet_proto::{ByFamily, Changes, Family, Snapshot};
@@ -24,7 +24,7 @@ use crate::{
     Options,
     desired::Desired,
     kernel::Kernel,
-    plan::{self, INTERFACE, frontend, sets::SetId},
+    plan::{self, INTERFACE, sets::SetId},
 };
 
 /// The warning that KEP-5495 asks for, in kube-proxy's words.
@@ -106,8 +106,9 @@ impl<K: Kernel> IpvsBackend<K> {
         Ok(())
     }
 
-    fn families(&self) -> Vec<Family> {
-        Family::BOTH.into_iter().filter(|family| self.kernel.has_family(*family)).collect()
+    fn families(&mut self) -> Vec<Family> {
+        let nft = self.kernel.nft();
+        Family::BOTH.into_iter().filter(|family| nft.has_family(*family)).collect()
     }
 
     /// Makes the kernel hold `state`. `changes` names everything that differs from the previous state.
@@ -115,7 +116,7 @@ impl<K: Kernel> IpvsBackend<K> {
     /// # Errors
     /// Returns an error if IPVS does not answer, or if the kernel refuses the rules of every family.
     pub async fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
-        if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
+        if std::mem::take(&mut self.first) && !self.kernel.nft().has_family(Family::V6) {
             info!("this host has no IPv6; programming only IPv4");
         }
         for notice in self.desired.update(state, changes) {
@@ -230,7 +231,7 @@ impl<K: Kernel> IpvsBackend<K> {
                 return Ok(());
             }
             let transaction = table.transaction(&changes, 0);
-            match self.kernel.apply(&transaction) {
+            match self.kernel.nft().apply(&transaction) {
                 Ok(sent) => {
                     debug!(?family, sent.messages, sent.bytes, sent.elements, "transaction applied");
                     self.desired.table(family).commit();
@@ -249,7 +250,7 @@ impl<K: Kernel> IpvsBackend<K> {
     /// Removes chains that nothing refers to. They are harmless: if the kernel refuses the removal, a later change retries it.
     fn remove_stale_chains(&mut self, family: Family) {
         let removal = self.desired.table(family).removal();
-        match removal.iter().try_for_each(|transaction| self.kernel.apply(transaction).map(drop)) {
+        match removal.iter().try_for_each(|transaction| self.kernel.nft().apply(transaction).map(drop)) {
             Ok(()) => self.desired.table(family).removed(),
             Err(error) => debug!(%error, "cannot delete unused chains yet"),
         }
@@ -322,9 +323,8 @@ impl<K: Kernel> IpvsBackend<K> {
     fn read_table(&mut self, family: Family) -> Result<Vec<Frontend>, Error> {
         self.read[family] = true;
         let table = self.desired.table(family);
-        let found = self.kernel.read(table.table(), &|name| table.chain(name))?;
-        let vips = found.iter().flat_map(|found| live_vips(found, &[SetId::Vips]));
-        let vips: Vec<Frontend> = vips.map(|vip| frontend(&vip)).collect();
+        let found = self.kernel.nft().read(table.table(), &|name| table.chain(name))?;
+        let vips: Vec<Frontend> = found.iter().flat_map(|found| live_vips(found, &[SetId::Vips])).collect();
         self.found[family].clone_from(&vips);
         self.desired.table(family).adopt(found);
         Ok(vips)
@@ -355,7 +355,7 @@ impl<K: Kernel> IpvsBackend<K> {
             // Deleting a missing table is an error, but adding an existing one is not.
             transaction.add_table(&plan::table(family)).delete_table(&plan::table(family));
         }
-        self.kernel.apply(&transaction).context("remove the tables ip localnet-ipvs and ip6 localnet-ipvs")?;
+        self.kernel.nft().apply(&transaction).context("remove the tables ip localnet-ipvs and ip6 localnet-ipvs")?;
         Ok(())
     }
 }

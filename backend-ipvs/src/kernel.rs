@@ -5,14 +5,15 @@ use std::{collections::BTreeSet, net::IpAddr};
 use localnet_linux::{
     dummy::{self, Changed, Dummy},
     ipvs::{self, Applied, Change, DestinationState, Frontend, ServerState, Timeouts, VirtualServer},
-    nft::{self, Chain, Element, LiveTable, Netlink, Set, Table, Transaction, TransactionSize},
+    nft::{self, Netlink},
 };
-use localnet_proto::Family;
 
 use crate::plan::INTERFACE;
 
-/// The kernel operations that the backend needs besides nf_tables. The tests' fake is the second implementor.
-pub trait Kernel: nft::Kernel {
+/// The kernel operations that the backend needs. The tests' fake is the second implementor.
+pub trait Kernel: Send {
+    /// nf_tables.
+    fn nft(&mut self) -> &mut impl nft::Kernel;
     /// All virtual servers with their destinations.
     fn servers(&mut self) -> Result<Vec<ServerState>, ipvs::Error>;
     /// All virtual servers without their destinations, which is much cheaper.
@@ -71,29 +72,11 @@ impl Host {
     }
 }
 
-impl nft::Kernel for Host {
-    fn apply(&mut self, transaction: &Transaction) -> Result<TransactionSize, nft::Error> {
-        self.nft.apply(transaction)
-    }
-
-    fn read(
-        &mut self,
-        table: &Table,
-        wanted: &dyn Fn(&str) -> Option<std::sync::Arc<Chain>>,
-    ) -> Result<Option<LiveTable>, nft::Error> {
-        self.nft.read(table, wanted)
-    }
-
-    fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, nft::Error> {
-        nft::Kernel::elements(&mut self.nft, table, set)
-    }
-
-    fn has_family(&self, family: Family) -> bool {
-        self.nft.has_family(family)
-    }
-}
-
 impl Kernel for Host {
+    fn nft(&mut self) -> &mut impl nft::Kernel {
+        &mut self.nft
+    }
+
     fn servers(&mut self) -> Result<Vec<ServerState>, ipvs::Error> {
         self.ipvs.list()
     }

@@ -176,6 +176,10 @@ impl nft::Kernel for FakeKernel {
 }
 
 impl Kernel for FakeKernel {
+    fn nft(&mut self) -> &mut impl nft::Kernel {
+        self
+    }
+
     fn servers(&mut self) -> Result<Vec<ServerState>, ipvs::Error> {
         let state = |fake: &FakeServer| ServerState {
             server: fake.server.clone(),

@@ -27,7 +27,7 @@ use tracing::{debug, info, warn};
 
 use crate::{
     affinity::{Chore, Fate, Place},
-    desired::{Desired, frontend},
+    desired::Desired,
     kernel::Kernel,
     plan::{
         self,
@@ -129,7 +129,7 @@ impl<K: Kernel> NftBackend<K> {
         self.remove_stale_chains();
         self.change_clients();
         let full = Family::BOTH.into_iter().filter(|family| self.read[*family]).collect();
-        Ok(Synced { failed, skipped: self.desired.skipped(), refused: self.desired.refused(), full })
+        Ok(Synced { failed, skipped: self.desired.vips.skipped(), refused: self.desired.vips.refused(), full })
     }
 
     /// Records the commit of another process. Returns whether the tables must be read again.
@@ -320,8 +320,7 @@ impl<K: Kernel> NftBackend<K> {
             let table = &self.desired.tables()[family];
             let found = self.kernel.read(table.table(), &|name| table.chain(name));
             let found = found.with_context(|| format!("read {}", name(table.table())))?;
-            let vips = found.iter().flat_map(|found| live_vips(found, &ANSWERING));
-            self.found[family] = vips.map(|vip| frontend(&vip)).collect();
+            self.found[family] = found.iter().flat_map(|found| live_vips(found, &ANSWERING)).collect();
             self.desired.adopt(family, found);
             // The slots in the kernel may require chains other than those that the table was compared with.
             if *self.desired.affinity(family) == affinity {
@@ -421,7 +420,7 @@ impl<K: Kernel> NftBackend<K> {
 
 impl<K: Kernel> LinuxBackend for NftBackend<K> {
     fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
-        self.desired.set_local_addresses(addresses)
+        self.desired.vips.set_local_addresses(addresses)
     }
 
     fn forget(&mut self) {
@@ -444,7 +443,7 @@ impl<K: Kernel> Backend for NftBackend<K> {
     }
 
     fn configuration(&self) -> Option<Effective> {
-        self.desired.configuration()
+        self.desired.vips.effective()
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
@@ -452,7 +451,7 @@ impl<K: Kernel> Backend for NftBackend<K> {
     }
 
     fn retry_refused(&mut self) {
-        self.desired.retry_refused();
+        self.desired.vips.retry_refused();
     }
 
     async fn cleanup(&mut self) -> anyhow::Result<()> {

@@ -7,20 +7,17 @@
 //!
 //! No I/O. The cost is O(changes).
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    net::IpAddr,
-};
+use std::{collections::HashMap, net::IpAddr};
 
 use localnet_client::{
     Diagnostic,
-    vips::{Config, Effective, Facts, Hairpin, Program, Vip, VipKey, Vips},
+    vips::{Config, Facts, Hairpin, Program, Vip, VipKey, Vips},
 };
 use localnet_linux::{
     conntrack::{Endpoints, Frontend},
     nft::{Element, TableContent},
 };
-use localnet_linux_backend::table::TableState;
+use localnet_linux_backend::{elements::frontend, table::TableState};
 use localnet_proto::{ByFamily, Changes, Family, Service, ServiceKey, Snapshot};
 
 use crate::{
@@ -32,7 +29,8 @@ use crate::{
 /// The desired state of the kernel.
 #[derive(Debug)]
 pub struct Desired {
-    vips: Vips,
+    /// The VIPs of the node. Program them with [`Self::update`] and [`Self::refuse`].
+    pub vips: Vips,
     tables: Tables,
 }
 
@@ -61,21 +59,10 @@ impl Desired {
         Self { vips: Vips::new(config), tables }
     }
 
-    /// The configuration in effect; none before the first state.
-    pub fn configuration(&self) -> Option<Effective> {
-        self.vips.effective()
-    }
-
     /// The VIPs whose endpoints may have changed since the last call, with their present endpoints; `None` for a
     /// removed VIP.
     pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Endpoints>)> {
         std::mem::take(&mut self.tables.moved).into_iter().map(|(vip, now)| (frontend(&vip), now)).collect()
-    }
-
-    /// Sets the addresses of the node's interfaces. Returns whether this changes the addresses of NodePorts at the next
-    /// update.
-    pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
-        self.vips.set_local_addresses(addresses)
     }
 
     /// The table of each family.
@@ -140,21 +127,6 @@ impl Desired {
         let is_news = self.vips.refuse(key, why, &mut self.tables);
         self.update_chains(false);
         is_news
-    }
-
-    /// The services that the kernel refuses.
-    pub fn refused(&self) -> BTreeSet<ServiceKey> {
-        self.vips.refused()
-    }
-
-    /// Lets the next update retry the refused services, although they have not changed.
-    pub fn retry_refused(&mut self) {
-        self.vips.retry_refused();
-    }
-
-    /// The diagnostics for everything that is skipped at present.
-    pub fn skipped(&self) -> Vec<Diagnostic> {
-        self.vips.skipped()
     }
 
     /// The service that an element belongs to, if it belongs to exactly one.
@@ -240,9 +212,4 @@ impl Tables {
             table.count_picking(pool.endpoints(), slots, names.chain(pool, slots), present);
         }
     }
-}
-
-/// The key of flows to a VIP.
-pub(crate) fn frontend(vip: &VipKey) -> Frontend {
-    Frontend::new(vip.protocol, vip.socket())
 }

@@ -18,6 +18,6 @@ impl Desired {
 
 impl Planner for Desired {
     fn plan(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<(String, Vec<Diagnostic>)> {
-        Ok((self.text(state, changes), self.skipped()))
+        Ok((self.text(state, changes), self.vips.skipped()))
     }
 }

@@ -51,7 +51,7 @@ impl BackendProgram for Nft {
 
     async fn planner(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<Desired> {
         let mut desired = Desired::new(flags.config(config));
-        desired.set_local_addresses(NodeAddresses::default().list().await?);
+        desired.vips.set_local_addresses(NodeAddresses::default().list().await?);
         Ok(desired)
     }
 

@@ -21,7 +21,7 @@ fn config(flows: &Flows) -> Config {
 /// The plan of a state under the configuration of `flows`.
 fn plan(flows: &Flows, state: &Snapshot) -> String {
     let mut desired = Desired::new(config(flows));
-    desired.set_local_addresses(flows.local_addresses());
+    desired.vips.set_local_addresses(flows.local_addresses());
     desired.text(state, &Changes::everything())
 }
 

@@ -60,7 +60,7 @@ pub const MOST: usize = 200;
 /// Plans both tables for a state and compares them with what the kernel holds. At most `most` differences are listed.
 pub fn differences(state: &Snapshot, config: &Config, local: &[IpAddr], live: &Live, most: usize) -> Differences {
     let mut desired = Desired::new(config.clone());
-    desired.set_local_addresses(local.to_vec());
+    desired.vips.set_local_addresses(local.to_vec());
     for (family, dump) in live.tables.iter() {
         desired.adopt(family, dump.as_ref().map(slots));
     }

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use localnet_linux::nft::Kernel as _;
 use localnet_proto::Family;
 use tokio::task::yield_now;
 use tracing::info;
@@ -34,7 +35,7 @@ impl<K: Kernel> IpvsBackend<K> {
             yield_now().await;
         }
         let addresses = self.kernel.addresses().await?.unwrap_or_default();
-        let has_v6 = self.kernel.has_family(Family::V6);
+        let has_v6 = self.kernel.nft().has_family(Family::V6);
         let mut wanted = self.desired.wanted_addresses().filter(|ip| has_v6 || ip.is_ipv4());
         Ok(wanted.all(|ip| addresses.contains(&ip)))
     }

@@ -13,6 +13,7 @@ pub mod sets;
 
 use localnet_client::vips::VipKey;
 use localnet_linux::{ipvs::Frontend, nft::Table};
+pub use localnet_linux_backend::elements::frontend;
 use localnet_proto::Family;
 use sets::Sets as _;
 
@@ -29,9 +30,4 @@ pub fn table(family: Family) -> Table {
 /// The VIP of a virtual server.
 pub fn vip(frontend: &Frontend) -> VipKey {
     VipKey { address: frontend.address.ip(), protocol: frontend.protocol, port: frontend.address.port() }
-}
-
-/// The key that IPVS and connection tracking have for a VIP.
-pub fn frontend(vip: &VipKey) -> Frontend {
-    Frontend::new(vip.protocol, vip.socket())
 }

@@ -40,9 +40,9 @@ pub fn of_vip(key: &VipKey, vip: &Vip, slots: &Slots, names: &ChainNames, mut em
     let local_is_empty = vip.exposure == Exposure::ExternalLocal && vip.local_endpoints.is_empty();
     if vip.endpoints.is_empty() || local_is_empty {
         let verdict = match vip.when_empty {
-            WhenEmpty::Reject => Verdict::Goto(names.reject().clone()),
+            WhenEmpty::Reject => Verdict::Goto(names.reject.clone()),
             WhenEmpty::Drop if vip.endpoints.is_empty() => Verdict::Drop,
-            WhenEmpty::Drop => Verdict::Goto(names.unserved_local().clone()),
+            WhenEmpty::Drop => Verdict::Goto(names.unserved_local.clone()),
         };
         emit(SetId::NoEndpoints, Element::verdict(tuple.clone(), verdict).comment(comment()));
     }

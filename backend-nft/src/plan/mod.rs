@@ -45,8 +45,10 @@ pub use localnet_linux::nft::spread::{EXACT_SLOTS, slots};
 pub struct ChainNames {
     cluster: Vec<Name>,
     local: Vec<Name>,
-    reject: Name,
-    unserved_local: Name,
+    /// The chain that rejects.
+    pub reject: Name,
+    /// The chain that drops traffic from outside if no endpoint is local.
+    pub unserved_local: Name,
 }
 
 impl Default for ChainNames {
@@ -62,16 +64,6 @@ impl Default for ChainNames {
 }
 
 impl ChainNames {
-    /// The chain that rejects.
-    pub fn reject(&self) -> &Name {
-        &self.reject
-    }
-
-    /// The chain that drops traffic from outside if no endpoint is local.
-    pub fn unserved_local(&self) -> &Name {
-        &self.unserved_local
-    }
-
     /// The chain that picks one of `slots` slots, a number that [`slots`] returns.
     pub fn chain(&self, pool: sets::Pool, slots: u32) -> &Name {
         let index = if slots <= EXACT_SLOTS { slots.saturating_sub(1) } else { EXACT_SLOTS - 5 + slots.ilog2() };

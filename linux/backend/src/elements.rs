@@ -7,7 +7,10 @@ use std::{
 
 use ipnet::IpNet;
 use localnet_client::vips::{Hairpin, VipKey};
-use localnet_linux::nft::{Element, ElementData, ElementKey, LiveTable, TableDump, Tuple, Verdict};
+use localnet_linux::{
+    conntrack::Frontend,
+    nft::{Element, ElementData, ElementKey, LiveTable, TableDump, Tuple, Verdict},
+};
 use localnet_proto::{Family, Protocol, Verdict as WhenEmpty};
 
 use crate::sets::Sets;
@@ -92,14 +95,21 @@ pub fn verdicts<S: Sets>(tables: &[TableDump], set: S, drops: &str) -> BTreeMap<
     all.filter_map(|element| Some((read_vip(element.key.start())?, verdict(&element.data)))).collect()
 }
 
+/// The key that connection tracking has for a VIP.
+pub fn frontend(vip: &VipKey) -> Frontend {
+    Frontend::new(vip.protocol, vip.socket())
+}
+
 /// The VIPs in some sets of a live table, even if another program has changed the table.
-pub fn live_vips<S: Sets>(found: &LiveTable, wanted: &[S]) -> Vec<VipKey> {
+pub fn live_vips<S: Sets>(found: &LiveTable, wanted: &[S]) -> Vec<Frontend> {
     let is_wanted = |id: &S, key: &[_]| Family::BOTH.into_iter().any(|family| *key == *id.declaration(family, 1).key);
     let sets =
         found.sets.iter().flatten().filter(|(set, _)| {
             S::of_name(&set.name).is_some_and(|id| wanted.contains(&id) && is_wanted(&id, &set.key))
         });
-    sets.flat_map(|(_, elements)| elements).filter_map(|element| read_vip(element.key.start())).collect()
+    sets.flat_map(|(_, elements)| elements)
+        .filter_map(|element| Some(frontend(&read_vip(element.key.start())?)))
+        .collect()
 }
 
 #[cfg(test)]
