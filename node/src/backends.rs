@@ -18,9 +18,13 @@ use localnet_config_file::Current;
 
 use crate::FeedSource;
 
-/// All backends, one line each. The first one also serves the modes that no other backend has.
-pub static BACKENDS: &[Entry] =
-    &[Entry::of::<localnet_nft::Nft>(), Entry::of::<localnet_iptables::Iptables>(), Entry::of::<localnet_ipvs::Ipvs>()];
+/// All backends.
+pub static BACKENDS: &[Entry] = &[
+    // The first one also serves the modes that no other backend has.
+    Entry::of::<localnet_nft::Nft>(),
+    Entry::of::<localnet_iptables::Iptables>(),
+    Entry::of::<localnet_ipvs::Ipvs>(),
+];
 
 /// The future of a call. The backend runs in the task that calls.
 type Work<'a> = Pin<Box<dyn Future<Output = anyhow::Result<()>> + 'a>>;
