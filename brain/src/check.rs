@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     io::{self, Write as _},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     time::Duration,
 };
 
@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use ipnet::IpNet;
 use localnet_config::{Config, Mode, NodePortAddresses};
 use localnet_core::{Code, Severity};
-use localnet_proto::{Port, Protocol, Service, ServiceKey};
+use localnet_proto::{Family, Port, Protocol, Service, ServiceKey};
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -52,25 +52,18 @@ pub fn differences(localized: &Localized, config: &Config, backend: Mode) -> Vec
     let services: Vec<&Service> = localized.services.iter().filter_map(|(_, service)| service.as_deref()).collect();
     let unserved = unserved(&services);
     for service in &services {
-        let mut add = |entry: u8, text: String| {
-            found.insert(Difference { service: Some(service.key.clone()), entry: Some(entry), text });
-        };
         for endpoint in &service.endpoints {
             for port in &service.ports {
                 let Some(number) = endpoint.port(&port.name) else { continue };
                 let at = SocketAddr::new(endpoint.address, number);
                 if let Some(other) = unserved.get(&(port.protocol, at)).filter(|other| **other != &service.key) {
-                    add(
-                        1,
-                        format!(
-                            "its endpoint {at} is an external address and port of {other}, which has no eligible endpoint; kube-proxy rejects connections to it, localnet does not"
-                        ),
+                    let text = format!(
+                        "its endpoint {at} is an external address and port of {other}, which has no eligible endpoint; kube-proxy rejects connections to it, localnet does not"
                     );
+                    found.insert(Difference { service: Some(service.key.clone()), entry: Some(1), text });
                 }
             }
         }
-    }
-    for service in &services {
         for (entry, text) in of_mode(service, config) {
             found.insert(Difference { service: Some(service.key.clone()), entry: Some(entry), text });
         }
@@ -95,16 +88,14 @@ fn unserved<'a>(services: &[&'a Service]) -> BTreeMap<(Protocol, SocketAddr), &'
 fn unserved_of(service: &Service) -> impl Iterator<Item = (Protocol, SocketAddr)> {
     service.ports.iter().flat_map(move |port| {
         let addresses = service.external_ips.iter().chain(&service.load_balancer_ips);
-        let unserved = addresses.filter(move |ip| !is_served(service, port, ip.is_ipv4()));
+        let unserved = addresses.filter(move |ip| !is_served(service, port, Family::of(**ip)));
         unserved.map(move |ip| (port.protocol, SocketAddr::new(*ip, port.port)))
     })
 }
 
 /// Whether a port has an eligible endpoint for external traffic in a family.
-fn is_served(service: &Service, port: &Port, ipv4: bool) -> bool {
-    service.endpoints.iter().any(|endpoint| {
-        endpoint.address.is_ipv4() == ipv4 && endpoint.scopes.external && endpoint.port(&port.name).is_some()
-    })
+fn is_served(service: &Service, port: &Port, family: Family) -> bool {
+    service.endpoints_of(port, family, |scopes| scopes.external).next().is_some()
 }
 
 /// The differences for a Service that depend on the configured mode of kube-proxy: the number of the entry, and the text.
@@ -112,38 +103,31 @@ fn of_mode(service: &Service, config: &Config) -> Vec<(u8, String)> {
     let mut found = Vec::new();
     match config.mode {
         Mode::Iptables => {
-            let families: BTreeSet<bool> = service.cluster_ips.iter().map(IpAddr::is_ipv4).collect();
             for (_, at) in unserved_of(service) {
-                found.push((
-                    8,
-                    format!(
-                        "{at} has no eligible endpoint: localnet rejects traffic of the node itself, too; kube-proxy in mode iptables lets that traffic leave the node"
-                    ),
-                ));
+                let text = format!(
+                    "{at} has no eligible endpoint: localnet rejects traffic of the node itself, too; kube-proxy in mode iptables lets that traffic leave the node"
+                );
+                found.push((8, text));
             }
             for port in &service.ports {
                 let Some(number) = port.node_port else { continue };
-                let unserved = families.iter().any(|ipv4| !is_served(service, port, *ipv4));
+                let unserved = service.cluster_ips.iter().any(|ip| !is_served(service, port, Family::of(*ip)));
                 if unserved && config.node_port_addresses != NodePortAddresses::All {
-                    found.push((
-                        9,
-                        format!(
-                            "its NodePort {number} has no eligible endpoint: localnet rejects it on the addresses of nodePortAddresses; kube-proxy in mode iptables rejects it on all addresses of the node"
-                        ),
-                    ));
+                    let text = format!(
+                        "its NodePort {number} has no eligible endpoint: localnet rejects it on the addresses of nodePortAddresses; kube-proxy in mode iptables rejects it on all addresses of the node"
+                    );
+                    found.push((9, text));
                 }
             }
             for filter in &service.source_filters {
-                let ipv4 = filter.targets.iter().any(IpAddr::is_ipv4);
+                let mut families = filter.targets.iter().map(|target| Family::of(*target));
                 if let Some(both) = filter.targets.iter().find(|target| service.external_ips.contains(target)) {
-                    found.push((
-                        12,
-                        format!(
-                            "{both} is in externalIPs and in status.loadBalancer.ingress: loadBalancerSourceRanges guards it; kube-proxy in mode iptables accepts every source"
-                        ),
-                    ));
+                    let text = format!(
+                        "{both} is in externalIPs and in status.loadBalancer.ingress: loadBalancerSourceRanges guards it; kube-proxy in mode iptables accepts every source"
+                    );
+                    found.push((12, text));
                 }
-                if service.ports.iter().any(|port| !is_served(service, port, ipv4)) {
+                if families.next().is_some_and(|family| service.ports.iter().any(|port| !is_served(service, port, family))) {
                     found.push((
                         10,
                         "no endpoint serves it: localnet rejects only clients inside loadBalancerSourceRanges; kube-proxy in mode iptables rejects every client".to_owned(),
@@ -168,22 +152,17 @@ fn of_node(services: &[&Service], config: &Config, backend: Mode) -> Vec<Differe
         return Vec::new();
     }
     let mut found = Vec::new();
-    let mut add = |entry, text: String| found.push(Difference { service: None, entry, text });
     if config.node_port_addresses == NodePortAddresses::All {
-        add(
-            Some(5),
-            format!(
-                "the NodePorts of {node_ports} Services do not answer on link-local addresses unless nodePortAddresses names them"
-            ),
+        let text = format!(
+            "the NodePorts of {node_ports} Services do not answer on link-local addresses unless nodePortAddresses names them"
         );
+        found.push(Difference { service: None, entry: Some(5), text });
     }
     if backend != Mode::Iptables && answers_on_localhost(config) {
-        add(
-            Some(13),
-            format!(
-                "the NodePorts of {node_ports} Services no longer answer on 127.0.0.1; only a backend of mode iptables supports that"
-            ),
+        let text = format!(
+            "the NodePorts of {node_ports} Services no longer answer on 127.0.0.1; only a backend of mode iptables supports that"
         );
+        found.push(Difference { service: None, entry: Some(13), text });
     }
     found
 }
@@ -245,7 +224,7 @@ pub async fn run(arguments: &CheckArguments, config: &Config) -> anyhow::Result<
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{net::IpAddr, sync::Arc};
 
     use localnet_config::{KubeProxyFlags, Platform, Reader};
     use localnet_core::{Diagnostic, Subject};

@@ -52,13 +52,10 @@ impl Sum for Counts {
 
 /// Whether traffic to a port is dropped because the policy Local excludes all of its endpoints, as `(internal, external)`.
 fn lacks_local(service: &Service, port: &Port, family: Family) -> (bool, bool) {
-    if !service.cluster_ips.iter().any(|ip| Family::of(*ip) == family) {
+    if !service.has_family(family) {
         return (false, false);
     }
-    let serving = |scope: fn(&Scopes) -> bool| {
-        let of_family = service.endpoints.iter().filter(|endpoint| Family::of(endpoint.address) == family);
-        of_family.filter(move |endpoint| scope(&endpoint.scopes)).any(|endpoint| endpoint.port(&port.name).is_some())
-    };
+    let serving = |scope: fn(&Scopes) -> bool| service.endpoints_of(port, family, scope).next().is_some();
     let empty = port.when_empty(family);
     (
         service.internal_traffic_to_local && empty.internal == Verdict::Drop && !serving(|scopes| scopes.internal),
