@@ -5,8 +5,9 @@
 //! then the process may have ended, and another one may have its ID. Its groups count only if it has the same user and
 //! primary group: a program of the same user can do whatever the peer can do.
 
-use std::{fmt, fs, io};
+use std::io;
 
+use procfs::process::Process;
 use tokio::net::UnixStream;
 
 /// The credentials of a peer at the time when it connected.
@@ -28,73 +29,32 @@ impl Peer {
     /// Checks whether the peer is one of these users, or a member of one of these groups.
     ///
     /// # Errors
-    /// Returns [`Refused`] if it is neither, or if its supplementary groups matter and cannot be read.
-    pub(super) fn check(&self, uids: &[u32], gids: &[u32]) -> Result<(), Refused> {
+    /// Returns the reason if it is neither, or if its supplementary groups matter and cannot be read.
+    pub(super) fn check(&self, uids: &[u32], gids: &[u32]) -> Result<(), String> {
         if uids.contains(&self.uid) || gids.contains(&self.gid) {
             return Ok(());
         }
         let groups = if gids.is_empty() { Ok(Vec::new()) } else { self.groups() };
-        match groups {
-            Ok(groups) if groups.iter().any(|group| gids.contains(group)) => Ok(()),
-            Ok(_) => Err(Refused { peer: *self, unknown: None }),
-            Err(unknown) => Err(Refused { peer: *self, unknown: Some(unknown) }),
-        }
+        let unknown = match groups {
+            Ok(groups) if groups.iter().any(|group| gids.contains(group)) => return Ok(()),
+            Ok(_) => String::new(),
+            Err(why) => format!(" (its supplementary groups are unknown: {why})"),
+        };
+        let Self { uid, gid, pid } = self;
+        let process = pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
+        Err(format!(
+            "user {uid}, group {gid}{process} may not connect; allow it with --allow-uid {uid} or --allow-gid {gid}{unknown}"
+        ))
     }
 
     /// The supplementary groups.
     fn groups(&self) -> Result<Vec<u32>, String> {
         let pid = self.pid.ok_or("its process is in another PID namespace")?;
-        let path = format!("/proc/{pid}/status");
-        let status = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-        let status = Status::parse(&status).ok_or_else(|| format!("{path}: cannot be parsed"))?;
-        if (status.uid, status.gid) != (self.uid, self.gid) {
+        let status = Process::new(pid).and_then(|process| process.status()).map_err(|error| error.to_string())?;
+        if (status.euid, status.egid) != (self.uid, self.gid) {
             return Err("another process has its ID now".to_owned());
         }
         Ok(status.groups)
-    }
-}
-
-/// The credentials in `/proc/PID/status` (proc_pid_status(5)).
-#[derive(Debug, PartialEq)]
-struct Status {
-    /// The effective user, as in `SO_PEERCRED`.
-    uid: u32,
-    gid: u32,
-    groups: Vec<u32>,
-}
-
-impl Status {
-    fn parse(text: &str) -> Option<Self> {
-        let numbers = |name: &str| -> Option<Vec<u32>> {
-            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-            line.split_whitespace().map(|number| number.parse().ok()).collect()
-        };
-        // The columns are: real, effective, saved, file system.
-        let effective = |name| numbers(name)?.get(1).copied();
-        Some(Self { uid: effective("Uid")?, gid: effective("Gid")?, groups: numbers("Groups")? })
-    }
-}
-
-/// The error for a peer that may not connect.
-#[derive(Debug, thiserror::Error)]
-pub(super) struct Refused {
-    peer: Peer,
-    /// Why the supplementary groups are unknown.
-    unknown: Option<String>,
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Peer { uid, gid, pid } = self.peer;
-        write!(f, "user {uid}, group {gid}")?;
-        if let Some(pid) = pid {
-            write!(f, " (process {pid})")?;
-        }
-        write!(f, " may not connect; allow it with --allow-uid {uid} or --allow-gid {gid}")?;
-        match &self.unknown {
-            Some(why) => write!(f, " (its supplementary groups are unknown: {why})"),
-            None => Ok(()),
-        }
     }
 }
 
@@ -106,18 +66,6 @@ mod tests {
     };
 
     use super::*;
-
-    #[test]
-    fn proc_status_is_parsed() {
-        let text =
-            |groups: &str| format!("Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nFDSize:\t64\nGroups:\t{groups}\n");
-        let status = |groups: &[u32]| Some(Status { uid: 2, gid: 6, groups: groups.to_vec() });
-        assert_eq!(Status::parse(&text("")), status(&[]));
-        assert_eq!(Status::parse(&text("10 4242 ")), status(&[10, 4242]));
-        for odd in ["".to_owned(), text("x"), text("1").replace("Gid", "G"), text("1").replace("\t6\t7\t8", "")] {
-            assert_eq!(Status::parse(&odd), None, "{odd:?}");
-        }
-    }
 
     /// A process of user 1111 and group 2222 with the supplementary groups 3333 and 4444. It runs until its input ends.
     fn member() -> Child {
@@ -162,6 +110,6 @@ mod tests {
         assert!(refused(Peer { pid: None, ..peer }, 4444).ends_with("its process is in another PID namespace)"));
         drop(child.stdin.take());
         child.wait().unwrap();
-        assert!(refused(peer, 4444).contains(&format!("unknown: /proc/{process}/status: No such file")));
+        assert!(refused(peer, 4444).contains(&format!("unknown: File not found: /proc/{process}")));
     }
 }

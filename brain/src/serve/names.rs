@@ -1,6 +1,6 @@
 //! Authorization of TLS clients by the names in their certificates: DNS names, and URIs such as SPIFFE IDs. Pure.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{str::FromStr, sync::Arc};
 
 use tokio_rustls::rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme,
@@ -82,7 +82,7 @@ pub(super) fn check(allowed: &[Name], certificate: &CertificateDer<'_>) -> Resul
     if allowed.is_empty() {
         return Ok(());
     }
-    let certificate = EndEntityCert::try_from(certificate).map_err(|error| Refused::Unreadable(error.to_string()))?;
+    let certificate = EndEntityCert::try_from(certificate).map_err(Refused::Unreadable)?;
     let dns: Vec<&str> = certificate.valid_dns_names().collect();
     let uris: Vec<&str> = certificate.valid_uri_names().collect();
     // The SPIFFE X.509-SVID standard (§2): a certificate with several URI names must be rejected.
@@ -94,7 +94,8 @@ pub(super) fn check(allowed: &[Name], certificate: &CertificateDer<'_>) -> Resul
     if allowed.iter().any(matches) {
         return Ok(());
     }
-    Err(Refused::NotListed(dns.into_iter().chain(uris).map(str::to_owned).collect()))
+    let names: Vec<String> = dns.into_iter().chain(uris).map(str::to_owned).collect();
+    Err(if names.is_empty() { Refused::Nameless } else { Refused::NotListed(names) })
 }
 
 /// Verifies certificates as `inner` does, and then their names. A client that may not connect gets the TLS alert
@@ -151,28 +152,17 @@ impl ClientCertVerifier for Verifier {
 }
 
 /// Why a certificate was refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
+    /// It has no name.
+    #[error("the client's certificate has no name; issue one with a DNS name or one URI")]
+    Nameless,
     /// None of its names, which are given here, is allowed.
+    #[error("the client's names {0:?} are not allowed; add one of them to --tls-allow-name")]
     NotListed(Vec<String>),
     /// It cannot be read.
-    Unreadable(String),
-}
-
-impl std::error::Error for Refused {}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotListed(names) if names.is_empty() => {
-                f.write_str("the client's certificate has no name; issue one with a DNS name or one URI")
-            }
-            Self::NotListed(names) => {
-                write!(f, "the client's names {names:?} are not allowed; add one of them to --tls-allow-name")
-            }
-            Self::Unreadable(error) => write!(f, "cannot parse the client's certificate: {error}"),
-        }
-    }
+    #[error("cannot parse the client's certificate: {0}")]
+    Unreadable(webpki::Error),
 }
 
 #[cfg(test)]
