@@ -7,12 +7,16 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Minimum time between two lines.
-const INTERVAL: Duration = Duration::from_secs(5);
+/// Lets one line pass in an interval, and counts the suppressed ones. Clones share the count.
+#[derive(Clone, Debug)]
+pub(crate) struct Throttle(Duration, Arc<Mutex<Passed>>);
 
-/// Lets one line pass in each [`INTERVAL`], and counts the suppressed ones. Clones share the count.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Throttle(Arc<Mutex<Passed>>);
+/// One line in 5 s.
+impl Default for Throttle {
+    fn default() -> Self {
+        Self::every(Duration::from_secs(5))
+    }
+}
 
 #[derive(Debug, Default)]
 struct Passed {
@@ -21,12 +25,16 @@ struct Passed {
 }
 
 impl Throttle {
+    pub(crate) fn every(interval: Duration) -> Self {
+        Self(interval, Arc::default())
+    }
+
     /// Returns `None` if the line must not be written now, or else the number of lines that were suppressed since the last one.
     pub(crate) fn pass(&self) -> Option<u64> {
         let now = Instant::now();
         // No code that holds the lock can panic halfway through a change.
-        let mut passed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if passed.last.is_some_and(|last| now.duration_since(last) < INTERVAL) {
+        let mut passed = self.1.lock().unwrap_or_else(PoisonError::into_inner);
+        if passed.last.is_some_and(|last| now.duration_since(last) < self.0) {
             passed.suppressed += 1;
             return None;
         }
@@ -46,9 +54,9 @@ mod tests {
         for _ in 0..11_840 {
             assert_eq!(throttle.clone().pass(), None);
         }
-        tokio::time::advance(INTERVAL).await;
+        tokio::time::advance(throttle.0).await;
         assert_eq!(throttle.pass(), Some(11_840));
-        tokio::time::advance(INTERVAL).await;
+        tokio::time::advance(throttle.0).await;
         assert_eq!(throttle.pass(), Some(0));
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use futures::future::BoxFuture;
 use localnet_proto::Revision;
-use tokio::{sync::Mutex, task::JoinHandle};
+use tokio::{sync::Mutex, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -147,25 +147,20 @@ struct Opened {
     feed: Feed,
     failed: CancellationToken,
     /// The task that owns the brain.
-    task: JoinHandle<()>,
+    _task: JoinSet<()>,
 }
 
 impl Opened {
     fn of(brain: Started, node: String) -> Self {
         let (Started { feed, failed: failing }, failed) = (brain, CancellationToken::new());
         let ended = failed.clone();
-        let task = tokio::spawn(async move {
+        let mut task = JoinSet::new();
+        task.spawn(async move {
             let error = failing.await;
             warn!(node, error = format!("{error:#}"), "the view of another node has failed");
             ended.cancel();
         });
-        Self { feed, failed, task }
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        self.task.abort();
+        Self { feed, failed, _task: task }
     }
 }
 

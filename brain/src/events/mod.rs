@@ -33,8 +33,6 @@ pub enum NodeEvent {
     Starting,
     /// A backend warns about its configuration. The ipvs backend has kube-proxy's `IPVSDeprecation`.
     BackendWarning {
-        /// The backend's name.
-        backend: String,
         /// The reason, in CamelCase.
         reason: String,
         /// The problem and the remedy.
@@ -135,7 +133,7 @@ fn kube_event(node: &str, event: &NodeEvent) -> (Event, ObjectReference) {
     };
     let (type_, reason, action, note, about) = match event {
         NodeEvent::Starting => (EventType::Normal, "Starting", "StartKubeProxy", String::new(), of_node),
-        NodeEvent::BackendWarning { reason, note, .. } => {
+        NodeEvent::BackendWarning { reason, note } => {
             (EventType::Warning, shortened(reason, MAX_REASON), "StartKubeProxy", note.clone(), of_node)
         }
         NodeEvent::ServiceHealthcheckFailed { service, port, error } => (
@@ -184,11 +182,7 @@ mod tests {
             (reason, action, kind, name)
         };
         assert_eq!(of(NodeEvent::Starting), expected(["Starting", "StartKubeProxy", "Node", "node-a"]));
-        let warning = NodeEvent::BackendWarning {
-            backend: "ipvs".to_owned(),
-            reason: "IPVSDeprecation".to_owned(),
-            note: "é".repeat(1000),
-        };
+        let warning = NodeEvent::BackendWarning { reason: "IPVSDeprecation".to_owned(), note: "é".repeat(1000) };
         assert_eq!(kube_event("node-a", &warning).0.note.map(|note| note.len()), Some(MAX_NOTE));
         assert_eq!(of(warning), expected(["IPVSDeprecation", "StartKubeProxy", "Node", "node-a"]));
         let failed = NodeEvent::ServiceHealthcheckFailed {

@@ -15,8 +15,8 @@ pub(super) async fn post(events: Events, mut reported: watch::Receiver<BTreeMap<
     let mut posted = BTreeSet::new();
     loop {
         let all = warnings(&reported.borrow_and_update());
-        for (backend, reason, note) in all.difference(&posted).cloned() {
-            events.post(NodeEvent::BackendWarning { backend, reason, note });
+        for (_, reason, note) in all.difference(&posted).cloned() {
+            events.post(NodeEvent::BackendWarning { reason, note });
         }
         posted = all;
         if reported.changed().await.is_err() {

@@ -12,13 +12,13 @@ use std::{
     iter,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use futures::{TryStreamExt as _, stream};
 use localnet_proto::wire::WatchReq;
-use tokio::{task::JoinHandle, time};
+use tokio::{task::JoinSet, time};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming, body::Body, server::StreamingService};
 use tracing::{debug, warn};
@@ -32,6 +32,7 @@ use crate::{
     feed::State,
     kpng,
     metrics::Reader,
+    throttle::Throttle,
     views::{Refused, View, Views},
 };
 
@@ -47,27 +48,19 @@ pub(super) struct Watch {
     views: Views,
     stalls: Stalls,
     stop: CancellationToken,
-    /// When the log last named a refused client.
-    last_logged: Arc<Mutex<Option<Instant>>>,
+    refusals: Throttle,
 }
 
 impl Watch {
     pub(super) fn new(views: Views, stalls: Stalls, stop: CancellationToken) -> Self {
-        Self { views, stalls, stop, last_logged: Arc::default() }
+        Self { views, stalls, stop, refusals: Throttle::every(LOG_INTERVAL) }
     }
 
     /// Logs a refused client. KPNG clients retry about every second and do not show the error to their operator, so the log
     /// has a warning, at most once a minute.
     fn log(&self, node: &str, refused: &Refused) {
-        let now = Instant::now();
-        let mut last = self.last_logged.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_some_and(|last| now.duration_since(last) < LOG_INTERVAL) {
-            debug!(node, error = %refused, "refused a KPNG client");
-            return;
-        }
-        *last = Some(now);
-        drop(last);
         match refused {
+            _ if self.refusals.pass().is_none() => debug!(node, error = %refused, "refused a KPNG client"),
             Refused::NotAllowed(_) => warn!(
                 node,
                 own = self.views.own().feed().state().node().name,
@@ -181,28 +174,23 @@ fn refused_status(refused: &Refused) -> Status {
 /// A state that is kept until the client's next request, for [`PATIENCE`] at most.
 struct Held {
     state: Arc<Mutex<Option<State>>>,
-    patience: JoinHandle<()>,
+    _patience: JoinSet<()>,
 }
 
 impl Held {
     fn new(state: State) -> Self {
         let state = Arc::new(Mutex::new(Some(state)));
         let held = Arc::clone(&state);
-        let patience = tokio::spawn(async move {
+        let mut patience = JoinSet::new();
+        patience.spawn(async move {
             time::sleep(PATIENCE).await;
             *held.lock().unwrap_or_else(PoisonError::into_inner) = None;
         });
-        Self { state, patience }
+        Self { state, _patience: patience }
     }
 
     fn take(self) -> Result<State, Status> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
         state.ok_or_else(|| Status::aborted("the client has sent no request for too long; retry the call"))
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.patience.abort();
     }
 }
