@@ -139,7 +139,7 @@ pub(crate) async fn watch(
         }
         Source::Kube { kubeconfig, server } => {
             let keep_alive = kube::KeepAlive::default();
-            let api = kube::ApiServer::at_server(kubeconfig.as_deref(), server.clone(), keep_alive).await?;
+            let api = kube::ApiServer::from_kubeconfig(kubeconfig.as_deref(), server.clone(), keep_alive).await?;
             let api = api.with_metrics(metrics);
             let posted = Events::start(&api, &options.node_name, work);
             work.spawn(kube::run(api.clone(), options.clone(), events, stop));

@@ -13,7 +13,7 @@ async fn error_of(content: Option<&str>) -> String {
     if let Some(content) = content {
         fs::write(&path, content).unwrap();
     }
-    let error = ApiServer::from_kubeconfig(Some(&path), KeepAlive::default()).await.unwrap_err();
+    let error = ApiServer::from_kubeconfig(Some(&path), None, KeepAlive::default()).await.unwrap_err();
     let text = format!("{error:#}");
     assert!(!text.contains('\n'), "{text}");
     text
@@ -66,5 +66,5 @@ async fn an_unavailable_api_server_is_no_error_of_the_configuration() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("kubeconfig");
     fs::write(&path, kubeconfig(&json!({ "server": "http://127.0.0.1:1" }), &json!({}))).unwrap();
-    ApiServer::from_kubeconfig(Some(&path), KeepAlive::default()).await.unwrap();
+    ApiServer::from_kubeconfig(Some(&path), None, KeepAlive::default()).await.unwrap();
 }

@@ -147,7 +147,7 @@ impl Client {
         let client = Self { folder, metrics: Metrics::default(), _stop: stop.clone().drop_guard() };
         client.configure(server, user);
         let keep_alive = KeepAlive { idle: Duration::from_secs(5), answer: Duration::from_secs(5) };
-        let api = ApiServer::from_kubeconfig(Some(&client.path("kubeconfig")), keep_alive).await.unwrap();
+        let api = ApiServer::from_kubeconfig(Some(&client.path("kubeconfig")), None, keep_alive).await.unwrap();
         let api = api.with_metrics(&client.metrics);
         let (events, mut received) = mpsc::channel(16);
         tokio::spawn(async move { while received.recv().await.is_some() {} });

@@ -124,7 +124,7 @@ async fn watches_move_to_a_new_connection_when_their_peer_has_disappeared() {
     });
     fs::write(&path, kubeconfig.to_string()).unwrap();
     let keep_alive = KeepAlive { idle: Duration::from_millis(200), answer: Duration::from_millis(200) };
-    let api = ApiServer::from_kubeconfig(Some(&path), keep_alive).await.unwrap();
+    let api = ApiServer::from_kubeconfig(Some(&path), None, keep_alive).await.unwrap();
 
     let (events, mut received) = mpsc::channel(16);
     let options = Options::of_node("node-a");

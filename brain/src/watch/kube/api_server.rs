@@ -50,25 +50,19 @@ impl ApiServer {
     /// account of a pod). This sends no request, so the API server may be unavailable. The files are checked again before each
     /// request, because credentials may change at any time.
     ///
-    /// # Errors
-    /// Returns an error if there is no configuration, or if it is invalid.
-    pub async fn from_kubeconfig(kubeconfig: Option<&Path>, keep_alive: KeepAlive) -> anyhow::Result<Self> {
-        Self::at_server(kubeconfig, None, keep_alive).await
-    }
-
-    /// The same, with a URL that overrides that of the configuration, as with kube-proxy's `--master`. If there is a URL, the
+    /// `server` is a URL that overrides that of the configuration, as with kube-proxy's `--master`. If there is a URL, the
     /// configuration is optional.
     ///
     /// # Errors
     /// Returns an error if there is neither a configuration nor a URL, or if the configuration is invalid.
-    pub async fn at_server(
+    pub async fn from_kubeconfig(
         kubeconfig: Option<&Path>,
         server: Option<http::Uri>,
         keep_alive: KeepAlive,
     ) -> anyhow::Result<Self> {
         let configured = Configured::read(kubeconfig, server, keep_alive).await?;
         let url = configured.url();
-        Ok(Self::at(url, service_fn(move |request| configured.clone().send(request))))
+        Ok(Self::at(url, boxed(service_fn(move |request| configured.clone().send(request)))))
     }
 
     /// An API server behind `service`. `url` is for the log.
@@ -80,20 +74,13 @@ impl ApiServer {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        Self::at(watch::Sender::new(url.into()).subscribe(), service)
+        Self::at(watch::Sender::new(url.into()).subscribe(), boxed(service))
     }
 
-    fn at<S, B>(url: watch::Receiver<String>, service: S) -> Self
-    where
-        S: Service<http::Request<Body>, Response = http::Response<B>> + Clone + Send + 'static,
-        S::Error: Into<BoxError>,
-        S::Future: Send + 'static,
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
+    fn at(url: watch::Receiver<String>, service: Connection) -> Self {
         Self {
             url,
-            service: boxed(service),
+            service,
             unreachable: Arc::default(),
             reached: watch::Sender::default(),
             requests: Requests::default(),

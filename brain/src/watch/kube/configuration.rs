@@ -44,62 +44,43 @@ use super::{
 /// Where the configuration comes from.
 #[derive(Clone, Debug)]
 struct Location {
-    files: Files,
+    /// `None` means `KUBECONFIG`, `~/.kube/config`, or the service account of a pod.
+    kubeconfig: Option<PathBuf>,
     /// The URL of the API server, which overrides that of the files.
     server: Option<http::Uri>,
 }
 
-#[derive(Clone, Debug)]
-enum Files {
-    Kubeconfig(PathBuf),
-    /// `KUBECONFIG`, `~/.kube/config`, or the service account of a pod.
-    Default,
-}
-
 impl Location {
     async fn read(&self) -> anyhow::Result<Config> {
-        let config = self.files.read().await;
-        let Some(server) = self.server.clone() else { return config };
-        match (config, &self.files) {
-            (Ok(mut config), _) => {
-                config.cluster_url = server;
-                Ok(config)
-            }
-            // A URL alone is enough for an API server without authentication.
-            (Err(_), Files::Default) => Ok(Config::new(server)),
-            (Err(error), Files::Kubeconfig(_)) => Err(error),
-        }
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        self.files.files()
-    }
-}
-
-impl Files {
-    async fn read(&self) -> anyhow::Result<Config> {
-        match self {
-            Self::Kubeconfig(path) => {
+        let config = match &self.kubeconfig {
+            Some(path) => {
                 let config = read(path).await.map_err(|error| anyhow::anyhow!(trouble::cause(&error)));
                 config.with_context(|| format!("failed to use kubeconfig {}", path.display()))
             }
-            Self::Default => Config::infer().await.map_err(|error| {
+            None => Config::infer().await.map_err(|error| {
                 anyhow::anyhow!(
                     "failed to find an API server: {}; pass a kubeconfig with --source kube:PATH",
                     trouble::cause(&error)
                 )
             }),
+        };
+        match (config, self.server.clone()) {
+            (Ok(mut config), Some(server)) => {
+                config.cluster_url = server;
+                Ok(config)
+            }
+            // A URL alone is enough for an API server without authentication.
+            (Err(_), Some(server)) if self.kubeconfig.is_none() => Ok(Config::new(server)),
+            (config, _) => config,
         }
     }
 
     /// The files of the configuration, except for those that kube reloads itself.
     fn files(&self) -> Vec<PathBuf> {
-        let mut files = match self {
-            Self::Kubeconfig(path) => vec![path.clone()],
-            Self::Default => match std::env::var_os("KUBECONFIG") {
-                Some(paths) => std::env::split_paths(&paths).collect(),
-                None => std::env::home_dir().into_iter().map(|home| home.join(".kube/config")).collect(),
-            },
+        let mut files = match (&self.kubeconfig, std::env::var_os("KUBECONFIG")) {
+            (Some(path), _) => vec![path.clone()],
+            (None, Some(paths)) => std::env::split_paths(&paths).collect(),
+            (None, None) => std::env::home_dir().into_iter().map(|home| home.join(".kube/config")).collect(),
         };
         for kubeconfig in files.clone().iter().filter_map(|path| Kubeconfig::read_from(path).ok()) {
             let authorities = kubeconfig.clusters.into_iter().filter_map(|named| named.cluster?.certificate_authority);
@@ -124,14 +105,19 @@ struct Token {
     trouble: Option<String>,
 }
 
+/// Whether the user has credentials that precede a token file and a plugin. The order is that of kube and client-go.
+fn precedes_files(user: &AuthInfo) -> bool {
+    let password = user.username.is_some() && user.password.is_some();
+    user.auth_provider.is_some() || password || user.token.is_some()
+}
+
 impl Token {
-    /// Takes the token file out of the credentials, if no other credentials precede it. The order is that of kube and client-go.
+    /// Takes the token file out of the credentials, if no other credentials precede it.
     ///
     /// # Errors
     /// Returns an error if the file counts and cannot be read.
     fn take(user: &mut AuthInfo) -> anyhow::Result<Option<Self>> {
-        let password = user.username.is_some() && user.password.is_some();
-        if user.auth_provider.is_some() || password || user.token.is_some() {
+        if precedes_files(user) {
             return Ok(None);
         }
         let Some(file) = user.token_file.take().map(PathBuf::from) else { return Ok(None) };
@@ -207,8 +193,7 @@ impl Configured {
         server: Option<http::Uri>,
         keep_alive: KeepAlive,
     ) -> anyhow::Result<Self> {
-        let files = kubeconfig.map_or(Files::Default, |path| Files::Kubeconfig(path.to_owned()));
-        let location = Location { files, server };
+        let location = Location { kubeconfig: kubeconfig.map(Path::to_owned), server };
         let hashes = RandomState::new();
         let fingerprint = fingerprint(&hashes, &location);
         let mut read = Read::of(&location).await?;
@@ -311,9 +296,7 @@ impl Read {
         let mut config = location.read().await?;
         let user = &mut config.auth_info;
         let token = Token::take(user).context(UNUSABLE)?;
-        // The order is that of kube and client-go.
-        let password = user.username.is_some() && user.password.is_some();
-        if user.auth_provider.is_some() || password || user.token.is_some() {
+        if precedes_files(user) {
             user.exec = None;
         }
         Ok(Self { config, token })

@@ -31,43 +31,36 @@ const STABLE: Duration = Duration::from_secs(5);
 pub(super) struct WatchHealth {
     kind: Kind,
     api: ApiServer,
-    /// The last trouble since the watch was healthy.
-    trouble: Option<Trouble>,
-    /// The number of its occurrences in a row.
-    in_a_row: u32,
-    /// The number of occurrences of each trouble since the watch was healthy.
-    occurrences: HashMap<Discriminant<Trouble>, u32>,
-    /// Whether one of them was logged as a warning.
-    logged: bool,
+    since: Since,
     /// Whether [`ApiServer`] counts this watch as unreachable.
     unreachable: bool,
-    /// Whether the backoff was reset because the server became reachable again.
-    backoff_reset: bool,
-    /// Whether the watch retried early because another watch had got an answer.
-    woken: bool,
-    backoff: Backoff,
     /// When the open watch was opened.
     opened: Option<Instant>,
     /// Whether the open watch has delivered anything.
     delivered: bool,
 }
 
+/// What has happened since the watch was healthy.
+#[derive(Default)]
+struct Since {
+    /// The last trouble.
+    trouble: Option<Trouble>,
+    /// The number of its occurrences in a row.
+    in_a_row: u32,
+    /// The number of occurrences of each trouble.
+    occurrences: HashMap<Discriminant<Trouble>, u32>,
+    /// Whether one of them was logged as a warning.
+    logged: bool,
+    /// Whether the backoff was reset because the server became reachable again.
+    backoff_reset: bool,
+    /// Whether the watch retried early because another watch had got an answer.
+    woken: bool,
+    backoff: Backoff,
+}
+
 impl WatchHealth {
     pub(super) fn new(kind: Kind, api: ApiServer) -> Self {
-        Self {
-            kind,
-            api,
-            trouble: None,
-            in_a_row: 0,
-            occurrences: HashMap::new(),
-            logged: false,
-            unreachable: false,
-            backoff_reset: false,
-            woken: false,
-            backoff: Backoff::default(),
-            opened: None,
-            delivered: false,
-        }
+        Self { kind, api, since: Since::default(), unreachable: false, opened: None, delivered: false }
     }
 
     /// Records a step. Returns a trouble if the step is one.
@@ -100,8 +93,8 @@ impl WatchHealth {
 
     /// When the watch will have recovered, if it stays open until then.
     pub(super) fn due(&self) -> Option<Instant> {
-        let silent = matches!(self.trouble, Some(Trouble::Silent(_))) && !self.delivered;
-        let failed = self.trouble.is_some() || self.backoff.is_running();
+        let silent = matches!(self.since.trouble, Some(Trouble::Silent(_))) && !self.delivered;
+        let failed = self.since.trouble.is_some() || self.since.backoff.is_running();
         self.opened.filter(|_| failed && !silent).map(|opened| opened + STABLE)
     }
 
@@ -111,24 +104,24 @@ impl WatchHealth {
 
     /// Whether the last trouble is that the API server is unreachable.
     fn is_cut_off(&self) -> bool {
-        self.trouble.as_ref().is_some_and(Trouble::is_of_all_kinds)
+        self.since.trouble.as_ref().is_some_and(Trouble::is_of_all_kinds)
     }
 
     /// Whether an answer to another watch ends the backoff of this one. It does so once, because the other watch may lose the server
     /// again.
     pub(super) fn may_be_woken(&self) -> bool {
-        self.is_cut_off() && !self.woken
+        self.is_cut_off() && !self.since.woken
     }
 
     /// Records that the watch retries early.
     pub(super) fn woken(&mut self) {
-        self.woken = true;
+        self.since.woken = true;
     }
 
     /// The number of occurrences of `trouble` in a row, including this one.
     pub(super) fn times(&self, trouble: &Trouble) -> u32 {
-        let same = self.trouble.as_ref().is_some_and(|last| discriminant(last) == discriminant(trouble));
-        if same { self.in_a_row + 1 } else { 1 }
+        let same = self.since.trouble.as_ref().is_some_and(|last| discriminant(last) == discriminant(trouble));
+        if same { self.since.in_a_row + 1 } else { 1 }
     }
 
     /// Records `trouble`. Returns the delay before the next attempt.
@@ -140,17 +133,17 @@ impl WatchHealth {
         if self.is_cut_off() && !trouble.is_of_all_kinds() {
             self.set_reachable();
             // A server that has just started may soon stop refusing requests.
-            if !std::mem::replace(&mut self.backoff_reset, true) {
-                self.backoff.reset();
+            if !std::mem::replace(&mut self.since.backoff_reset, true) {
+                self.since.backoff.reset();
             }
         }
-        self.in_a_row = self.times(&trouble);
-        let occurrences = self.occurrences.entry(discriminant(&trouble)).or_default();
+        self.since.in_a_row = self.times(&trouble);
+        let occurrences = self.since.occurrences.entry(discriminant(&trouble)).or_default();
         *occurrences += 1;
         let occurrences = *occurrences;
         let text = trouble.describe(self.kind, &self.api.url());
         if self.is_news(&trouble, occurrences) {
-            self.logged = true;
+            self.since.logged = true;
             let effect = if synced { "keeping the last objects" } else { "nothing is served until then" };
             warn!("{text}; retrying; {effect}");
         } else {
@@ -162,8 +155,8 @@ impl WatchHealth {
             let diagnostic = Diagnostic::new(trouble.code(), Subject::Program, text);
             self.api.troubles().is(resource(self.kind), diagnostic);
         }
-        self.trouble = Some(trouble);
-        self.backoff.next()
+        self.since.trouble = Some(trouble);
+        self.since.backoff.next()
     }
 
     /// Whether to log the trouble as a warning. If the API server is unreachable, only one of the watches logs it.
@@ -184,13 +177,9 @@ impl WatchHealth {
 
     /// Records that the watch is healthy.
     pub(super) fn recovered(&mut self) {
-        self.backoff.reset();
         let cut_off = self.is_cut_off();
         let last = self.set_reachable();
-        let logged = std::mem::take(&mut self.logged);
-        self.trouble = None;
-        self.occurrences.clear();
-        (self.backoff_reset, self.woken) = (false, false);
+        let Since { logged, .. } = std::mem::take(&mut self.since);
         self.api.troubles().is_over(resource(self.kind));
         if if cut_off { last } else { logged } {
             info!(kind = self.kind.as_str(), "the API server answers again");
