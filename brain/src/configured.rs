@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures::future::OptionFuture;
-use localnet_config::{Config, IpFamilyPolicy, Node, NodePortAddresses};
+use localnet_config::{Config, IpFamilyPolicy, Node};
 use localnet_config_file::Current;
 use localnet_core::{Diagnostic, Family, Severity};
 use tokio::sync::watch;
@@ -18,8 +18,8 @@ use crate::{
     events::{Events, NodeEvent},
     feed::Feed,
     health::{
-        self, HealthzAddress, Servers, node_ports,
-        port::{self, Listening, Port, Status},
+        self, Inputs,
+        port::{self, Listening, Port, Servers, Status},
     },
     reports::Reports,
     status,
@@ -35,12 +35,8 @@ pub fn node_ips(config: &Config) -> NodeIps {
 /// The configured health servers. As in kube-proxy, a backend has two sync periods to apply a revision.
 pub fn health(config: &Config) -> health::Options {
     health::Options {
-        healthz: HealthzAddress(config.healthz_bind_address),
-        node_port_addresses: match &config.node_port_addresses {
-            NodePortAddresses::All => node_ports::NodePortAddresses::default(),
-            NodePortAddresses::Primary => node_ports::NodePortAddresses::primary(),
-            NodePortAddresses::Cidrs(cidrs) => node_ports::NodePortAddresses::within(cidrs.clone()),
-        },
+        healthz: config.healthz_bind_address,
+        node_port_addresses: config.node_port_addresses.clone(),
         timeout: 2 * config.sync_period,
     }
 }
@@ -55,7 +51,7 @@ pub struct Configured {
     options: health::Options,
     servers: Option<Servers>,
     metrics_at: SocketAddr,
-    status: Option<status::Server>,
+    status: Option<Servers>,
     /// Whether there is a configuration file, whose contradictions to the node are then reported.
     chosen: bool,
     complaints: Vec<Diagnostic>,
@@ -77,10 +73,11 @@ impl Configured {
         events.post(NodeEvent::Starting);
         let options = health(&config);
         if config.bind_address_hard_fail {
-            port::check(options.healthz.0, "health checks")?;
+            port::check(options.healthz, "health checks")?;
             port::check(Some(config.metrics_bind_address), "metrics")?;
         }
-        let servers = Some(health::start(&options, feed, reports, health::machine_clock()));
+        let inputs = Inputs::new(&options, feed, reports, health::machine_clock());
+        let servers = Some(health::start(&options, &inputs));
         let metrics_at = config.metrics_bind_address;
         let status = Some(status::start(metrics_at, current.clone(), feed, reports));
         let (feed, events, reports) = (feed.clone(), events.clone(), reports.clone());
@@ -94,7 +91,7 @@ impl Configured {
         let (mut failing_health, mut failing_metrics) = (BTreeSet::new(), BTreeSet::new());
         loop {
             let mut ports = self.servers.as_ref().map(Servers::status);
-            let mut metrics = self.status.as_ref().map(status::Server::status);
+            let mut metrics = self.status.as_ref().map(Servers::status);
             self.post_failures(ports.as_mut(), &mut failing_health, |error| NodeEvent::HealthcheckFailed { error });
             self.post_failures(metrics.as_mut(), &mut failing_metrics, |error| NodeEvent::MetricServerFailed { error });
             if let Err(error) = self.check() {
@@ -106,7 +103,7 @@ impl Configured {
                 Some(Ok(())) = OptionFuture::from(ports.as_mut().map(watch::Receiver::changed)) => {}
                 Some(Ok(())) = OptionFuture::from(metrics.as_mut().map(watch::Receiver::changed)) => {}
                 Some(error) = OptionFuture::from(self.servers.as_mut().map(Servers::failed)) => return error,
-                Some(error) = OptionFuture::from(self.status.as_mut().map(status::Server::failed)) => return error,
+                Some(error) = OptionFuture::from(self.status.as_mut().map(Servers::failed)) => return error,
             }
         }
     }
@@ -148,7 +145,8 @@ impl Configured {
             if let Some(servers) = self.servers.take() {
                 servers.stop().await;
             }
-            self.servers = Some(health::start(&options, &self.feed, &self.reports, health::machine_clock()));
+            let inputs = Inputs::new(&options, &self.feed, &self.reports, health::machine_clock());
+            self.servers = Some(health::start(&options, &inputs));
             self.options = options;
         }
         if config.metrics_bind_address != self.metrics_at {

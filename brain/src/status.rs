@@ -32,8 +32,7 @@ use crate::{
     feed::Feed,
     health::{
         answer::{self, Answer},
-        crashed,
-        port::{self, Port, Retry},
+        port::{self, Port, Retry, Servers},
     },
     reports::Reports,
 };
@@ -46,32 +45,8 @@ const PATHS: [&str; 7] = ["/configz", "/flagz", "/healthz", "/metrics", "/metric
 const PROFILING: &str = "/debug/pprof";
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.";
 
-/// The running server. Dropping it closes its port.
-#[derive(Debug)]
-pub struct Server {
-    work: JoinSet<()>,
-    status: watch::Receiver<port::Status>,
-}
-
-impl Server {
-    /// The status of the port.
-    pub fn status(&self) -> watch::Receiver<port::Status> {
-        self.status.clone()
-    }
-
-    /// Resolves when the server has crashed. Cancel safe.
-    pub async fn failed(&mut self) -> anyhow::Error {
-        crashed(&mut self.work).await
-    }
-
-    /// Closes the port, and returns once it is closed.
-    pub async fn stop(mut self) {
-        self.work.shutdown().await;
-    }
-}
-
 /// Starts the server, which retries until it can open the port. Must be called in a tokio runtime.
-pub fn start(address: SocketAddr, current: Current, feed: &Feed, reports: &Reports) -> Server {
+pub fn start(address: SocketAddr, current: Current, feed: &Feed, reports: &Reports) -> Servers {
     let pages = Pages {
         current,
         feed: feed.clone(),
@@ -83,7 +58,7 @@ pub fn start(address: SocketAddr, current: Current, feed: &Feed, reports: &Repor
     let (status, published) = watch::channel(port::Status::new());
     let answers = Arc::new(move |uri: &http::Uri| pages.answering(uri));
     work.spawn(port::keep(Port { service: None, address }, answers, Retry::Steady, status, "metrics"));
-    Server { work, status: published }
+    Servers::new(work, published)
 }
 
 /// The content of all pages.

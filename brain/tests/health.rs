@@ -14,9 +14,8 @@ use std::{
 use localnet_brain::{
     feed::Feed,
     health::{
-        self, HealthzAddress, Options, Servers,
-        node_ports::NodePortAddresses,
-        port::{Listening, Port, Status},
+        self, Inputs, Options,
+        port::{Listening, Port, Servers, Status},
         progress::Moment,
     },
     reports::Reports,
@@ -26,8 +25,9 @@ use localnet_cluster::{
     localize::{HealthCheck, Localized},
     objects::{Event, Kind, Object},
 };
+use localnet_config::NodePortAddresses;
 use localnet_proto::{
-    ServiceKey,
+    ByFamily, ServiceKey,
     wire::{BackendReport, FamilyReport, IpFamily},
 };
 use serde_json::json;
@@ -48,6 +48,7 @@ struct Node {
     feed: Feed,
     reports: Reports,
     clock: Arc<Mutex<Moment>>,
+    inputs: Arc<Inputs>,
     servers: Servers,
 }
 
@@ -56,14 +57,15 @@ impl Node {
         let (feed, reports) = (Feed::new(INSTANCE), Reports::default());
         let clock = Arc::new(Mutex::new(Moment { at: Instant::now(), wall: UNIX_EPOCH + THEN }));
         let now = Arc::clone(&clock);
-        let servers = health::start(options, &feed, &reports, Arc::new(move || *now.lock().unwrap()));
-        Self { feed, reports, clock, servers }
+        let inputs = Inputs::new(options, &feed, &reports, Arc::new(move || *now.lock().unwrap()));
+        let servers = health::start(options, &inputs);
+        Self { feed, reports, clock, inputs, servers }
     }
 
     /// Publishes exactly these Services with health checks, all for IPv4 only: name, port, ready endpoints.
     fn checks(&self, checks: &[(&str, u16, usize)]) {
         self.publish(checks.iter().map(|(name, port, ready)| {
-            let check = HealthCheck { port: *port, v4: Some(*ready), v6: None };
+            let check = HealthCheck { port: *port, ready: ByFamily::new(Some(*ready), None) };
             (*name, check)
         }));
     }
@@ -91,7 +93,7 @@ impl Node {
         };
         self.reports.record(report).unwrap();
         // Process the report now, so that it gets the current time of the clock.
-        self.servers.health();
+        self.inputs.health();
     }
 
     /// Advances the clock, which otherwise stands still.
@@ -111,7 +113,7 @@ impl Node {
         let zone = format!("zone-{rev}");
         let node = localnet_proto::Node { zone, ..localnet_proto::Node::default() };
         let revision = self.feed.publish(Localized { node: Some(node), ..Localized::default() }).unwrap();
-        self.servers.health();
+        self.inputs.health();
         revision.rev
     }
 
@@ -135,8 +137,8 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
 
 fn options(healthz: Option<SocketAddr>) -> Options {
     Options {
-        healthz: HealthzAddress(healthz),
-        node_port_addresses: NodePortAddresses::within(vec!["127.0.0.1/32".parse().unwrap()]),
+        healthz: healthz,
+        node_port_addresses: NodePortAddresses::Cidrs(vec!["127.0.0.1/32".parse().unwrap()]),
         timeout: Duration::from_secs(10),
     }
 }
@@ -347,15 +349,15 @@ async fn a_port_can_move_to_another_service() {
 #[tokio::test]
 async fn each_family_has_its_own_socket_and_count() {
     let [port] = free_ports();
-    let node = Node::start(&Options { node_port_addresses: NodePortAddresses::default(), ..options(None) });
-    node.publish([("a", HealthCheck { port, v4: Some(2), v6: Some(0) })]);
+    let node = Node::start(&Options { node_port_addresses: NodePortAddresses::All, ..options(None) });
+    node.publish([("a", HealthCheck { port, ready: ByFamily::new(Some(2), Some(0)) })]);
     let any = |ip: IpAddr| Port { service: Some(ServiceKey::new("ns", "a")), address: (ip, port).into() };
     let (v4, v6) = (any(Ipv4Addr::UNSPECIFIED.into()), any(Ipv6Addr::UNSPECIFIED.into()));
     node.open(&[v4, v6.clone()]).await;
     check(&get((LOCALHOST, port).into(), "GET /").await, &service_answer("a", 2, true));
     check(&get((Ipv6Addr::LOCALHOST, port).into(), "GET /").await, &service_answer("a", 0, true));
 
-    node.publish([("a", HealthCheck { port, v4: None, v6: Some(1) })]);
+    node.publish([("a", HealthCheck { port, ready: ByFamily::new(None, Some(1)) })]);
     node.open(&[v6]).await;
     check(&get((Ipv6Addr::LOCALHOST, port).into(), "GET /").await, &service_answer("a", 1, true));
     assert!(TcpStream::connect((LOCALHOST, port)).await.is_err(), "open in a family that the Service does not have");
@@ -365,7 +367,7 @@ async fn each_family_has_its_own_socket_and_count() {
 #[tokio::test]
 async fn ports_are_open_on_selected_addresses_only() {
     let [port] = free_ports();
-    let within = NodePortAddresses::within(vec!["127.0.0.0/8".parse().unwrap()]);
+    let within = NodePortAddresses::Cidrs(vec!["127.0.0.0/8".parse().unwrap()]);
     let node = Node::start(&Options { node_port_addresses: within, ..options(None) });
     node.checks(&[("a", port, 0)]);
     node.open(&[of("a", port)]).await;
@@ -510,8 +512,7 @@ async fn a_connection_without_a_request_is_closed() {
 async fn probes_are_answered_among_six_hundred_slow_clients() {
     let [port] = free_ports();
     let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    let node =
-        Node::start(&Options { node_port_addresses: NodePortAddresses::default(), ..options(Some((any, 0).into())) });
+    let node = Node::start(&Options { node_port_addresses: NodePortAddresses::All, ..options(Some((any, 0).into())) });
     node.checks(&[("a", port, 1)]);
     let status = node
         .until(|status| status.len() == 2 && status.values().all(|listening| matches!(listening, Listening::At(_))));

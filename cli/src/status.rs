@@ -191,14 +191,14 @@ impl SourceProblem {
 
 fn backend(report: wire::BackendReport, age_millis: u64, at: Revision) -> Backend {
     let of_this_brain = report.instance_id == at.instance;
-    let families = report.families.iter().map(|family| {
+    let families = report.families.iter().filter_map(|family| {
         let applied = if of_this_brain { family.applied_rev } else { 0 };
-        FamilyStatus {
-            family: family.family().into(),
+        Some(FamilyStatus {
+            family: family.family().known()?,
             applied,
             lag: at.rev.saturating_sub(applied),
             error: family.error.clone(),
-        }
+        })
     });
     let families = families.collect();
     Backend {

@@ -280,6 +280,13 @@ impl From<Family> for wire::IpFamily {
     }
 }
 
+impl wire::IpFamily {
+    /// The family; `None` if it is unknown.
+    pub fn known(self) -> Option<Family> {
+        Family::BOTH.into_iter().find(|family| Self::from(*family) == self)
+    }
+}
+
 impl From<Severity> for wire::Severity {
     fn from(severity: Severity) -> Self {
         match severity {

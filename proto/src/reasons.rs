@@ -210,15 +210,9 @@ impl From<Topology> for wire::Topology {
 
 impl From<wire::Topology> for Topology {
     fn from(of: wire::Topology) -> Self {
-        let (nearness, family) = (of.nearness(), of.family().into());
+        let (nearness, family) = (of.nearness(), of.family().known().unwrap_or(Family::V4));
         let wire::Topology { port_name, not_same_node, not_same_zone, unhinted, .. } = of;
         Self { port_name, family, nearness, not_same_node, not_same_zone, unhinted }
-    }
-}
-
-impl From<wire::IpFamily> for Family {
-    fn from(family: wire::IpFamily) -> Self {
-        if family == wire::IpFamily::IPv6 { Self::V6 } else { Self::V4 }
     }
 }
 

@@ -9,20 +9,17 @@ use localnet_proto::{
 };
 
 use super::page::Page;
-use crate::{
-    feed::State,
-    metrics::{Metrics, family},
-    reports::Received,
-};
+use crate::{feed::State, metrics::Metrics, reports::Received};
 
 /// Adds the metrics of the newest state.
 pub(super) fn of_state(page: &mut Page, state: &State) {
     let counts = state.counts();
     for (policy, counts) in [("external", counts.without_external), ("internal", counts.without_internal)] {
         for (family, count) in counts {
+            let help = "Service ports with traffic policy Local that have endpoints, but none on this node.";
             page.gauge(
                 "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
-                "Service ports with traffic policy Local that have endpoints, but none on this node.",
+                help,
                 &[("ip_family", family.as_str()), ("traffic_policy", policy)],
                 f64::from(count),
             );
@@ -40,22 +37,15 @@ pub(super) fn of_state(page: &mut Page, state: &State) {
 /// Adds the metrics of what backends have yet to apply.
 pub(super) fn of_pending(page: &mut Page, metrics: &Metrics) {
     let (services, slices) = metrics.pending();
-    page.gauge(
-        "kubeproxy_sync_proxy_rules_service_changes_pending",
-        "Changes of Services that no backend has applied yet.",
-        &[],
-        services as f64,
-    );
-    page.gauge(
-        "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
-        "Changes of EndpointSlices that no backend has applied yet.",
-        &[],
-        slices as f64,
-    );
+    let help = "Changes of Services that no backend has applied yet.";
+    page.gauge("kubeproxy_sync_proxy_rules_service_changes_pending", help, &[], services as f64);
+    let help = "Changes of EndpointSlices that no backend has applied yet.";
+    page.gauge("kubeproxy_sync_proxy_rules_endpoint_changes_pending", help, &[], slices as f64);
     metrics.lags(|backend, family, seconds| {
+        let help = "Age in seconds of the oldest revision that the backend has not applied; 0 if it is up to date.";
         page.gauge(
             "localnet_backend_behind_seconds",
-            "Age in seconds of the oldest revision that the backend has not applied; 0 if it is up to date.",
+            help,
             &[("backend", backend), ("ip_family", family.as_str())],
             seconds,
         );
@@ -67,34 +57,18 @@ pub(super) fn of_reports(page: &mut Page, reports: &BTreeMap<String, Received>) 
     let mut totals = ByFamily::<Totals>::default();
     for (backend, received) in reports {
         let (report, of_backend) = (&received.report, ("backend", backend.as_str()));
-        page.counter(
-            "localnet_backend_repairs_total",
-            "Syncs in which the backend restored what another process had changed or deleted.",
-            &[of_backend],
-            report.repairs as f64,
-        );
-        page.gauge(
-            "localnet_backend_skipped",
-            "Parts of Services that the backend does not program; its log names them.",
-            &[of_backend],
-            f64::from(report.skipped_count),
-        );
+        let help = "Syncs in which the backend restored what another process had changed or deleted.";
+        page.counter("localnet_backend_repairs_total", help, &[of_backend], report.repairs as f64);
+        let help = "Parts of Services that the backend does not program; its log names them.";
+        page.gauge("localnet_backend_skipped", help, &[of_backend], f64::from(report.skipped_count));
         for of_family in &report.families {
-            let Some(family) = family(of_family.family()) else { continue };
+            let Some(family) = of_family.family().known() else { continue };
             totals[family].add(of_family);
             let labels = [of_backend, ("ip_family", family.as_str())];
-            page.gauge(
-                "localnet_backend_revision",
-                "Newest revision that the backend has applied.",
-                &labels,
-                of_family.applied_rev as f64,
-            );
-            page.counter(
-                "localnet_backend_failures_total",
-                "Failed attempts of the backend to apply a revision; it retries each.",
-                &labels,
-                of_family.failures as f64,
-            );
+            let help = "Newest revision that the backend has applied.";
+            page.gauge("localnet_backend_revision", help, &labels, of_family.applied_rev as f64);
+            let help = "Failed attempts of the backend to apply a revision; it retries each.";
+            page.counter("localnet_backend_failures_total", help, &labels, of_family.failures as f64);
             of_mode(page, received.mode(), family, of_family);
         }
     }
@@ -107,22 +81,27 @@ pub(super) fn of_reports(page: &mut Page, reports: &BTreeMap<String, Received>) 
 fn of_mode(page: &mut Page, mode: Option<Mode>, family: Family, report: &FamilyReport) {
     let labels = ("ip_family", family.as_str());
     match mode {
-        Some(Mode::Nftables) => page.counter(
-            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
-            "Failed attempts to apply a revision to nf_tables.",
-            &[labels],
-            report.failures as f64,
-        ),
-        Some(Mode::Iptables) => {
+        Some(Mode::Nftables) => {
+            let help = "Failed attempts to apply a revision to nf_tables.";
             page.counter(
-                "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
-                "Failed runs of iptables-restore.",
+                "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+                help,
                 &[labels],
                 report.failures as f64,
             );
+        }
+        Some(Mode::Iptables) => {
+            let help = "Failed runs of iptables-restore.";
+            page.counter(
+                "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+                help,
+                &[labels],
+                report.failures as f64,
+            );
+            let help = "Failed runs of iptables-restore that wrote only the changes.";
             page.counter(
                 "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
-                "Failed runs of iptables-restore that wrote only the changes.",
+                help,
                 &[labels],
                 report.partial_failures as f64,
             );
@@ -131,18 +110,10 @@ fn of_mode(page: &mut Page, mode: Option<Mode>, family: Family, report: &FamilyR
     }
     for count in &report.rules {
         let labels = [labels, ("table", count.table.as_str())];
-        page.gauge(
-            "kubeproxy_sync_proxy_rules_iptables_total",
-            "Rules that the iptables backend has in the table.",
-            &labels,
-            count.total as f64,
-        );
-        page.gauge(
-            "kubeproxy_sync_proxy_rules_iptables_last",
-            "Rules that the last run of iptables-restore wrote.",
-            &labels,
-            count.last as f64,
-        );
+        let help = "Rules that the iptables backend has in the table.";
+        page.gauge("kubeproxy_sync_proxy_rules_iptables_total", help, &labels, count.total as f64);
+        let help = "Rules that the last run of iptables-restore wrote.";
+        page.gauge("kubeproxy_sync_proxy_rules_iptables_last", help, &labels, count.last as f64);
     }
 }
 

@@ -67,6 +67,8 @@ mod tests {
 
     use localnet_proto::{Node, Revision};
 
+    use localnet_proto::ByFamily;
+
     use super::*;
     use crate::feed::Feed;
     use localnet_cluster::{
@@ -75,7 +77,7 @@ mod tests {
     };
 
     fn check(ready: usize) -> HealthCheck {
-        HealthCheck { port: 30123, v4: Some(ready), v6: None }
+        HealthCheck { port: 30123, ready: ByFamily::new(Some(ready), None) }
     }
 
     fn localized(name: &str, check: Option<HealthCheck>) -> Localized {

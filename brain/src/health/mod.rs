@@ -19,12 +19,12 @@ pub mod progress;
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    str::FromStr,
+    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
 
+use localnet_config::NodePortAddresses;
 use localnet_proto::{Family, Revision, ServiceKey};
 use tokio::{
     sync::watch,
@@ -34,8 +34,7 @@ use tokio::{
 
 use self::{
     answer::Answer,
-    node_ports::NodePortAddresses,
-    port::{Port, Retry, Status},
+    port::{Port, Retry, Servers, Status},
     progress::{FamilyHealth, Health, Moment, Progress},
 };
 use crate::{
@@ -44,91 +43,19 @@ use crate::{
     reports::{Received, Reports},
 };
 
-/// The default port of `/healthz`, as in kube-proxy.
-pub const HEALTHZ_PORT: u16 = 10256;
-/// The default time after which a pending revision makes the node unhealthy: twice kube-proxy's sync period.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
-
 /// The purpose of the ports, for the log.
 const CHECKS: &str = "health checks";
 
 /// Where the servers listen, and when the node is unhealthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The address of `/healthz` and `/livez`.
-    pub healthz: HealthzAddress,
+    /// The address of `/healthz` and `/livez`. `None` means no server. The unspecified address of either family means all addresses
+    /// of both families.
+    pub healthz: Option<SocketAddr>,
     /// The addresses of the node on which the health check ports of Services are open.
     pub node_port_addresses: NodePortAddresses,
     /// How long a backend may take to apply a revision.
     pub timeout: Duration,
-}
-
-/// The address of `/healthz` and `/livez`. `None` means no server. The unspecified address of either family means all
-/// addresses of both families.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HealthzAddress(pub Option<SocketAddr>);
-
-impl Default for HealthzAddress {
-    fn default() -> Self {
-        Self(Some((Ipv4Addr::UNSPECIFIED, HEALTHZ_PORT).into()))
-    }
-}
-
-impl FromStr for HealthzAddress {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
-        if text.is_empty() {
-            Ok(Self(None))
-        } else if let Ok(address) = text.parse() {
-            Ok(Self(Some(address)))
-        } else if let Ok(ip) = bare.parse::<IpAddr>() {
-            Ok(Self(Some((ip, HEALTHZ_PORT).into())))
-        } else {
-            Err("expected IP:PORT, like 0.0.0.0:10256 or [::]:10256, or an empty value, which disables the server")
-        }
-    }
-}
-
-/// The running servers. Dropping it closes all of their ports.
-pub struct Servers {
-    status: watch::Receiver<Status>,
-    inputs: Arc<Inputs>,
-    work: JoinSet<()>,
-}
-
-impl Servers {
-    /// The status of all ports. The receiver is notified of each change.
-    pub fn status(&self) -> watch::Receiver<Status> {
-        self.status.clone()
-    }
-
-    /// Closes all ports, and returns once they are closed.
-    pub async fn stop(mut self) {
-        self.work.shutdown().await;
-    }
-
-    /// Resolves when a task of the servers has crashed. Cancel safe.
-    pub async fn failed(&mut self) -> anyhow::Error {
-        crashed(&mut self.work).await
-    }
-
-    /// The health of the backends.
-    pub fn health(&self) -> Health {
-        self.inputs.health().0
-    }
-}
-
-/// Resolves when one of the tasks has panicked. A task that ends is no failure: its feed was dropped, which the owner of the
-/// feed notices.
-pub(crate) async fn crashed(work: &mut JoinSet<()>) -> anyhow::Error {
-    while let Some(ended) = work.join_next().await {
-        if let Err(error) = ended {
-            return anyhow::Error::new(error).context("a task of the health and metrics servers has crashed");
-        }
-    }
-    std::future::pending().await
 }
 
 /// Returns the current time.
@@ -140,29 +67,21 @@ pub fn machine_clock() -> Clock {
 }
 
 /// Starts the servers. Must be called in a tokio runtime.
-pub fn start(options: &Options, feed: &Feed, reports: &Reports, clock: Clock) -> Servers {
-    let inputs = Arc::new(Inputs {
-        revision: feed.subscribe(),
-        reports: reports.subscribe(),
-        facts: feed.health_facts(),
-        clock,
-        metrics: feed.metrics().clone(),
-        tracked: Mutex::new(Tracked { progress: Progress::new(options.timeout), reports: BTreeMap::new() }),
-    });
+pub fn start(options: &Options, inputs: &Arc<Inputs>) -> Servers {
     let (status, receiver) = watch::channel(Status::new());
     let mut work = JoinSet::new();
-    work.spawn(follow(Arc::clone(&inputs), options.timeout));
-    if let HealthzAddress(Some(address)) = options.healthz {
-        let answers = Arc::clone(&inputs);
+    work.spawn(follow(Arc::clone(inputs), options.timeout));
+    if let Some(address) = options.healthz {
+        let answers = Arc::clone(inputs);
         let answer = Arc::new(move |uri: &http::Uri| port::at_once(answers.proxy(uri.path())));
         work.spawn(port::keep(Port { service: None, address }, answer, Retry::Steady, status.clone(), CHECKS));
     }
-    work.spawn(node_ports::run(options.node_port_addresses.clone(), Arc::clone(&inputs), status));
-    Servers { status: receiver, inputs, work }
+    work.spawn(node_ports::run(options.node_port_addresses.clone(), Arc::clone(inputs), status));
+    Servers::new(work, receiver)
 }
 
 /// The inputs of all answers.
-struct Inputs {
+pub struct Inputs {
     revision: watch::Receiver<Revision>,
     reports: watch::Receiver<BTreeMap<String, Received>>,
     facts: watch::Receiver<HealthFacts>,
@@ -179,8 +98,20 @@ struct Tracked {
 }
 
 impl Inputs {
+    /// The inputs of servers with these options.
+    pub fn new(options: &Options, feed: &Feed, reports: &Reports, clock: Clock) -> Arc<Self> {
+        Arc::new(Self {
+            revision: feed.subscribe(),
+            reports: reports.subscribe(),
+            facts: feed.health_facts(),
+            clock,
+            metrics: feed.metrics().clone(),
+            tracked: Mutex::new(Tracked { progress: Progress::new(options.timeout), reports: BTreeMap::new() }),
+        })
+    }
+
     /// The current health of the backends, and the current time.
-    fn health(&self) -> (Health, SystemTime) {
+    pub fn health(&self) -> (Health, SystemTime) {
         // No code that holds the lock can panic halfway through a change.
         let mut tracked = self.tracked.lock().unwrap_or_else(PoisonError::into_inner);
         let now = (self.clock)();
@@ -214,7 +145,7 @@ impl Inputs {
 
     /// The answer for one Service. A Service that was just deleted has no ready endpoints.
     fn service(&self, key: &ServiceKey, family: Family) -> Answer {
-        let ready = self.facts.borrow().checks.get(key).and_then(|check| check.ready(family)).unwrap_or(0);
+        let ready = self.facts.borrow().checks.get(key).and_then(|check| check.ready[family]).unwrap_or(0);
         answer::service(key, ready, self.health().0.is_healthy())
     }
 }
@@ -266,34 +197,15 @@ fn changes<'a>(before: &'a Health, now: &'a Health) -> impl Iterator<Item = (Fam
 mod tests {
     use super::*;
 
-    #[test]
-    fn addresses_are_parsed_with_and_without_a_port() {
-        let rows = [
-            ("0.0.0.0:10256", Some("0.0.0.0:10256")),
-            ("0.0.0.0", Some("0.0.0.0:10256")),
-            ("[::]:1", Some("[::]:1")),
-            ("[::1]", Some("[::1]:10256")),
-            ("::", Some("[::]:10256")),
-            ("localhost:1", None),
-            (":10256", None),
-            ("0.0.0.0:65536", None),
-        ];
-        for (text, expected) in rows {
-            let expected = expected.map(|expected| HealthzAddress(Some(expected.parse().unwrap())));
-            assert_eq!(text.parse().ok(), expected, "{text}");
-        }
-        assert_eq!("".parse(), Ok(HealthzAddress(None)));
-        assert_eq!("0.0.0.0".parse(), Ok(HealthzAddress::default()));
-    }
-
     #[tokio::test(start_paused = true)]
     async fn a_panic_of_a_task_is_a_failure_and_its_end_is_not() {
+        let servers = |work| Servers::new(work, watch::channel(Status::new()).1);
         let mut work = JoinSet::new();
         work.spawn(async {});
-        work.spawn(std::future::pending());
-        assert!(tokio::time::timeout(Duration::from_secs(60), crashed(&mut work)).await.is_err());
+        assert!(tokio::time::timeout(Duration::from_secs(60), servers(work).failed()).await.is_err());
+        let mut work = JoinSet::new();
         work.spawn(async { panic!("out of luck") });
-        let error = format!("{:#}", crashed(&mut work).await);
+        let error = format!("{:#}", servers(work).failed().await);
         assert!(error.contains("has crashed") && error.contains("out of luck"), "{error}");
     }
 

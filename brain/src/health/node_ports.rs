@@ -9,6 +9,7 @@ use std::{
 };
 
 use ipnet::IpNet;
+use localnet_config::NodePortAddresses;
 use localnet_proto::{Family, ServiceKey};
 use tokio::{
     sync::watch,
@@ -26,36 +27,24 @@ use crate::feed::HealthFacts;
 /// How often the addresses of the node are read, if `nodePortAddresses` restricts them.
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The addresses of the node on which the health check ports of Services are open (`nodePortAddresses`).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodePortAddresses {
-    cidrs: Vec<IpNet>,
-    primary: bool,
-}
+/// The CIDRs of the addresses of the node on which the health check ports of Services are open. A family without CIDRs listens on
+/// all of its addresses.
+struct Cidrs(Vec<IpNet>);
 
-impl NodePortAddresses {
-    /// Selects the addresses of the node in `cidrs`. A family without CIDRs listens on all of its addresses.
-    pub fn within(cidrs: Vec<IpNet>) -> Self {
-        Self { cidrs, primary: false }
-    }
-
-    /// Selects the node's primary address of each family. A family without one listens on all of its addresses.
-    pub fn primary() -> Self {
-        Self { cidrs: Vec::new(), primary: true }
-    }
-
-    /// Replaces `primary` by the primary addresses of the node.
-    fn on(&self, facts: &HealthFacts) -> Self {
-        if !self.primary {
-            return self.clone();
-        }
-        let addresses = facts.node.iter().flat_map(|node| &node.addresses);
-        let first = |family| addresses.clone().copied().find(|address| Family::of(*address) == family);
-        Self::within(Family::BOTH.into_iter().filter_map(first).map(IpNet::from).collect())
+impl Cidrs {
+    /// The CIDRs of `nodePortAddresses`. `primary` stands for the node's primary address of each family.
+    fn new(addresses: &NodePortAddresses, facts: &HealthFacts) -> Self {
+        let addresses_of_node = facts.node.iter().flat_map(|node| &node.addresses);
+        let first = |family| addresses_of_node.clone().copied().find(|address| Family::of(*address) == family);
+        Self(match addresses {
+            NodePortAddresses::All => Vec::new(),
+            NodePortAddresses::Primary => Family::BOTH.into_iter().filter_map(first).map(IpNet::from).collect(),
+            NodePortAddresses::Cidrs(cidrs) => cidrs.clone(),
+        })
     }
 
     fn of(&self, family: Family) -> impl Iterator<Item = &IpNet> {
-        self.cidrs.iter().filter(move |cidr| Family::of(cidr.addr()) == family)
+        self.0.iter().filter(move |cidr| Family::of(cidr.addr()) == family)
     }
 
     /// Whether the family listens on all addresses.
@@ -79,7 +68,7 @@ impl NodePortAddresses {
         let addresses = Family::BOTH.map(|family| (family, self.addresses(family, node)));
         let mut ports = BTreeMap::new();
         for (key, check) in &facts.checks {
-            for (family, addresses) in addresses.iter().filter(|(family, _)| check.ready(*family).is_some()) {
+            for (family, addresses) in addresses.iter().filter(|(family, _)| check.ready[*family].is_some()) {
                 for address in addresses {
                     let port = Port { service: Some(key.clone()), address: (*address, check.port).into() };
                     ports.insert(port, (key.clone(), *family));
@@ -117,15 +106,15 @@ pub(super) async fn run(addresses: NodePortAddresses, inputs: Arc<Inputs>, statu
     let mut node = Vec::new();
     let mut open: BTreeMap<Port, Open> = BTreeMap::new();
     loop {
-        let addresses = addresses.on(&facts.borrow_and_update());
-        let restricted = !Family::BOTH.iter().all(|family| addresses.is_all(*family));
+        let cidrs = Cidrs::new(&addresses, &facts.borrow_and_update());
+        let restricted = !Family::BOTH.iter().all(|family| cidrs.is_all(*family));
         if restricted {
             node = node_addresses().unwrap_or_else(|error| {
                 tracing::warn!(%error, "failed to read the addresses of this node; using the previous ones");
                 node
             });
         }
-        let ports = addresses.ports(&facts.borrow(), &node);
+        let ports = cidrs.ports(&facts.borrow(), &node);
         close(&mut open, &ports).await;
         for (port, (key, family)) in ports {
             let (inputs, status) = (Arc::clone(&inputs), status.clone());
@@ -164,6 +153,7 @@ mod tests {
 
     use super::*;
     use localnet_cluster::localize::HealthCheck;
+    use localnet_proto::ByFamily;
 
     fn ips(texts: &[&str]) -> Vec<IpAddr> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
@@ -171,7 +161,7 @@ mod tests {
 
     #[track_caller]
     fn check(cidrs: &[&str], v4: &[&str], v6: &[&str]) {
-        let addresses = NodePortAddresses::within(cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect());
+        let addresses = Cidrs(cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect());
         let node = ips(&["127.0.0.1", "192.168.0.1", "192.168.1.1", "::1", "fd00::1"]);
         assert_eq!(addresses.addresses(Family::V4, &node), ips(v4));
         assert_eq!(addresses.addresses(Family::V6, &node), ips(v6));
@@ -193,10 +183,12 @@ mod tests {
         let checks: OrdMap<_, _> = services
             .into_iter()
             .zip(30000..)
-            .map(|((name, v4, v6), port)| (ServiceKey::new("default", name), HealthCheck { port, v4, v6 }))
+            .map(|((name, v4, v6), port)| {
+                (ServiceKey::new("default", name), HealthCheck { port, ready: ByFamily::new(v4, v6) })
+            })
             .collect();
         let facts = HealthFacts { checks, ..HealthFacts::default() };
-        let ports = NodePortAddresses::default().ports(&facts, &[]);
+        let ports = Cidrs(vec![]).ports(&facts, &[]);
         let addresses: Vec<_> = ports.keys().map(|port| port.address.to_string()).collect();
         assert_eq!(addresses, ["0.0.0.0:30000", "0.0.0.0:30001", "[::]:30001", "[::]:30002"]);
     }

@@ -70,6 +70,40 @@ pub enum Listening {
 /// The status of all ports that have been tried at least once.
 pub type Status = BTreeMap<Port, Listening>;
 
+/// Running servers. Dropping it closes all of their ports.
+#[derive(Debug)]
+pub struct Servers {
+    work: JoinSet<()>,
+    status: watch::Receiver<Status>,
+}
+
+impl Servers {
+    pub(crate) fn new(work: JoinSet<()>, status: watch::Receiver<Status>) -> Self {
+        Self { work, status }
+    }
+
+    /// The status of all ports. The receiver is notified of each change.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+
+    /// Resolves when a task has panicked. A task that ends is no failure: its feed was dropped, which the owner of the feed
+    /// notices. Cancel safe.
+    pub async fn failed(&mut self) -> anyhow::Error {
+        while let Some(ended) = self.work.join_next().await {
+            if let Err(error) = ended {
+                return anyhow::Error::new(error).context("a task of the health and metrics servers has crashed");
+            }
+        }
+        pending().await
+    }
+
+    /// Closes all ports, and returns once they are closed.
+    pub async fn stop(mut self) {
+        self.work.shutdown().await;
+    }
+}
+
 /// The handler of requests.
 pub(crate) type Answers = Arc<dyn Fn(&Uri) -> Answering + Send + Sync>;
 

@@ -19,10 +19,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use localnet_proto::{
-    Family, Revision,
-    wire::{BackendReport, IpFamily},
-};
+use localnet_proto::{Family, Revision, wire::BackendReport};
 
 /// How long a late backend must be silent, beside one that is up to date, to count as replaced.
 pub const REPLACED: Duration = Duration::from_secs(600);
@@ -112,11 +109,7 @@ impl Progress {
         let ours = report.instance_id == self.instance;
         let before = self.backends.remove(&report.backend).unwrap_or_default();
         let families = report.families.iter().filter_map(|reported| {
-            let family = match reported.family() {
-                IpFamily::IPv4 => Family::V4,
-                IpFamily::IPv6 => Family::V6,
-                IpFamily::UnknownFamily => return None,
-            };
+            let family = reported.family().known()?;
             let rev = if ours { reported.applied_rev } else { 0 };
             let before = before.get(&family).filter(|before| before.rev <= rev);
             let success = ours && reported.error.is_empty();

@@ -24,7 +24,7 @@ use std::{
 
 use localnet_proto::{
     Family, Revision,
-    wire::{Attempts, BackendReport, FamilyReport, IpFamily},
+    wire::{Attempts, BackendReport, FamilyReport},
 };
 use prometheus::{
     GaugeVec, HistogramVec, IntCounter, IntCounterVec, IntGauge, Registry, exponential_buckets, proto::MetricFamily,
@@ -164,7 +164,7 @@ impl Metrics {
     pub(crate) fn reported(&self, report: &BackendReport, at: Instant) {
         let inner = &self.0;
         let now = SystemTime::now().checked_sub(at.elapsed()).unwrap_or(inner.started);
-        let families = report.families.iter().filter_map(|reported| Some((family(reported.family())?, reported)));
+        let families = report.families.iter().filter_map(|reported| Some((reported.family().known()?, reported)));
         let families: Vec<_> = families.collect();
         let revisions: Vec<_> = families.iter().map(|(family, reported)| (*family, reported.applied_rev)).collect();
         for (family, rev) in &revisions {
@@ -272,15 +272,6 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         self.0.0.readers.dec();
-    }
-}
-
-/// The family of a report.
-pub(crate) fn family(reported: IpFamily) -> Option<Family> {
-    match reported {
-        IpFamily::IPv4 => Some(Family::V4),
-        IpFamily::IPv6 => Some(Family::V6),
-        IpFamily::UnknownFamily => None,
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use localnet_proto::{Family, Service};
+use localnet_proto::{ByFamily, Family, Service};
 
 use super::{Here, Skips, candidates};
 use crate::objects::{NodeObject, ServiceObject, ServiceType, SliceObject};
@@ -33,20 +33,8 @@ pub fn health_check_port(object: &ServiceObject) -> Option<u16> {
 pub struct HealthCheck {
     /// `spec.healthCheckNodePort`.
     pub port: u16,
-    /// The number of addresses of IPv4 endpoints that are ready on this node. `None` if the Service has no IPv4.
-    pub v4: Option<usize>,
-    /// The number of addresses of IPv6 endpoints that are ready on this node. `None` if the Service has no IPv6.
-    pub v6: Option<usize>,
-}
-
-impl HealthCheck {
-    /// The number of addresses that are ready on this node in a family. `None` if the Service does not have the family.
-    pub fn ready(&self, family: Family) -> Option<usize> {
-        match family {
-            Family::V4 => self.v4,
-            Family::V6 => self.v6,
-        }
-    }
+    /// The number of addresses of endpoints that are ready on this node. `None` if the Service does not have the family.
+    pub ready: ByFamily<Option<usize>>,
 }
 
 /// The answer for `service`, the localized form of `object`. `None` if it has no port for health checks.
@@ -73,7 +61,7 @@ pub fn health_check<'a>(
         let of_family = || ready.iter().filter(|address| Family::of(**address) == family).count();
         families.contains(&family).then(of_family)
     };
-    Some(HealthCheck { port, v4: count(Family::V4), v6: count(Family::V6) })
+    Some(HealthCheck { port, ready: ByFamily::from_fn(count) })
 }
 
 /// Whether load balancers may choose the node. They may not if it is about to be deleted.
@@ -118,16 +106,12 @@ mod tests {
     fn check(object: &ServiceObject, slices: &[SliceObject], expected: Option<HealthCheck>) {
         let here = Here::new("here");
         let localized = localize(object, slices, &here, &[]).0.unwrap();
-        let answer = health_check(object, &localized, slices, &here);
-        assert_eq!(answer, expected);
-        if let Some(answer) = answer {
-            assert_eq!(Family::BOTH.map(|family| answer.ready(family)), [answer.v4, answer.v6]);
-        }
+        assert_eq!(health_check(object, &localized, slices, &here), expected);
     }
 
     #[track_caller]
     fn counts(endpoints: Vec<SliceEndpoint>, expected: usize) {
-        let answer = HealthCheck { port: 30123, v4: Some(expected), v6: None };
+        let answer = HealthCheck { port: 30123, ready: ByFamily::new(Some(expected), None) };
         check(&load_balancer(), &[both_ports("a", endpoints)], Some(answer));
     }
 
@@ -164,7 +148,7 @@ mod tests {
             let of = |name, node| both_ports(name, vec![on(node, "10.1.0.1", READY)]);
             [of("a", first), of("b", second)]
         };
-        let answer = |count| Some(HealthCheck { port: 30123, v4: Some(count), v6: None });
+        let answer = |count| Some(HealthCheck { port: 30123, ready: ByFamily::new(Some(count), None) });
         check(&load_balancer(), &slices("there", "here"), answer(1));
         check(&load_balancer(), &slices("here", "there"), answer(0));
     }
@@ -177,15 +161,15 @@ mod tests {
         let mut v6 = both_ports("b", vec![on("here", "fd00:1::1", READY)]);
         v6.family = Parsed::Good(Family::V6);
         let slices = [v4, v6];
-        check(&object, &slices, Some(HealthCheck { port: 30123, v4: Some(2), v6: Some(1) }));
+        check(&object, &slices, Some(HealthCheck { port: 30123, ready: ByFamily::new(Some(2), Some(1)) }));
         object.cluster_ips = addresses(&["fd00::1"]);
-        check(&object, &slices, Some(HealthCheck { port: 30123, v4: None, v6: Some(1) }));
+        check(&object, &slices, Some(HealthCheck { port: 30123, ready: ByFamily::new(None, Some(1)) }));
     }
 
     #[test]
     fn ports_without_a_service_port_do_not_count() {
         let other = slice("a", &[("other", 1)], vec![on("here", "10.1.0.1", READY)]);
-        check(&load_balancer(), &[other], Some(HealthCheck { port: 30123, v4: Some(0), v6: None }));
+        check(&load_balancer(), &[other], Some(HealthCheck { port: 30123, ready: ByFamily::new(Some(0), None) }));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Tests of the health that follows from a sequence of revisions and reports.
 
 use super::*;
-use localnet_proto::wire::FamilyReport;
+use localnet_proto::wire::{FamilyReport, IpFamily};
 
 /// The timeout in kube-proxy's tests.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ impl Story {
 
     fn report(&mut self, backend: &str, instance: u64, applied: &[(Family, u64, &str)]) {
         let families = applied.iter().map(|(family, rev, error)| FamilyReport {
-            family: if *family == V4 { IpFamily::IPv4 } else { IpFamily::IPv6 }.into(),
+            family: IpFamily::from(*family).into(),
             applied_rev: *rev,
             error: (*error).to_owned(),
             ..FamilyReport::default()
