@@ -1,6 +1,6 @@
 //! Keeps the latest report of each backend in memory.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use localnet_config::Mode;
 use localnet_proto::wire::BackendReport;
@@ -31,25 +31,16 @@ impl Received {
 }
 
 /// The latest report of each backend, by name. Clones share the reports.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Reports {
-    received: Arc<watch::Sender<BTreeMap<String, Received>>>,
+    received: watch::Sender<BTreeMap<String, Received>>,
     evictions: Throttle,
 }
 
-impl Default for Reports {
-    fn default() -> Self {
-        Self { received: Arc::new(watch::Sender::default()), evictions: Throttle::default() }
-    }
-}
-
-/// Why a report was refused.
+/// The error for a report whose backend has no valid name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadReport {
-    /// The name of the backend is missing or invalid.
-    #[error("Backend is empty, longer than {MAX_NAME} bytes, or contains control characters")]
-    Name,
-}
+#[error("Backend is empty, longer than {MAX_NAME} bytes, or contains control characters")]
+pub struct BadName;
 
 impl Reports {
     /// Stores `report` in place of the backend's previous one. If there are too many backends, it forgets the
@@ -57,10 +48,10 @@ impl Reports {
     ///
     /// # Errors
     /// Returns an error if the report's name is invalid.
-    pub fn record(&self, report: BackendReport) -> Result<(), BadReport> {
+    pub fn record(&self, report: BackendReport) -> Result<(), BadName> {
         let name = report.backend.clone();
         if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) {
-            return Err(BadReport::Name);
+            return Err(BadName);
         }
         self.received.send_modify(|reports| {
             let oldest = reports.iter().min_by_key(|(_, received)| received.at).map(|(name, _)| name.clone());
@@ -119,8 +110,8 @@ mod tests {
     #[tokio::test]
     async fn memory_for_reports_is_bounded() {
         let reports = Reports::default();
-        assert_eq!(reports.record(report("", 1)), Err(BadReport::Name));
-        assert_eq!(reports.record(report(&"x".repeat(MAX_NAME + 1), 1)), Err(BadReport::Name));
+        assert_eq!(reports.record(report("", 1)), Err(BadName));
+        assert_eq!(reports.record(report(&"x".repeat(MAX_NAME + 1), 1)), Err(BadName));
         for number in 0..MAX_BACKENDS {
             reports.record(report(&number.to_string(), 1)).unwrap();
         }
@@ -129,6 +120,6 @@ mod tests {
         reports.record(report("one more", 1)).unwrap();
         assert_eq!((reports.all().len(), reports.last("1")), (MAX_BACKENDS, None));
         assert_eq!(reports.last("0").unwrap().report, report("0", 2));
-        assert_eq!(reports.record(report("\x1b[2J", 1)), Err(BadReport::Name));
+        assert_eq!(reports.record(report("\x1b[2J", 1)), Err(BadName));
     }
 }

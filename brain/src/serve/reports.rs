@@ -3,14 +3,12 @@
 use localnet_proto::wire::{BackendReport, BackendReportReply, backends_server::Backends};
 use tonic::{Request, Response, Status};
 
-use crate::reports::{BadReport, Reports};
+use crate::reports::Reports;
 
 #[tonic::async_trait]
 impl Backends for Reports {
     async fn report(&self, request: Request<BackendReport>) -> Result<Response<BackendReportReply>, Status> {
-        match self.record(request.into_inner()) {
-            Ok(()) => Ok(Response::new(BackendReportReply {})),
-            Err(bad @ BadReport::Name) => Err(Status::invalid_argument(bad.to_string())),
-        }
+        self.record(request.into_inner()).map_err(|bad| Status::invalid_argument(bad.to_string()))?;
+        Ok(Response::new(BackendReportReply {}))
     }
 }

@@ -1,6 +1,6 @@
 //! [`Code`]: the table of all diagnostics. `make bless` generates `docs/diagnostics.md` from it.
 
-use std::{error::Error, fmt, str::FromStr};
+use std::{fmt, str::FromStr};
 
 use serde::{Serialize, Serializer};
 
@@ -296,16 +296,9 @@ impl fmt::Display for Code {
 }
 
 /// The error for a string that is not a code of this version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("is not a code that this version knows")]
 pub struct UnknownCode;
-
-impl fmt::Display for UnknownCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("is not a code that this version knows")
-    }
-}
-
-impl Error for UnknownCode {}
 
 impl FromStr for Code {
     type Err = UnknownCode;
