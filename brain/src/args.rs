@@ -2,7 +2,6 @@
 
 use std::{
     io::{self, IsTerminal as _},
-    path::PathBuf,
     time::Duration,
 };
 
@@ -12,11 +11,7 @@ use localnet_config::{BadDuration, Config, GoDuration, KubeProxyFlags, LogFormat
 use localnet_config_file::start_log;
 use localnet_proto::{Address, DEFAULT_ADDRESS};
 
-use crate::{
-    serve::{self, TlsFiles},
-    source::Source,
-    watch::file::is_label_value,
-};
+use crate::{serve, source::Source, watch::file::is_label_value};
 use localnet_cluster::{self as cluster, objects::node_name};
 
 /// Turn Services, EndpointSlices and the Node of this machine into the state of one node, and serve it to backends
@@ -139,56 +134,13 @@ pub struct ServeArgs {
     /// Address to serve on: unix:///path or tcp://host:port; may be given several times
     #[arg(long, value_name = "ADDR", default_value = DEFAULT_ADDRESS)]
     pub listen: Vec<Address>,
-    /// Group (name or number) that owns the unix sockets and may connect to them; their mode is 0660
-    #[arg(long, value_name = "GROUP", value_parser = group)]
-    pub socket_group: Option<u32>,
-    /// User (number) that may connect to unix sockets; may be given several times; excludes all others [default: everybody who can
-    /// open the socket]
-    #[arg(long, value_name = "UID")]
-    pub allow_uid: Vec<u32>,
-    /// Group (number) whose members may connect to unix sockets, by their primary group or by a supplementary one that /proc shows; may
-    /// be given several times; excludes all others
-    #[arg(long, value_name = "GID")]
-    pub allow_gid: Vec<u32>,
-    /// Certificate of the brain for TCP, in PEM; reloaded when it changes
-    #[arg(long, value_name = "FILE", requires = "tls_key", requires = "tls_client_ca")]
-    pub tls_cert: Option<PathBuf>,
-    /// Key of the certificate, in PEM
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub tls_key: Option<PathBuf>,
-    /// CA certificates that verify client certificates, in PEM
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub tls_client_ca: Option<PathBuf>,
-    /// Name in the certificate of a client that may connect by TLS: a DNS name, or a URI such as a SPIFFE ID, which allows all URIs
-    /// below it if it ends with /*; may be given several times [default: every client whose certificate --tls-client-ca verifies]
-    #[arg(long, value_name = "NAME", requires = "tls_client_ca")]
-    pub tls_allow_name: Vec<serve::Name>,
-    /// Serve TCP beyond loopback without TLS, to everybody who can reach it
-    #[arg(long)]
-    pub insecure_tcp: bool,
+    /// The peers that may connect.
+    #[command(flatten)]
+    pub options: serve::Options,
     /// Other node whose state KPNG clients may request, or * for every node; may be given several times. Each requested node costs as
     /// much as a brain
     #[arg(long, value_name = "NAME", value_parser = view_name)]
     pub serve_node: Vec<String>,
-}
-
-impl ServeArgs {
-    /// The options of the listeners.
-    pub fn options(&self) -> serve::Options {
-        let files = (self.tls_cert.clone(), self.tls_key.clone(), self.tls_client_ca.clone());
-        let tls = match files {
-            (Some(certificate), Some(key), Some(client_ca)) => Some(TlsFiles { certificate, key, client_ca }),
-            _ => None,
-        };
-        serve::Options {
-            socket_gid: self.socket_group,
-            allow_uids: self.allow_uid.clone(),
-            allow_gids: self.allow_gid.clone(),
-            tls,
-            allow_names: self.tls_allow_name.clone(),
-            insecure_tcp: self.insecure_tcp,
-        }
-    }
 }
 
 /// The logging flags of a program.
@@ -234,17 +186,6 @@ fn mode(text: &str) -> Result<Mode, String> {
         let names: Vec<_> = modes.iter().map(|mode| mode.as_str()).collect();
         format!("expected one of {}", names.join(", "))
     })
-}
-
-fn group(text: &str) -> Result<u32, String> {
-    if let Ok(number) = text.parse() {
-        return Ok(number);
-    }
-    match nix::unistd::Group::from_name(text) {
-        Ok(Some(group)) => Ok(group.gid.as_raw()),
-        Ok(None) => Err("there is no such group".to_owned()),
-        Err(error) => Err(format!("failed to look up the group: {error}")),
-    }
 }
 
 #[cfg(test)]
@@ -305,7 +246,7 @@ mod tests {
         let arguments = parse("--source kube --node-name Node-A").unwrap();
         assert_eq!(arguments.serve.listen, [DEFAULT_ADDRESS.parse().unwrap()]);
         assert_eq!(arguments.source.cluster(&config(&arguments)).unwrap().node_name, "node-a");
-        assert_eq!(arguments.serve.options().tls, None);
+        assert_eq!(arguments.serve.options.tls, None);
     }
 
     #[test]
@@ -322,9 +263,12 @@ mod tests {
         )
         .unwrap();
         assert_eq!(arguments.serve.listen.len(), 2);
-        let options = arguments.serve.options();
+        let options = arguments.serve.options;
         assert_eq!(options.socket_gid, Some(7));
-        assert_eq!(options.tls, Some(TlsFiles { certificate: "c".into(), key: "k".into(), client_ca: "a".into() }));
+        assert_eq!(
+            options.tls,
+            Some(serve::TlsFiles { certificate: "c".into(), key: "k".into(), client_ca: "a".into() })
+        );
     }
 
     #[test]
@@ -334,13 +278,14 @@ mod tests {
         )
         .unwrap();
         let names = ["node-a", "spiffe://d/ns/*"].map(|name| name.parse().unwrap());
-        assert_eq!(arguments.serve.options().allow_names, names);
+        assert_eq!(arguments.serve.options.allow_names, names);
         assert_eq!(arguments.serve.serve_node, ["node-b", "*"]);
     }
 
     #[test]
     fn groups_are_resolved_by_name() {
-        assert_eq!(group("root"), Ok(0));
+        let group = |name| Arguments::try_parse_from(["localnet-brain", "--source=kube", "--socket-group", name]);
+        assert_eq!(group("root").unwrap().serve.options.socket_gid, Some(0));
         assert!(group("no such group").is_err());
     }
 

@@ -23,7 +23,7 @@ use crate::{
     reports::Reports,
     serve::{self, Listener},
     source::Source,
-    views::{Allowed, Started, Views},
+    views::{Started, Views},
     watch::{file, kube},
 };
 use localnet_cluster::{self, Cluster, localize::NodeIps};
@@ -157,8 +157,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let options = arguments.source.cluster(config)?;
     let source = arguments.source.source(config, arguments.kube_proxy.to_do()?.master)?;
     running.log_start("localnet-brain", Some(&options.node_name), &source);
-    let listening = arguments.serve.options();
-    let listeners = Listener::bind_all(&arguments.serve.listen, &listening).await?;
+    let listeners = Listener::bind_all(&arguments.serve.listen, &arguments.serve.options).await?;
     let (node_ips, chosen_ips) = watch::channel(configured::node_ips(config));
     let mut brain = start(&source, options.clone(), chosen_ips).await?;
     brain.log_changes();
@@ -187,7 +186,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
 /// The view of this node, and the views of the other nodes that `--serve-node` allows, from the same source.
 fn views(own: Feed, allowed: &[String], source: Source, options: localnet_cluster::Options) -> Views {
     let source = Arc::new(source);
-    Views::with_others(own, Allowed::new(allowed), move |node_name| {
+    Views::with_others(own, allowed.to_vec(), move |node_name| {
         let (source, options) = (Arc::clone(&source), localnet_cluster::Options { node_name, ..options.clone() });
         // The configuration selects addresses of this node only.
         let (_, node_ips) = watch::channel(NodeIps::default());

@@ -39,30 +39,10 @@ pub struct Views(Arc<Inner>);
 
 struct Inner {
     own: Feed,
-    allowed: Allowed,
+    /// The other nodes whose views may be requested. `*` stands for every node.
+    allowed: Vec<String>,
     open: Option<Open>,
     opened: Mutex<HashMap<String, Weak<Opened>>>,
-}
-
-/// The other nodes whose views may be requested.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Allowed {
-    /// Whether every node is allowed.
-    pub all: bool,
-    /// The names of the allowed nodes.
-    pub names: Vec<String>,
-}
-
-impl Allowed {
-    /// Parses the values of `--serve-node`. `*` stands for every node.
-    pub fn new(names: &[String]) -> Self {
-        let (all, names): (Vec<String>, Vec<String>) = names.iter().cloned().partition(|name| name == "*");
-        Self { all: !all.is_empty(), names }
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.all || self.names.iter().any(|allowed| allowed == name)
-    }
 }
 
 /// Why a view was refused.
@@ -86,15 +66,15 @@ pub enum Refused {
 /// The view of this node only.
 impl From<Feed> for Views {
     fn from(own: Feed) -> Self {
-        Self(Arc::new(Inner { own, allowed: Allowed::default(), open: None, opened: Mutex::default() }))
+        Self(Arc::new(Inner { own, allowed: Vec::new(), open: None, opened: Mutex::default() }))
     }
 }
 
 impl Views {
-    /// The view of this node, and those of the `allowed` nodes. `open` starts their brains.
+    /// The view of this node, and those of the `allowed` nodes, or of all nodes if `*` is among them. `open` starts their brains.
     pub fn with_others(
         own: Feed,
-        allowed: Allowed,
+        allowed: Vec<String>,
         open: impl Fn(String) -> BoxFuture<'static, anyhow::Result<Started>> + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(Inner { own, allowed, open: Some(Box::new(open)), opened: Mutex::default() }))
@@ -118,7 +98,8 @@ impl Views {
         if self.0.own.differing(Revision::default()).await.node().name == canonical {
             return Ok(View { name: name.to_owned(), ..self.own() });
         }
-        let open = self.0.open.as_ref().filter(|_| self.0.allowed.has(&canonical)).ok_or_else(refused)?;
+        let is_allowed = self.0.allowed.iter().any(|allowed| allowed == "*" || *allowed == canonical);
+        let open = self.0.open.as_ref().filter(|_| is_allowed).ok_or_else(refused)?;
         let mut all = self.0.opened.lock().await;
         all.retain(|_, opened| opened.strong_count() > 0);
         let opened = match all.get(&canonical).and_then(Weak::upgrade).filter(|opened| !opened.failed.is_cancelled()) {

@@ -6,6 +6,7 @@
 use std::{future::Future, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
+use clap::Args;
 use localnet_proto::Address;
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
@@ -28,20 +29,40 @@ const TLS_POLL: Duration = Duration::from_secs(10);
 const MAX_AGE: Duration = Duration::from_secs(3600);
 
 /// Who may connect, and how.
-#[derive(Clone, Debug, Default)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct Options {
-    /// Group that owns the files of unix sockets, and the folders that the brain creates for them.
+    /// Group (name or number) that owns the unix sockets and may connect to them; their mode is 0660
+    #[arg(long = "socket-group", value_name = "GROUP", value_parser = group)]
     pub socket_gid: Option<u32>,
-    /// Users that may connect to unix sockets. If `allow_gids` is empty too, every process that may open the file may connect.
+    /// User (number) that may connect to unix sockets; may be given several times; excludes all others [default: everybody who can
+    /// open the socket]
+    #[arg(long = "allow-uid", value_name = "UID")]
     pub allow_uids: Vec<u32>,
-    /// Groups whose members may connect to unix sockets.
+    /// Group (number) whose members may connect to unix sockets, by their primary group or by a supplementary one that /proc shows; may
+    /// be given several times; excludes all others
+    #[arg(long = "allow-gid", value_name = "GID")]
     pub allow_gids: Vec<u32>,
     /// Certificates for TCP. Without them, TCP is limited to loopback.
+    #[command(flatten)]
     pub tls: Option<TlsFiles>,
-    /// Names of clients that may connect by TLS. If empty, every client with a valid certificate may connect.
+    /// Name in the certificate of a client that may connect by TLS: a DNS name, or a URI such as a SPIFFE ID, which allows all URIs
+    /// below it if it ends with /*; may be given several times [default: every client whose certificate --tls-client-ca verifies]
+    #[arg(long = "tls-allow-name", value_name = "NAME", requires = "client_ca")]
     pub allow_names: Vec<Name>,
-    /// Whether to serve TCP beyond loopback without TLS, to everybody.
+    /// Serve TCP beyond loopback without TLS, to everybody who can reach it
+    #[arg(long)]
     pub insecure_tcp: bool,
+}
+
+fn group(text: &str) -> Result<u32, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    match nix::unistd::Group::from_name(text) {
+        Ok(Some(group)) => Ok(group.gid.as_raw()),
+        Ok(None) => Err("there is no such group".to_owned()),
+        Err(error) => Err(format!("failed to look up the group: {error}")),
+    }
 }
 
 /// A bound socket.

@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use clap::Args;
 use tokio_rustls::{
     TlsAcceptor,
     rustls::{
@@ -24,13 +25,16 @@ use super::names::{self, Name};
 use crate::{stamp::Stamp, throttle::Throttle};
 
 /// The PEM files of mutual TLS.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The brain's certificate, followed by the intermediate ones.
+    /// Certificate of the brain for TCP, in PEM; reloaded when it changes
+    #[arg(long = "tls-cert", value_name = "FILE", required = false, requires = "key", requires = "client_ca")]
     pub certificate: PathBuf,
-    /// The private key of the certificate.
+    /// Key of the certificate, in PEM
+    #[arg(long = "tls-key", value_name = "FILE", required = false, requires = "certificate")]
     pub key: PathBuf,
-    /// The certificate authorities of clients.
+    /// CA certificates that verify client certificates, in PEM
+    #[arg(long = "tls-client-ca", value_name = "FILE", required = false, requires = "certificate")]
     pub client_ca: PathBuf,
 }
 

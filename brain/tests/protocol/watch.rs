@@ -8,7 +8,7 @@ use localnet_brain::{
     reports::Reports,
     serve::{self, Listener, ServerState},
     start,
-    views::{Allowed, Started, Views},
+    views::{Started, Views},
 };
 use localnet_cluster::{
     Options,
@@ -247,9 +247,8 @@ async fn of_two_nodes(allowed: &[&str]) -> (Channel, Arc<TempDir>) {
     };
     let own = open("node-a".to_owned()).await.unwrap();
     let allowed: Vec<String> = allowed.iter().map(ToString::to_string).collect();
-    let views = Views::with_others(own.feed().clone(), Allowed::new(&allowed), move |name| {
-        open(name).map_ok(Started::from).boxed()
-    });
+    let views =
+        Views::with_others(own.feed().clone(), allowed.to_vec(), move |name| open(name).map_ok(Started::from).boxed());
     let address = Address::Unix(folder.path().join("brain.sock"));
     let listener = Listener::bind(&address, &Default::default()).await.unwrap();
     tokio::spawn(async move {
