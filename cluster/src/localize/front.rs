@@ -68,12 +68,10 @@ fn cluster_ips(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> 
     for (position, address) in usable(CLUSTER_IPS, &object.cluster_ips, lost, skips) {
         let family = Family::of(address);
         if named && object.families.get(position) != Some(&family) {
-            skips.service(
-                Code::AddressFamilyMismatch,
-                format!("spec.clusterIPs[{position}]"),
-                format!("{address} does not have the family that spec.ipFamilies names at this position"),
-                "give spec.ipFamilies and spec.clusterIPs the same order",
-            );
+            let field = format!("spec.clusterIPs[{position}]");
+            let problem = format!("{address} does not have the family that spec.ipFamilies names at this position");
+            let remedy = "give spec.ipFamilies and spec.clusterIPs the same order";
+            skips.service(Code::AddressFamilyMismatch, field, problem, remedy);
         } else if found.iter().all(|other| Family::of(*other) != family) {
             found.insert(address);
         }
@@ -89,15 +87,12 @@ fn warn_of_node_address(field: String, address: IpAddr, object: &ServiceObject, 
         Parsed::Bad(_) => None,
     });
     let ports: Vec<String> = ports.collect();
-    skips.service(
-        Code::AddressOfNode,
-        field,
-        format!(
-            "{address} is an address of this node: the Service takes over its port {}, so clients cannot reach programs on the node there",
-            ports.join(", ")
-        ),
-        "if this is not intended, give the Service an address of its own",
+    let problem = format!(
+        "{address} is an address of this node: the Service takes over its port {}, so clients cannot reach programs on the node there",
+        ports.join(", ")
     );
+    let remedy = "if this is not intended, give the Service an address of its own";
+    skips.service(Code::AddressOfNode, field, problem, remedy);
 }
 
 /// The valid addresses of a field, with their positions.
@@ -114,24 +109,20 @@ fn usable(
         let address = match address {
             Parsed::Good(address) => *address,
             Parsed::Bad(text) => {
-                skip(Code::AddressInvalid, format!("{text:?} is not an IP address"), "write an IPv4 or IPv6 address");
+                let problem = format!("{text:?} is not an IP address");
+                skip(Code::AddressInvalid, problem, "write it like 10.0.0.1 or 2001:db8::1");
                 continue;
             }
         };
         if let Some(reserved) = special::reserved_for(address) {
-            skip(
-                Code::AddressReserved,
-                format!("{address} is {reserved}"),
-                "use an address that is routed to the node",
-            );
+            let problem = format!("{address} is {reserved}");
+            skip(Code::AddressReserved, problem, "use an address that is routed to the node");
         } else if let Some(Lost { front: (_, protocol, port), to, .. }) =
             lost.iter().find(|lost| lost.field == field && lost.front.0 == address)
         {
-            skip(
-                Code::AddressTaken,
-                format!("{address} port {port}/{protocol} belongs to Service {to}, which is older or sorts first"),
-                "change the address or port of one of the two Services",
-            );
+            let problem =
+                format!("{address} port {port}/{protocol} belongs to Service {to}, which is older or sorts first");
+            skip(Code::AddressTaken, problem, "change the address or port of one of the two Services");
         } else {
             usable.push((position, address));
         }

@@ -191,11 +191,7 @@ fn health_check_node_port(object: &ServiceObject, lost: &[Lost], skips: &mut Ski
         return None;
     };
     let Some(taken) = lost.iter().find(|lost| lost.field == HEALTH_CHECK_NODE_PORT) else { return Some(port) };
-    skips.service(
-        Code::AddressTaken,
-        HEALTH_CHECK_NODE_PORT,
-        format!("{port}/TCP belongs to Service {}, which is older or sorts first", taken.to),
-        "give one of the two Services another port",
-    );
+    let problem = format!("{port}/TCP belongs to Service {}, which is older or sorts first", taken.to);
+    skips.service(Code::AddressTaken, HEALTH_CHECK_NODE_PORT, problem, "give one of the two Services another port");
     None
 }

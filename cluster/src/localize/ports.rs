@@ -31,21 +31,13 @@ pub(super) fn ports(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>
             continue;
         };
         if names.contains(&port.name) {
-            skip(
-                Code::PortTwice,
-                ".name",
-                format!("the name {:?} is used twice", port.name),
-                "give each port its own name",
-            );
+            let problem = format!("the name {:?} is used twice", port.name);
+            skip(Code::PortTwice, ".name", problem, "give each port its own name");
             continue;
         }
         if !numbers.insert((protocol, number)) {
-            skip(
-                Code::PortTwice,
-                ".port",
-                format!("{number}/{protocol} is used twice"),
-                "give each port its own number",
-            );
+            let problem = format!("{number}/{protocol} is used twice");
+            skip(Code::PortTwice, ".port", problem, "give each port its own number");
             continue;
         }
         names.insert(port.name.clone());
@@ -53,12 +45,8 @@ pub(super) fn ports(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>
         if let Some(number) = node_port
             && !node_ports.insert((protocol, number))
         {
-            skip(
-                Code::PortTwice,
-                ".nodePort",
-                format!("{number}/{protocol} is used twice"),
-                "give each port its own nodePort",
-            );
+            let problem = format!("{number}/{protocol} is used twice");
+            skip(Code::PortTwice, ".nodePort", problem, "give each port its own nodePort");
             node_port = None;
         }
         ports.push(Port { name: port.name.clone(), protocol, port: number, node_port, ..Port::default() });
@@ -79,12 +67,8 @@ fn node_port(
 ) -> Option<u16> {
     let number = port_number(port.node_port);
     if number.is_none() && port.node_port != 0 {
-        skip(
-            Code::PortInvalid,
-            ".nodePort",
-            format!("{} is not a port", port.node_port),
-            "use a number from 1 to 65535",
-        );
+        let problem = format!("{} is not a port", port.node_port);
+        skip(Code::PortInvalid, ".nodePort", problem, "use a number from 1 to 65535");
     }
     let number = number?;
     let taken = lost.iter().find(|lost| {

@@ -1,13 +1,16 @@
 //! Checks values that the types accept and an API server would refuse. Objects from a file do not pass through an API server.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
 use localnet_core::{Code, Diagnostic, Subject};
 use localnet_proto::Protocol;
 
-use localnet_cluster::objects::{NodeObject, Object, Parsed, ServiceCidrObject, ServiceObject, SliceObject};
+use localnet_cluster::{
+    localize::{self, Here},
+    objects::{NodeObject, Object, Parsed, ServiceCidrObject, ServiceObject, SliceObject},
+};
 
 /// All problems of an object.
 pub(super) fn check(object: &Object) -> Vec<Diagnostic> {
@@ -47,6 +50,9 @@ pub(super) fn choices(service: &Service) -> Vec<Diagnostic> {
     list.0
 }
 
+/// Diagnostics of the cluster for values that an API server would refuse.
+const INVALID: [Code; 5] =
+    [Code::AddressInvalid, Code::CidrInvalid, Code::PortInvalid, Code::PortTwice, Code::ProtocolInvalid];
 const LABEL: &str = "use at most 63 lower case letters, digits and '-', and a letter or digit at each end";
 const SUBDOMAIN: &str = "use at most 253 lower case letters, digits, '-' and '.', and a letter or digit at each end";
 
@@ -119,47 +125,21 @@ impl List {
         for (position, cidr) in cidrs.iter().enumerate() {
             if let Parsed::Bad(text) = cidr {
                 let problem = format!("{text:?} is not a CIDR");
-                self.push(
-                    Code::CidrInvalid,
-                    format!("{field}[{position}]"),
-                    problem,
-                    "write it like 10.0.0.0/8 or 2001:db8::/32",
-                );
+                let field = format!("{field}[{position}]");
+                self.push(Code::CidrInvalid, field, problem, "write it like 10.0.0.0/8 or 2001:db8::/32");
             }
         }
     }
 
     fn service(&mut self, service: &ServiceObject) {
-        self.addresses(|position| format!("spec.clusterIPs[{position}]"), &service.cluster_ips);
-        self.addresses(|position| format!("spec.externalIPs[{position}]"), &service.external_ips);
-        self.addresses(|position| format!("status.loadBalancer.ingress[{position}].ip"), &service.load_balancer_ips);
-        self.cidrs("spec.loadBalancerSourceRanges", &service.source_ranges);
+        // The cluster skips what it cannot use. An API server would refuse it.
+        let (_, skipped) = localize::service(service, [], &Here::new(""), &[]);
+        self.0.extend(skipped.into_iter().filter(|found| INVALID.contains(&found.code)));
         if service.health_check_node_port != 0 {
             self.port_number("spec.healthCheckNodePort".to_owned(), service.health_check_node_port);
         }
-        let (mut names, mut numbers, mut node_ports) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        for (position, port) in service.ports.iter().enumerate() {
-            let field = |name: &str| format!("spec.ports[{position}].{name}");
-            let Some(protocol) = self.protocol(field("protocol"), &port.protocol) else { continue };
-            self.port_number(field("port"), port.port);
-            if port.node_port != 0 {
-                self.port_number(field("nodePort"), port.node_port);
-            }
-            if !port.name.is_empty() {
-                self.label(field("name"), &port.name);
-            }
-            if !names.insert(&port.name) {
-                let problem = format!("the name {:?} is used twice", port.name);
-                self.push(Code::PortTwice, field("name"), problem, "give each port its own name");
-            }
-            if !numbers.insert((protocol, port.port)) {
-                let problem = format!("{}/{protocol} is used twice", port.port);
-                self.push(Code::PortTwice, field("port"), problem, "give each port its own number");
-            }
-            if port.node_port != 0 && !node_ports.insert((protocol, port.node_port)) {
-                let problem = format!("{}/{protocol} is used twice", port.node_port);
-                self.push(Code::PortTwice, field("nodePort"), problem, "give each port its own nodePort");
-            }
+        for (position, port) in service.ports.iter().enumerate().filter(|(_, port)| !port.name.is_empty()) {
+            self.label(format!("spec.ports[{position}].name"), &port.name);
         }
     }
 
@@ -201,12 +181,8 @@ impl List {
             // It is compared with the names of Nodes, so it need not be a valid name. But it must fit into a message.
             let odd = |node: &&str| node.len() > 253 || node.contains(char::is_control);
             if let Some(node) = endpoint.node.as_deref().filter(odd) {
-                self.push(
-                    Code::NameInvalid,
-                    format!("endpoints[{position}].nodeName"),
-                    format!("{node:?} is not a name"),
-                    SUBDOMAIN,
-                );
+                let field = format!("endpoints[{position}].nodeName");
+                self.push(Code::NameInvalid, field, format!("{node:?} is not a name"), SUBDOMAIN);
             }
         }
         let is_fqdn = matches!(slice.family, Parsed::Bad(_));
@@ -219,12 +195,8 @@ impl List {
     fn node(&mut self, node: &NodeObject) {
         if !is_label_value(&node.zone) {
             let remedy = "use at most 63 letters, digits, '-', '_' and '.', and a letter or digit at each end";
-            self.push(
-                Code::NameInvalid,
-                "metadata.labels",
-                format!("{:?} is not the name of a zone", node.zone),
-                remedy,
-            );
+            let problem = format!("{:?} is not the name of a zone", node.zone);
+            self.push(Code::NameInvalid, "metadata.labels", problem, remedy);
         }
         self.addresses(|_| "status.addresses".to_owned(), &node.addresses);
         self.cidrs("spec.podCIDRs", &node.pod_cidrs);
