@@ -14,6 +14,9 @@ use tonic_prost::ProstDecoder;
 /// Maximum size of a request, in bytes. A request contains no more than a revision and a node name.
 const LARGEST_REQUEST: usize = 4 << 10;
 
+/// Size of the buffer for a request, in bytes. It grows if a request is larger.
+const REQUEST: usize = 64;
+
 /// A gRPC handler for requests of type `R` that uses this codec.
 pub(super) fn grpc<R: Message + Default + Send + 'static>() -> Grpc<Verbatim<R>> {
     Grpc::new(Verbatim(PhantomData)).max_decoding_message_size(LARGEST_REQUEST)
@@ -34,7 +37,8 @@ impl<R: Message + Default + Send + 'static> Codec for Verbatim<R> {
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        ProstDecoder::new(BufferSettings::default())
+        // tonic allocates this much for each call that waits for its request, 8 KiB by default.
+        ProstDecoder::new(BufferSettings::new(REQUEST, REQUEST))
     }
 }
 
