@@ -9,7 +9,7 @@ use std::{
 
 use crate::stamp::Stamp;
 
-/// Maximum size of a file in MiB. Reading a file needs up to eight times its size in memory.
+/// Maximum size of a file in MiB. It bounds the memory that reading needs (docs/operations/brain.md).
 const LARGEST_MIB: u64 = 32;
 
 /// Why a file is not read.
