@@ -14,7 +14,7 @@ pub trait Backend: Send {
     /// The backend's name in its reports to the brain, for instance `nft`.
     fn name(&self) -> &'static str;
 
-    /// The mode of kube-proxy that the backend corresponds to. The brain answers it at `/proxyMode`, and uses
+    /// The mode of kube-proxy that the backend corresponds to. The brain returns the mode at `/proxyMode`, and uses
     /// kube-proxy's metric names of that mode. `None` if there is no such mode.
     fn mode(&self) -> Option<Mode> {
         None
@@ -38,12 +38,12 @@ pub trait Backend: Send {
         None
     }
 
-    /// Makes the subsystem hold exactly `state`. `changes` names everything that differs from the last sync that
+    /// Makes the subsystem hold exactly `state`. `changes` contains everything that differs from the last sync that
     /// succeeded in both families.
     ///
     /// After an error, or if a family failed, the loop calls this function again with the same state or a newer one. A
-    /// problem with one service must not prevent the others from being programmed. The backend skips that part of the
-    /// service and reports it in [`Synced::skipped`].
+    /// problem with one service must not prevent the others from being programmed: the backend skips the affected part
+    /// of the service and reports it in [`Synced::skipped`].
     ///
     /// # Errors
     /// Returns an error if the sync failed in both families.
@@ -74,8 +74,8 @@ pub struct Synced {
     /// Families in which the sync failed, with the error; all other families hold the state. A family that the host
     /// does not support at all is not listed.
     pub failed: Vec<(Family, anyhow::Error)>,
-    /// Everything that is skipped, with the Service as the subject. The list is complete, not only new since the last
-    /// sync.
+    /// Everything that is skipped, with the Service as the subject. The list is complete: it includes what earlier
+    /// syncs have already reported.
     pub skipped: Vec<Diagnostic>,
     /// The services of which the kernel refused a part. They are retried when they change, and after
     /// [`Backend::retry_refused`]. If the kernel lacks memory or space, that is an error of the sync, not a refused

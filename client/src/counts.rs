@@ -51,8 +51,8 @@ pub struct RuleCount {
 /// A histogram of the durations of attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attempts {
-    /// The counts of attempts that took at most 1 ms, 2 ms, 4 ms and so on up to 16.384 s. The last count is of longer
-    /// ones.
+    /// The counts of attempts that took at most 1 ms, 2 ms, 4 ms and so on up to 16.384 s. The last count is for longer
+    /// attempts.
     counts: [u64; Self::LIMITS + 1],
     sum: Duration,
 }

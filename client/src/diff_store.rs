@@ -26,15 +26,15 @@ pub struct DiffStore<K, V> {
 
 #[derive(Clone, Debug)]
 enum Entry<V> {
-    /// Desired and applied are equal and stored once. While the applied side is unknown, every entry is `Same` and
-    /// holds the desired value.
+    /// The desired and the applied value are equal, and stored once. While the applied side is unknown, every entry is
+    /// `Same` and holds the desired value.
     Same(V),
     /// Desired but not applied.
     New(V),
     /// Applied but not desired.
     Unwanted(V),
-    /// Desired and applied with different values. Boxed to keep the entries small: few differ, and each kernel object
-    /// has one.
+    /// Desired and applied, with different values. Boxed to keep the entries small: there is an entry for each kernel
+    /// object, but few entries are of this kind.
     Differs(Box<Pair<V>>),
 }
 
@@ -209,8 +209,8 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         diff
     }
 
-    /// The diff of a range of keys, in their order and without collecting it. While the applied side is unknown, every
-    /// desired entry differs.
+    /// The diff of a range of keys, in the order of the keys. The iterator computes it step by step, without collecting
+    /// it. While the applied side is unknown, every desired entry counts as different.
     pub fn diff_in<'a>(&'a self, range: KeyRange<'_, K>) -> impl Iterator<Item = Difference<'a, K, V>> + use<'a, K, V> {
         let dirty = self.known.then(|| self.dirty.range(range)).into_iter().flatten();
         let dirty = dirty.filter_map(|key| {
@@ -234,8 +234,8 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         }
     }
 
-    /// Sets the applied value at `key` after a commit, for a key that the kernel did not accept together with the
-    /// others.
+    /// Sets the applied value at `key` after a commit. Call this for a key that the kernel did not accept although it
+    /// accepted the others.
     pub fn found(&mut self, key: K, applied: Option<V>) {
         if self.known {
             let desired = self.take_desired(&key);

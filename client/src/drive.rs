@@ -1,4 +1,5 @@
-//! The loop in which every backend runs. It applies the newest state and retries failures. A lost stream undoes nothing.
+//! The loop in which every backend runs. It applies the newest state and retries failures. If the stream breaks, the
+//! applied state stays.
 //!
 //! ```text
 //! source ──► read ──Update──► sync ──► backend
@@ -119,9 +120,10 @@ pub async fn run(
 /// Requests one state after the other from the source. Ends only with [`Options::once`], at the first failure.
 async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Options) -> anyhow::Result<Infallible> {
     let mut backoff = Backoff::new(options.max_backoff);
-    // `have` is ahead of `Sync::state` only by the updates that wait in the channel. They are folded into that state in
-    // the order of the requests, each exactly once, and nothing else changes it. When a delta is folded, the state that
-    // it was requested for is therefore present. `fold` is set only after the first update, which is a full state.
+    // `have` is ahead of `Sync::state` only by the updates that wait in the channel. The sync folds each of them into
+    // `Sync::state` once, in the order of the requests, and nothing else changes `Sync::state`. Each delta is therefore
+    // folded into the state for which it was requested. `fold` is set only after the first update, which is a full
+    // state.
     let (mut have, mut fold, mut failing) = (options.resume, false, false);
     loop {
         match source.next(have, fold).await {
@@ -152,8 +154,8 @@ async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Op
     }
 }
 
-/// Offers the newest report to the brain until the brain accepts it. Without the retry a report could be missing for a
-/// long time, because the next one follows only after a change, and the brain's health answers wait for it.
+/// Offers the newest report to the brain until the brain accepts it. The brain's health answers wait for the report.
+/// Without the retry, the next report would follow only after a change.
 async fn report(source: &impl Source, mut reports: watch::Receiver<Option<Report>>, options: &Options) -> Infallible {
     let mut backoff = Backoff::new(options.max_backoff);
     let mut logged: Option<SourceError> = None;
@@ -231,8 +233,8 @@ impl<B: Backend> Sync<B> {
             select! {
                 biased;
                 () = shutdown.as_mut() => return Ok(()),
-                // These branches come before the inbox. A new state may arrive at each turn; it is then synced together with
-                // them.
+                // These branches come before the inbox. Otherwise a burst of new states could delay them. The sync
+                // below also applies the states that wait in the inbox.
                 () = self.backend.disturbed(), if received => info!("resyncing: the kernel may differ from the applied state"),
                 () = at(self.refusals.due()), if received => self.retry_refused(),
                 update = self.inbox.recv() => match update {
@@ -394,7 +396,7 @@ fn no_pod_cidrs(node: &str) -> Diagnostic {
     Diagnostic::new(Code::PodCidrsMissing, Subject::node(node), problem).remedy(remedy)
 }
 
-/// Shortest time between the last report and one that only has new counters.
+/// Shortest time between a report and the next one that contains only new counters.
 const COUNTS_PAUSE: Duration = Duration::from_secs(1);
 
 /// Resolves when a counter has changed. Never resolves if there are no counters, or if the backend no longer updates
@@ -409,7 +411,7 @@ async fn changed(counts: &mut Option<watch::Receiver<Counts>>) {
     }
 }
 
-/// Resolves at `instant`; without one, never.
+/// Resolves at `instant`. Never resolves if there is none.
 async fn at(instant: Option<Instant>) {
     match instant {
         Some(instant) => time::sleep_until(instant).await,

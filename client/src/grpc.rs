@@ -24,8 +24,8 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The largest accepted message. The brain's messages are far smaller, so a peer that sends more is not a brain.
 const MAX_MESSAGE: usize = 16 << 20;
 
-/// Files for TLS on TCP. They are read each time the client connects. If they are unusable then, a warning is logged, and the last
-/// good ones stay in use.
+/// Files for TLS on TCP. They are read each time the client connects. If they are then unusable, the client logs a
+/// warning and continues to use the last usable contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// Certificates of the authorities that may have issued the brain's certificate.
@@ -136,7 +136,8 @@ fn configured(endpoint: Endpoint) -> Endpoint {
         .keep_alive_while_idle(true)
 }
 
-/// The error for a report that the brain did not accept. With some codes, the brain would refuse the same report again.
+/// The error for a report that the brain did not accept. It is `Refused` if the code means that the brain would refuse
+/// the same report again.
 fn not_taken(status: &Status) -> SourceError {
     match status.code() {
         code @ (Code::InvalidArgument

@@ -44,7 +44,7 @@ pub trait Listener: Send {
     /// before the next commit.
     fn reset(&mut self);
     /// Makes the subsystem hold the result of all calls so far, which is the complete state of this revision. After an
-    /// error, or if a family failed, it is called again, with or without further calls before it.
+    /// error, or if a family failed, the adapter calls this function again, with or without other calls in between.
     ///
     /// # Errors
     /// Returns an error if the commit failed in both families.
@@ -68,7 +68,7 @@ pub trait Listener: Send {
     fn configuration(&self) -> Option<Effective> {
         None
     }
-    /// See [`Backend::disturbed`]. Afterwards everything is set again, so a listener needs no copy of the state.
+    /// See [`Backend::disturbed`]. The adapter then sets everything again, so a listener needs no copy of the state.
     fn disturbed(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
@@ -93,7 +93,7 @@ pub struct PortEndpoint {
 #[derive(Debug)]
 pub struct Adapter<L> {
     listener: L,
-    /// What was set on the listener, whether or not it could commit it.
+    /// What was set on the listener, whether or not its commit succeeded.
     delivered: BTreeMap<ServiceKey, Arc<Service>>,
     delivered_node: Option<Node>,
     /// Whether everything has to be set again.

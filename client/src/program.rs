@@ -47,7 +47,7 @@ pub trait BackendProgram: Args + Send + Sync + 'static {
     type Command: Subcommand;
     /// The backend.
     type Backend: Backend;
-    /// What `--dry-run` prints the plans of.
+    /// The planner whose plans `--dry-run` prints.
     type Planner: Planner;
 
     /// Opens the backend of this node, and applies the configured settings of the node. Must be called in a tokio runtime.

@@ -1,7 +1,7 @@
-//! The oracle: predicts the verdict for a packet from the state alone.
+//! The oracle: predicts the verdict for a packet from the state and the backend's configuration.
 //!
-//! It follows the rules in `localnetv1.proto` and kube-proxy's table of destinations, not any backend's plan. Tests
-//! compare backends with it, and tools explain packets with it. Pure.
+//! It follows the rules in `localnetv1.proto` and kube-proxy's table of destinations, and knows no backend's plan.
+//! Tests compare backends with the oracle, and tools explain packets with it. Pure.
 
 use std::{
     collections::BTreeSet,
@@ -52,12 +52,12 @@ pub struct Rules {
 pub enum Outcome {
     /// The packet goes to one of several endpoints.
     Endpoints {
-        /// The endpoints among which one is chosen.
+        /// The endpoints from which one is chosen.
         choices: BTreeSet<SocketAddr>,
         /// Whether the packet is masqueraded, whichever endpoint is chosen.
         masquerade: bool,
-        /// Endpoints for which the packet is always masqueraded, because the sender itself is the endpoint, on this
-        /// node.
+        /// Endpoints for which the packet is always masqueraded. Such an endpoint is on this node, and is itself the
+        /// sender.
         hairpin: BTreeSet<SocketAddr>,
         /// Seconds for which the sender keeps the endpoint.
         affinity: Option<u32>,
@@ -123,10 +123,10 @@ pub fn route(state: &Snapshot, rules: &Rules, packet: &Packet) -> Outcome {
     Outcome::Endpoints { choices, masquerade, hairpin, affinity: found.service.client_ip_affinity }
 }
 
-/// The fate in `state` of an existing flow that began with `packet` and that `by` answers.
+/// The fate, in `state`, of an existing flow that began with `packet` and goes to the endpoint `by`.
 ///
-/// TCP connections live until one end closes them. Other flows live as long as their endpoint is serving or may finish
-/// them, whatever the traffic policies prescribe for new flows. A flow that was not translated lives until a service
+/// A TCP connection lives until one end closes it. Any other flow lives as long as its endpoint may answer existing
+/// flows, whatever the traffic policies prescribe for new flows. A flow that was not translated lives until a service
 /// claims its address and port.
 pub fn fate(state: &Snapshot, rules: &Rules, packet: &Packet, by: SocketAddr) -> Fate {
     let goes_on = packet.protocol == Protocol::Tcp
@@ -140,8 +140,8 @@ pub fn fate(state: &Snapshot, rules: &Rules, packet: &Packet, by: SocketAddr) ->
     if goes_on { Fate::GoesOn } else { Fate::Anew }
 }
 
-/// The service port that claims the packet. An address precedes a NodePort. If two services claim the same destination, the one
-/// whose name sorts first owns it.
+/// The service port that claims the packet. A service's own address has precedence over a NodePort. If two services
+/// claim the same destination, the one whose name sorts first owns it.
 pub fn target<'a>(state: &'a Snapshot, rules: &Rules, packet: &Packet) -> Option<Target<'a>> {
     let family = Family::of(packet.destination);
     let services = || state.services.values().map(|service| &**service).filter(|service| service.has_family(family));
@@ -163,7 +163,7 @@ pub fn target<'a>(state: &'a Snapshot, rules: &Rules, packet: &Packet) -> Option
     services().find_map(by_address).or_else(|| services().filter(|_| has_node_ports).find_map(by_node_port))
 }
 
-/// Whether the source ranges for the destination admit the packet's source. Without source ranges they do.
+/// Whether the source ranges for the destination admit the packet's source. True if there are no source ranges.
 pub fn admitted(service: &Service, packet: &Packet) -> bool {
     let filter = service.source_filters.iter().find(|filter| filter.targets.contains(&packet.destination));
     filter.is_none_or(|filter| filter.source_ranges.iter().any(|range| range.contains(&packet.source)))

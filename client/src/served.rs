@@ -169,8 +169,8 @@ fn destination(key: &VipKey) -> String {
 /// A NodePort, without the address of the node that answers it.
 type NodePort = (Family, Protocol, u16);
 
-/// What a state requires a kernel to serve. The configuration selects the addresses that answer NodePorts; here one
-/// address is enough.
+/// What a state requires a kernel to serve. The configuration, which is unknown here, selects the addresses that answer
+/// NodePorts. A NodePort therefore needs only one address that answers it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
     vips: Served,
@@ -180,7 +180,7 @@ pub struct Expected {
     needed: BTreeSet<NodePort>,
 }
 
-/// Addresses of both families for a node; no Case uses them.
+/// Addresses of both families that replace the node's; no Case uses them.
 const STAND_INS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 19, 255, 254)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0xffff, 0, 0, 0, 0xfffe)),

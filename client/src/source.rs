@@ -12,8 +12,8 @@ use crate::{
 /// Delivers states and accepts reports. Implemented by the gRPC client ([`crate::grpc::Brain`]) and by the feed of a
 /// brain in the same process.
 pub trait Source: Send + Sync {
-    /// Waits for a state other than `have` and returns it, never in part. `fold` means that the caller holds `have` and
-    /// can fold changes into it; otherwise the answer is a full state.
+    /// Waits for a state other than `have`, and returns the complete state or an error. `fold` means that the caller
+    /// holds `have` and can fold changes into it; otherwise the answer is a full state.
     ///
     /// # Errors
     /// Returns an error if the source cannot deliver a state. The caller retries.
@@ -41,7 +41,7 @@ pub enum SourceError {
     /// The peer sent an invalid state.
     #[error("the brain sent an invalid state: {0}")]
     Invalid(String),
-    /// The peer answers but refuses the request. Sending the same again cannot succeed.
+    /// The peer answers but refuses the request. Sending the same request again cannot succeed.
     #[error("the brain refused the request: {0}")]
     Refused(String),
 }
@@ -70,7 +70,7 @@ pub struct Report {
 /// The result of the last attempt in one family, and counts of all attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// The newest revision that the kernel holds; 0 for none of this instance.
+    /// The newest revision that the kernel holds; 0 if it holds no revision of this instance.
     pub applied: u64,
     /// Why the newest revision could not be applied.
     pub error: Option<String>,

@@ -1,4 +1,5 @@
-//! Logs applied revisions: immediately after a second without one, and merged into one line a second during a burst.
+//! Logs applied revisions, at most one line a second. A revision is logged immediately if no line was logged in the
+//! last second. Otherwise the next line includes it.
 
 use std::time::Duration;
 

@@ -17,8 +17,8 @@ pub enum Lack {
     Scopes,
     /// The duration of session affinity: it reads as 0 seconds.
     Seconds,
-    /// Several endpoint ports: a destination has one port on all endpoints. It is the most frequent one, or the lowest
-    /// of several.
+    /// Several endpoint ports: a destination has the same port on all endpoints. It is the most frequent port, or the
+    /// lowest of several equally frequent ones.
     Ports,
     /// Endpoints at the node's own addresses.
     HostNetwork,

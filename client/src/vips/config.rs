@@ -79,9 +79,10 @@ pub enum Detector {
 /// The addresses of the node that answer NodePorts. Loopback addresses never do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePortAddresses {
-    /// The first address of each family in the Node object. If it has none, all of the node's addresses of that family.
+    /// The first address of each family in the Node object. If the Node object has no address of a family, all of the
+    /// node's addresses of that family.
     Primary,
-    /// The addresses in these CIDRs. For a family without a CIDR, or with one of length 0: all but link-local
-    /// addresses.
+    /// The addresses in these CIDRs. For a family without a CIDR, or with a CIDR of length 0: all addresses except
+    /// link-local ones.
     Cidrs(Vec<IpNet>),
 }

@@ -59,7 +59,7 @@ impl ConfigArgs {
     /// Checks the flags for a command such as `init`, which has these flags, too.
     ///
     /// # Errors
-    /// Returns an error if a flag requests something other than the command does.
+    /// Returns an error if a flag requests something that the command does not do.
     pub fn only(&self, command: &str) -> anyhow::Result<()> {
         let to_do = self.kube_proxy.to_do()?;
         let others = [
@@ -80,7 +80,7 @@ impl ConfigArgs {
         }
     }
 
-    /// Logs if the configured mode is not the one that this backend programs.
+    /// Logs a warning if the configured mode is not the one that this backend programs.
     pub fn warn_of_other_mode(config: &localnet_config::Config, ours: Mode) {
         if config.mode != ours {
             let (mode, programmed) = (config.mode.as_str(), ours.as_str());

@@ -38,7 +38,7 @@ use service::ServicePlan;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Receives the changes to the VIPs of the node. A change is a removal and an addition. The added value may equal the
+/// Receives the changes to the VIPs of the node. A changed VIP is removed and then added. The added value may equal the
 /// removed one; a [`crate::DiffStore`] then finds no difference.
 pub trait Program {
     /// Adds a VIP of a Service.
@@ -51,7 +51,7 @@ pub trait Program {
     fn hairpin(&mut self, hairpin: &Hairpin, present: bool);
 }
 
-/// The result of a change.
+/// The result of [`Vips::settle`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settled {
     /// Whether the [`Facts`] changed.
@@ -131,8 +131,8 @@ impl Vips {
         addresses
     }
 
-    /// Sets the addresses of the node's interfaces. Returns whether this changes the addresses of NodePorts at the next
-    /// `settle`.
+    /// Sets the addresses of the node's interfaces. Returns whether the next `settle` changes the addresses that answer
+    /// NodePorts.
     pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
         self.local_addresses = addresses;
         let present = self.facts.as_ref().map(|facts| &facts.node_port_addresses);
@@ -200,12 +200,13 @@ impl Vips {
     }
 
     /// Removes a service that the kernel refuses. The other services are programmed without it until it changes or is
-    /// retried. Returns whether this should be reported: not if a retry failed for the same reason as before.
+    /// retried. Returns whether to report the refusal: false if a retry failed for the same reason as before.
     pub fn refuse(&mut self, key: &ServiceKey, why: String, program: &mut impl Program) -> bool {
         let Some(facts) = self.facts.take() else { return false };
         let is_news = self.retried.get(key) != Some(&why);
         if let Some(service) = self.retract(key, &facts, program) {
-            // Kept, so that its next change is recognized as a change and retracts nothing twice.
+            // Kept for the comparison with its next change. Its entry in `refused` stops `retract` from removing its
+            // VIPs again.
             self.services.insert(key.clone(), service);
             self.refused.insert(key.clone(), why);
         }
@@ -248,7 +249,7 @@ impl Vips {
         })
     }
 
-    /// A VIP that is programmed.
+    /// The VIP with this key; `None` if it is not programmed.
     pub fn vip(&self, key: &VipKey) -> Option<Vip> {
         self.held(key, self.owners.get(key)?, self.facts.as_ref()?)
     }
@@ -259,7 +260,7 @@ impl Vips {
         held.map(|(_, held)| held)
     }
 
-    /// The diagnostic for a NodePort that is the own address and port of another service.
+    /// The diagnostic for a NodePort on an address and port that another service has as its own.
     fn rank(&self, vip: &VipKey, loser: &ServiceKey) -> Diagnostic {
         taken(vip, loser, self.owners.get(vip), ", as its own address, which has precedence over NodePorts")
     }
@@ -355,7 +356,8 @@ impl Vips {
     }
 }
 
-/// The services whose NodePort is an own address and port of another service. As in kube-proxy, the other service has it.
+/// The services that do not get the VIP of their NodePort, because another service has that address and port as its
+/// own. kube-proxy follows the same rule.
 #[derive(Debug, Default)]
 struct Outranked {
     losers: BTreeMap<VipKey, ServiceKey>,
@@ -373,7 +375,7 @@ impl Outranked {
         self.losers.insert(vip, loser);
     }
 
-    /// Removes the loser of a VIP, if it is `only`.
+    /// Removes the loser of a VIP. If `only` is set, removes no other loser.
     fn remove(&mut self, vip: &VipKey, only: Option<&ServiceKey>) -> Option<ServiceKey> {
         if only.is_some_and(|only| self.losers.get(vip) != Some(only)) {
             return None;
@@ -385,7 +387,7 @@ impl Outranked {
         Some(entry.1)
     }
 
-    /// The losers since the last call.
+    /// The new losers since the last call.
     fn take_news(&mut self) -> BTreeSet<(VipKey, ServiceKey)> {
         self.gone.clear();
         std::mem::take(&mut self.new)

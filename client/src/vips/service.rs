@@ -54,7 +54,7 @@ pub struct Vip {
     /// `namespace/name:port` for the comments of rules, at most 128 printable bytes without quotes. A port without a
     /// name is represented by its number. All VIPs of the port share the text.
     pub comment: Arc<str>,
-    /// Whether this is a NodePort. If a service has the same address and port as its own, that service gets the VIP
+    /// Whether this is a NodePort. If another service has this address and port as its own, that service gets the VIP
     /// instead.
     pub by_node_port: bool,
     /// Which clients reach which endpoints, and whether the source address is kept.
@@ -135,7 +135,7 @@ pub fn plan(service: &Service, facts: &Facts) -> ServicePlan {
     plan
 }
 
-/// Endpoints by port name, sorted. If an endpoint names a port twice, the first number counts.
+/// Endpoints by port name, sorted. If an endpoint names a port twice, the first port number counts.
 struct EndpointsByPort<'a>(Vec<(&'a str, &'a Endpoint, u16)>);
 
 impl<'a> EndpointsByPort<'a> {
