@@ -1,8 +1,9 @@
-//! [`IpvsBackend`]: applies the diff of each state. It reads state that is unknown, and skips what the kernel refuses.
+//! [`IpvsBackend`]: applies the diff of each state. If the applied state is unknown, it first reads the live state. It skips
+//! what the kernel refuses.
 //!
 //! A sync deletes virtual servers first, then writes rules, then adds virtual servers and destinations, and binds addresses last.
-//! So packets never reach a virtual server without its rules. The table always contains the VIPs of all our virtual servers, so
-//! that a restarted backend knows which virtual servers are its own.
+//! In this order, packets never reach a virtual server whose rules are missing. The table always contains the VIPs of all our
+//! virtual servers, so that a restarted backend knows which virtual servers are its own.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -36,7 +37,7 @@ pub(crate) const DEPRECATION: &str =
 pub struct IpvsBackend<K> {
     kernel: K,
     desired: Desired,
-    /// Whether nothing was synced yet.
+    /// Whether this backend has not synced yet.
     first: bool,
     /// The VIPs that the tables contained when they were last read.
     found: ByFamily<Vec<Frontend>>,
@@ -48,7 +49,7 @@ pub struct IpvsBackend<K> {
     drained: Option<Frontend>,
 }
 
-/// The errors of the kernel for an object that exists, or does not exist.
+/// The kernel's errors if an object already exists, or does not exist: ENOENT, ESRCH and EEXIST.
 const EXISTENCE: [i32; 3] = [2, 3, 17];
 /// The kernel's error for a scheduler that it does not have.
 const MISSING: i32 = 2;
@@ -82,7 +83,7 @@ impl<K: Kernel> IpvsBackend<K> {
         &mut self.kernel
     }
 
-    /// Checks that IPVS is usable with these options. A retry cannot help without privileges, IPVS or the scheduler.
+    /// Checks that IPVS is usable with these options. If the check fails, a retry cannot help.
     ///
     /// # Errors
     /// Returns an error if IPVS is missing, the process lacks privileges, or the kernel lacks the scheduler. The message
@@ -111,7 +112,7 @@ impl<K: Kernel> IpvsBackend<K> {
         Family::BOTH.into_iter().filter(|family| nft.has_family(*family)).collect()
     }
 
-    /// Makes the kernel hold `state`. `changes` names everything that differs from the previous state.
+    /// Makes the kernel hold `state`. `changes` lists everything that differs from the previous state.
     ///
     /// # Errors
     /// Returns an error if IPVS does not answer, or if the kernel refuses the rules of every family.
@@ -141,7 +142,7 @@ impl<K: Kernel> IpvsBackend<K> {
             // A refused deletion means that the server was deleted already, unless the kernel is short of a resource.
             refused.retain(|refused| refused.short.is_some());
             let mut failed = self.write_tables()?;
-            // A family without its rules must not be served.
+            // If the rules of a family are not written, its virtual servers must not be added.
             let mut families = self.families();
             families.retain(|family| failed.iter().all(|(of, _)| of != family));
             let changes = self.desired.servers().changes(|family| families.contains(&family));
@@ -201,7 +202,7 @@ impl<K: Kernel> IpvsBackend<K> {
         Ok(refused.collect())
     }
 
-    /// Writes both tables. A table that fails does not stop the other.
+    /// Writes both tables. If one fails, the other is written nevertheless.
     fn write_tables(&mut self) -> anyhow::Result<Vec<(Family, anyhow::Error)>> {
         let families = self.families();
         let mut failed: Vec<(Family, anyhow::Error)> = Vec::new();
@@ -408,9 +409,9 @@ impl<K: Kernel> Backend for IpvsBackend<K> {
 /// A refused change of a virtual server or destination.
 struct Refused {
     errno: i32,
-    /// The scheduler that the kernel lacks.
+    /// The requested scheduler, if the kernel lacks it.
     scheduler: Option<Scheduler>,
-    /// The family and the error, if the kernel is short of a resource. Then the change is not the cause.
+    /// The family and the error, if the kernel refused the change only because it is short of a resource.
     short: Option<(Family, anyhow::Error)>,
 }
 

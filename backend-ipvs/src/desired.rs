@@ -50,7 +50,7 @@ struct Parts {
     local: BTreeSet<IpAddr>,
     /// All programmed VIPs.
     programmed: BTreeMap<VipKey, Vip>,
-    /// How many VIPs and ClusterIPs use an address.
+    /// How many VIPs and ClusterIPs use each address.
     users: BTreeMap<IpAddr, usize>,
     servers: Servers,
     addresses: DiffStore<IpAddr, ()>,
@@ -61,7 +61,8 @@ struct Parts {
     tables: ByFamily<TableState<SetId>>,
     /// The schedulers that the kernel lacks.
     missing: BTreeSet<Scheduler>,
-    /// The VIPs whose programming changed, with the endpoints that may answer now.
+    /// The VIPs that changed since the last `take_moved`, each with the endpoints that may answer now; `None` if the VIP was
+    /// removed.
     moved: HashMap<VipKey, Option<Endpoints>>,
 }
 
@@ -102,12 +103,13 @@ impl Desired {
         &self.parts.options
     }
 
-    /// The VIPs whose endpoints may differ since the last call, with their endpoints now; `None` if the VIP no longer exists.
+    /// The VIPs whose endpoints may have changed since the last call, each with its current endpoints; `None` if the VIP no
+    /// longer exists.
     pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Endpoints>)> {
         std::mem::take(&mut self.parts.moved).into_iter().map(|(vip, now)| (frontend(&vip), now)).collect()
     }
 
-    /// Sets the addresses of the node's interfaces, without ours. Returns whether the next update changes anything because of
+    /// Sets the addresses of all the node's interfaces except ours. Returns whether the next update changes anything because of
     /// them.
     pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
         let bound = self.parts.bind(addresses.iter().copied().collect());
@@ -155,8 +157,8 @@ impl Desired {
         [add, remove]
     }
 
-    /// Records that the kernel made all address changes except `refused`. From now on, each of these counts as refused, unless
-    /// the cause was a shortage. Returns the messages that are new.
+    /// Records that the kernel made all address changes except `refused`. The addresses in `refused` count as refused from now
+    /// on, except those for which the cause was a shortage. Returns the messages that are new.
     pub fn addresses_changed(&mut self, refused: Vec<dummy::Refused>) -> Vec<String> {
         let Parts { addresses, refused_addresses, retried_addresses, .. } = &mut self.parts;
         addresses.commit();
@@ -188,7 +190,7 @@ impl Desired {
         self.parts.tables.values_mut().iter_mut().for_each(TableState::forget);
     }
 
-    /// Lets the next sync retry what the kernel refused, and the schedulers that it lacked.
+    /// Lets the next sync retry the changes that the kernel refused, and the schedulers that it lacked.
     pub fn retry_refused(&mut self) {
         let missing = std::mem::take(&mut self.parts.missing);
         missing.iter().for_each(|scheduler| self.parts.plan_again(scheduler));
@@ -196,7 +198,7 @@ impl Desired {
         self.parts.retried_addresses = std::mem::take(&mut self.parts.refused_addresses);
     }
 
-    /// The Services of which the kernel refuses something.
+    /// The Services that are not programmed completely, because the kernel refuses an object or lacks the scheduler.
     pub fn refused(&self) -> BTreeSet<ServiceKey> {
         let servers = self.parts.servers.refused().filter_map(|(of, _)| self.service(of).cloned());
         let schedulers = self.parts.programmed.values().filter(|vip| self.parts.is_missing(vip));
@@ -204,8 +206,8 @@ impl Desired {
         servers.chain(schedulers.map(|vip| vip.service.clone())).chain(addresses).collect()
     }
 
-    /// Moves to `state`. `changes` names everything that differs from the previous state. Returns diagnostics of what is not
-    /// programmed, each once.
+    /// Updates to `state`. `changes` lists everything that differs from the previous state. Returns the new diagnostics of what
+    /// is not programmed.
     pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
         if self.parts.node != state.node.addresses {
             self.parts.set_node_addresses(&state.node.addresses);
@@ -219,8 +221,8 @@ impl Desired {
         settled.notices
     }
 
-    /// Records that the kernel lacks a scheduler, so that its virtual servers get the default one. Returns whether this changes
-    /// anything.
+    /// Records that the kernel lacks a scheduler. Virtual servers with this scheduler then get the default one. Returns whether
+    /// this changes anything.
     pub fn lacks(&mut self, scheduler: &Scheduler) -> bool {
         let news = *scheduler != self.parts.options.scheduler && self.parts.missing.insert(scheduler.clone());
         if news {
@@ -265,7 +267,8 @@ impl Parts {
         filtered.iter().for_each(|(key, vip)| self.set_elements(key, vip, true));
     }
 
-    /// Sets the addresses of the other interfaces. Such an address is local already, so our interface does not get it.
+    /// Sets the addresses of the other interfaces. Our interface does not get these addresses, because they are local already.
+    /// Returns whether the addresses of our interface change.
     fn bind(&mut self, local: BTreeSet<IpAddr>) -> bool {
         let differing: Vec<IpAddr> = local
             .symmetric_difference(&self.local)
@@ -322,7 +325,7 @@ impl Parts {
         }
     }
 
-    /// The scheduler of a VIP. If it is not the one that the Service names, also the reason.
+    /// The scheduler of a VIP. If the Service requests another one, also the reason why it does not get it.
     fn scheduler(&self, vip: &Vip) -> (Scheduler, Option<String>) {
         let default = &self.options.scheduler;
         let Some(name) = vip.ipvs_scheduler.as_deref() else { return (default.clone(), None) };
@@ -339,7 +342,7 @@ impl Parts {
         (default.clone(), Some(format!("annotation localnet.dev/ipvs-scheduler: {why}; using {default} instead")))
     }
 
-    /// Plans the virtual servers of Services that name this scheduler again.
+    /// Plans again the virtual servers of all Services that request this scheduler.
     fn plan_again(&mut self, scheduler: &Scheduler) {
         let names = |vip: &Vip| {
             vip.ipvs_scheduler.as_deref().is_some_and(|name| options::scheduler(name).as_ref() == Ok(scheduler))
@@ -349,7 +352,7 @@ impl Parts {
         plans.into_iter().for_each(|plan| self.servers.set(plan));
     }
 
-    /// Diagnostics of Services that do not get the scheduler that they name. There is one per Service, not per VIP.
+    /// Diagnostics of Services that do not get the scheduler that they request. There is one per Service, not per VIP.
     fn without_scheduler(&self) -> BTreeSet<Diagnostic> {
         let named = self.programmed.values().filter(|vip| vip.ipvs_scheduler.is_some());
         let skipped = named.filter_map(|vip| {
@@ -359,7 +362,7 @@ impl Parts {
         skipped.collect()
     }
 
-    /// Whether the kernel lacks the scheduler that the Service names.
+    /// Whether the kernel lacks the scheduler that the Service requests.
     fn is_missing(&self, vip: &Vip) -> bool {
         let named = vip.ipvs_scheduler.as_deref().and_then(|name| options::scheduler(name).ok());
         named.is_some_and(|scheduler| self.missing.contains(&scheduler))

@@ -12,7 +12,7 @@ use crate::plan::INTERFACE;
 
 /// The kernel operations that the backend needs. The tests' fake is the second implementor.
 pub trait Kernel: Send {
-    /// nf_tables.
+    /// The interface to nf_tables.
     fn nft(&mut self) -> &mut impl nft::Kernel;
     /// All virtual servers with their destinations.
     fn servers(&mut self) -> Result<Vec<ServerState>, ipvs::Error>;
@@ -46,7 +46,7 @@ impl Host {
     /// Connects to IPVS and nf_tables in the network namespace of this thread. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// Returns an error if the kernel lacks one of them.
+    /// Returns an error if the kernel lacks IPVS or nf_tables.
     pub fn open() -> anyhow::Result<Self> {
         Ok(Self { nft: Netlink::open()?, ipvs: ipvs::Socket::open()?, interface: None })
     }

@@ -1,5 +1,5 @@
-//! The IPVS backend. Each VIP is a virtual server, and its address is on a dummy interface. An nf_tables table does what IPVS
-//! cannot do.
+//! The IPVS backend. Each VIP is a virtual server, and its address is on a dummy interface. An nf_tables table of each family
+//! does what IPVS cannot do, such as filtering and masquerading.
 //!
 //! ```text
 //!  Snapshot ──► client::vips ──► desired (plan) ─┬─► servers (IPVS)       ──► changes ──────┐
@@ -11,7 +11,8 @@
 //! - [`servers`]: the desired and applied virtual servers, their diff, and the destinations that drain.
 //! - `localnet_linux_backend::table`: the desired and applied state of an nf_tables table, and its diff.
 //! - [`desired`]: the desired state of all Services, updated at each change.
-//! - [`IpvsBackend`]: reads state that is unknown, applies the diff, and skips what the kernel refuses.
+//! - [`IpvsBackend`]: applies the diff, and skips what the kernel refuses. If the applied state is unknown, it first reads the
+//!   live state.
 //! - [`served`]: lists the VIPs and endpoints that IPVS and the tables serve.
 //! - [`LiveBackend`]: an [`IpvsBackend`] for a live node. It repairs changes by other programs, follows the node's addresses, and
 //!   deletes stale flows.

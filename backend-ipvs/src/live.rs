@@ -61,8 +61,8 @@ pub struct Servers {
     began: Instant,
 }
 
-/// The minimum interval between lists of the virtual servers. After a list that took time t, the backend rests 100 × t, but at
-/// most 30 s, which is how often kube-proxy writes all virtual servers by default.
+/// The minimum pause between two lists of the virtual servers. The pause is 100 times as long as the last list took, up to 30 s:
+/// by default, kube-proxy writes all virtual servers at this interval.
 const LIST: Duration = Duration::from_secs(2);
 const LIST_REST: u32 = 100;
 const LIST_AT_LEAST: Duration = Duration::from_secs(30);
@@ -109,7 +109,7 @@ impl Servers {
         }
     }
 
-    /// Deletes destinations that have drained. May be cancelled as well.
+    /// Deletes destinations that have drained. May be cancelled, like `check_servers`.
     async fn drain(&mut self, backend: &mut IpvsBackend<Host>) {
         let began = Instant::now();
         self.drain_at = began + DRAIN;

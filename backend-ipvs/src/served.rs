@@ -1,8 +1,8 @@
-//! Reads virtual servers and tables back as what they serve, for the command `dump`. Pure, except for [`read`].
+//! The command `dump`: determines from the live virtual servers and tables what they serve. Pure, except for [`read`].
 //!
-//! The tables decide first: packets that they reject or drop never reach IPVS, and packets that they translate bypass it. This
-//! module reads the elements of the tables, but not the rules. The rules are the same for all Services, and tests verify them
-//! with packets.
+//! The tables take precedence over the virtual servers: packets that the tables reject or drop never reach IPVS, and packets
+//! that they translate bypass it. This module reads the elements of the tables, but not the rules. The rules are the same for
+//! all Services, and tests verify them with packets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -78,7 +78,8 @@ pub fn of(servers: &[ServerState], tables: &[TableDump], local: &BTreeSet<IpAddr
     Served(keys.into_iter().map(entry).collect())
 }
 
-/// The destinations that get new connections. One with weight 0 drains, and only masquerading changes the packets' destination.
+/// The destinations that get new connections; `None` if there are none. Two kinds do not count: destinations with weight 0
+/// drain, and forwarding methods other than masquerading do not send packets to the destination's address and port.
 fn serving(state: &ServerState) -> Option<To> {
     let destinations = state.destinations.iter().map(|state| state.destination);
     let serving = destinations.filter(|one| one.weight > 0 && one.forwarding == Forwarding::MASQUERADE);

@@ -27,13 +27,14 @@ pub struct Servers {
     wanted: BTreeMap<Frontend, Plan>,
     /// The applied state; `None` if it is unknown.
     held: Option<BTreeMap<Frontend, Held>>,
-    /// The virtual servers that may differ. Without an applied state, all may differ and this is not maintained.
+    /// The virtual servers whose desired and applied states may differ. While the applied state is unknown, all may differ, and
+    /// this set is not maintained.
     dirty: BTreeSet<Frontend>,
-    /// The draining destinations, and the time of the first check after they began to drain.
+    /// The draining destinations, each with the time of the first check after it began to drain.
     draining: BTreeMap<(Frontend, SocketAddr), Option<Duration>>,
     /// The virtual servers and destinations that the kernel refuses, with the reason.
     refused: BTreeMap<(Frontend, Option<SocketAddr>), String>,
-    /// The refused ones that are being retried, with the earlier reason.
+    /// The refused virtual servers and destinations that are being retried, with the reason of the earlier refusal.
     retried: BTreeMap<(Frontend, Option<SocketAddr>), String>,
 }
 
@@ -93,7 +94,7 @@ impl Servers {
         self.dirty.extend(self.retried.keys().map(|(frontend, _)| *frontend));
     }
 
-    /// Takes the virtual servers that were read from the kernel, and are ours, as the applied state.
+    /// Replaces the applied state with `found`: our virtual servers, as they were read from the kernel.
     pub fn adopt(&mut self, found: impl IntoIterator<Item = ServerState>) {
         let held: BTreeMap<_, _> = found
             .into_iter()
@@ -115,7 +116,8 @@ impl Servers {
         self.wanted.get(frontend).is_some_and(|plan| plan.destinations.binary_search(address).is_ok())
     }
 
-    /// Whether the live virtual servers equal the applied ones. Those that are not ours do not count.
+    /// Whether the live virtual servers equal the applied ones. Live virtual servers that are not in the applied state are
+    /// ignored.
     pub fn are(&self, found: &[VirtualServer]) -> bool {
         let Some(held) = &self.held else { return false };
         let ours = found.iter().filter(|server| held.contains_key(&server.frontend));
@@ -133,7 +135,7 @@ impl Servers {
         })
     }
 
-    /// At most `count` of the applied virtual servers: those after `last`, then those from the first on.
+    /// At most `count` applied virtual servers, in sort order: first those after `last`, then from the start up to `last`.
     pub fn after(&self, last: Option<Frontend>, count: usize) -> Vec<Frontend> {
         let Some(held) = &self.held else { return Vec::new() };
         let behind = held.range((last.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded));
@@ -148,7 +150,7 @@ impl Servers {
         gone.map(|frontend| Change::DeleteServer(*frontend)).collect()
     }
 
-    /// All other changes of the families that `has` selects.
+    /// All changes except [`Self::deletions`], for the families that `has` selects.
     pub fn changes(&self, has: impl Fn(Family) -> bool) -> Vec<Change> {
         let Some(held) = &self.held else { return Vec::new() };
         let mut changes = Vec::new();
@@ -213,7 +215,7 @@ impl Servers {
                         | Change::UpdateDestination(frontend, destination) => (*frontend, Some(destination.address)),
                         change => (*change.frontend(), None),
                     };
-                    // If a virtual server was refused, so are its destinations, which needs no message.
+                    // If the kernel has refused a virtual server, it also refuses the destinations. That needs no further message.
                     if self.refused.contains_key(&(key.0, None)) {
                         continue;
                     }
@@ -274,8 +276,8 @@ impl Servers {
         self.draining.keys().map(|(frontend, _)| *frontend).collect()
     }
 
-    /// The deletions of draining destinations of one virtual server. `found`: the connections of its destinations at the time
-    /// `now`. `limit`: how long a destination may drain.
+    /// The deletions of those destinations of one virtual server that have drained. `found`: the connections of its destinations
+    /// at the time `now`. `limit`: how long a destination may drain.
     pub fn drained(
         &mut self,
         frontend: &Frontend,
@@ -299,7 +301,7 @@ impl Servers {
         changes
     }
 
-    /// What the kernel refuses, with the reason.
+    /// The virtual servers that the kernel refuses, or of which it refuses a destination, with the reason.
     pub fn refused(&self) -> impl Iterator<Item = (&Frontend, &String)> {
         self.refused.iter().map(|((frontend, _), why)| (frontend, why))
     }
@@ -309,7 +311,7 @@ impl Servers {
 const FIRST: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);
 const LAST: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(std::net::Ipv6Addr::from_bits(u128::MAX)), u16::MAX);
 
-/// Whether a destination drains, because its connections have an end.
+/// Whether the removed destinations of a virtual server drain. Only TCP has connections that end.
 fn drains(frontend: &Frontend) -> bool {
     frontend.protocol == Protocol::Tcp
 }

@@ -1,5 +1,5 @@
-//! Checks between syncs, because IPVS sends no notifications: whether other programs changed anything, and which draining
-//! destinations have no connections left.
+//! The checks between syncs: whether other programs changed anything, and which draining destinations have no connections left.
+//! The backend has to check, because IPVS sends no notifications.
 //!
 //! Each check yields after every virtual server, so that a new state can cancel it and does not wait.
 
@@ -13,12 +13,13 @@ use tracing::info;
 use super::IpvsBackend;
 use crate::kernel::Kernel;
 
-/// How many virtual servers one check reads the destinations of. Each needs a request of its own.
+/// The number of virtual servers whose destinations one check reads. Each virtual server needs a request of its own.
 const AT_ONCE: usize = 1_000;
 
 impl<K: Kernel> IpvsBackend<K> {
-    /// Whether the virtual servers and addresses are unchanged, and the destinations of up to 1,000 virtual servers. Each call
-    /// continues after the last one, so that all servers are checked in turn. This is much cheaper than reading everything.
+    /// Whether all virtual servers and addresses are unchanged, and the destinations of up to 1,000 virtual servers, too. Each
+    /// call continues after the virtual server that the previous call checked last. This is much cheaper than reading all
+    /// destinations.
     ///
     /// # Errors
     /// Returns an error if IPVS or the addresses cannot be read.
@@ -45,8 +46,8 @@ impl<K: Kernel> IpvsBackend<K> {
         !self.desired.servers().draining().is_empty()
     }
 
-    /// Deletes draining destinations whose last connection ended, or whose time limit has passed. `now`: the time since any fixed
-    /// moment.
+    /// Deletes draining destinations whose last connection ended, or whose time limit has passed. `now`: the time since a moment
+    /// that is the same for all calls.
     ///
     /// # Errors
     /// Returns an error if the kernel's IPVS does not answer.

@@ -1,8 +1,8 @@
 //! The chains and their rules. No rule names a Service: Services are elements of sets and maps.
 //!
 //! IPVS takes packets to VIPs in the hooks `input` (from other hosts) and `output` (from this node), after the chains of this
-//! module. It rewrites them and sends them on through `output` and `postrouting`. So every decision about a VIP is made before
-//! IPVS sees the packet, or uses the original destination of the connection:
+//! module. It rewrites them and sends them on through `output` and `postrouting`. Therefore the chains either handle a packet
+//! before IPVS sees it, or match the original destination of its connection:
 //!
 //! ```text
 //!  from other hosts: firewall ─► nat-prerouting (marks) ─► filter-input ─► IPVS ─► output, nat-postrouting
@@ -23,7 +23,7 @@ pub mod names {
         EXTERNAL_LOCAL, FIREWALL, MARK_MASQUERADE, MASQUERADING, REJECT_PORT, UNALLOCATED, UNSERVED,
     };
 
-    /// Decides about traffic to VIPs before IPVS sees it.
+    /// Handles packets to VIPs before IPVS: marks them for masquerading, or sends them to [`EXTERNAL_LOCAL`].
     pub const SERVICES: &str = "services-entry";
     /// Rejects packets to an address of VIPs that match no VIP.
     pub const ACCESS: &str = "access";
@@ -107,8 +107,8 @@ fn masquerading(facts: &Facts) -> Chain {
         .rule(from_vip.comment("what this node sends to a VIP comes from its address"))
 }
 
-/// The addresses of VIPs are local addresses of the node. This chain keeps clients from reaching the node's own ports through
-/// them.
+/// Rejects packets to the address of a VIP but to no VIP. The addresses of VIPs are local addresses of the node, so clients
+/// could otherwise reach the node's own ports through them.
 fn access() -> Chain {
     Chain::new(names::ACCESS).comment("the node's own ports are not reached by addresses of VIPs").rule([
         Statement::is_in([Field::DestinationAddress], SetId::Addresses.name()),
@@ -117,10 +117,12 @@ fn access() -> Chain {
     ])
 }
 
-/// IPVS takes packets for its virtual servers. A packet that opens a connection to a VIP and gets past IPVS found no virtual
-/// server: another program deleted it, and a repair will add it again. A client without an answer retries, but a rejected client
-/// gives up. The rules match only addresses of our interface, where no other program may listen, because packets from IPVS to an
-/// endpoint on the node itself pass this chain, too.
+/// Drops packets to a VIP whose virtual server is missing. IPVS takes packets for its virtual servers. If a packet that opens a
+/// connection to a VIP gets past IPVS, another program has deleted the virtual server, and a repair will add it again. Until
+/// then, a client without an answer retries, but a rejected client would give up.
+///
+/// The rules match only addresses of our interface, where no other program may listen. Otherwise they would also drop packets
+/// from IPVS to an endpoint on the node itself.
 fn missed() -> Chain {
     let on_interface = || Statement::is_in([Field::DestinationAddress], SetId::Addresses.name());
     let to_vip = || Statement::is_in(VIP, SetId::Vips.name());

@@ -59,8 +59,8 @@ pub fn picking_of(vip: &Vip) -> Option<(u32, Name)> {
     picks.then(|| (slots, format!("lb-{slots}").into()))
 }
 
-/// The source ranges, and the VIP itself if the node is in one of them. Packets from the node to an address on its own interface
-/// have that address as their source.
+/// The source ranges, and the VIP's own address if an address of the node is in one of them. Packets from the node to an
+/// address on its own interface have that address as their source.
 fn allowed(vip: IpAddr, ranges: &[IpNet], node: &[IpAddr]) -> Vec<IpNet> {
     let contains = |address: &IpAddr| ranges.iter().any(|range| range.contains(address));
     let mut allowed = ranges.to_vec();

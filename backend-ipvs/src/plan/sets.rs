@@ -23,11 +23,11 @@ pub enum SetId {
     Endpoints,
     /// Maps a VIP without eligible endpoints to its verdict.
     NoEndpoints,
-    /// The connections of local endpoints to themselves.
+    /// The addresses and ports that show a hairpin: the connection of a local endpoint to itself.
     Hairpin,
     /// The VIPs with source ranges.
     Firewalled,
-    /// The sources that may reach these VIPs.
+    /// The sources that may connect to VIPs with source ranges.
     AllowedSources,
 }
 
