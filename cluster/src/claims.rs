@@ -1,10 +1,10 @@
 //! Decides which Service owns an address and port that several Services claim.
 //!
 //! Kubernetes allows two Services with the same external IP and port. In files, they may also share a ClusterIP, NodePort or
-//! healthCheckNodePort. A packet can go to only one of them. The oldest Service is the owner. If several are equally old, the
-//! owner is the one whose name sorts first. So every node chooses the same owner, in whatever order the events arrive. Services
-//! may share an address on different ports. If a Service loses one port of an address, it is not served on that address at all,
-//! and takes no other port of the address from other Services.
+//! healthCheckNodePort. A packet can go to only one of them. The oldest Service is the owner. If several are equally old,
+//! the owner is the one whose name sorts first. Every node therefore chooses the same owner, in whatever order the events
+//! arrive. Services may share an address on different ports. If a Service loses one port of an address, it is not served on
+//! that address at all. It then takes no other port of the address from other Services.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -179,7 +179,7 @@ impl Claims {
     }
 }
 
-/// Every address and port that a Service claims, and the field that names it.
+/// Every address and port that a Service claims, and the field that contains it.
 fn fronts(service: &ServiceObject) -> impl Iterator<Item = (Front, &'static str)> + '_ {
     let wanted = localize::wanted(service);
     let family = |family| wanted.iter().any(|(address, _)| Family::of(*address) == family);

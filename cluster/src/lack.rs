@@ -8,12 +8,12 @@ const MIN_LOSS: usize = 20;
 pub struct Lack {
     /// How many Services or endpoints are missing.
     pub lost: usize,
-    /// How many existed before.
+    /// How many Services or endpoints existed before.
     pub of: usize,
 }
 
 impl Lack {
-    /// Whether the loss is more likely a mistake than a change: at least `MIN_LOSS`, and more than half.
+    /// Whether the loss is probably a mistake: at least `MIN_LOSS`, and more than half of what existed before.
     pub fn is_suspicious(self) -> bool {
         self.lost >= MIN_LOSS && self.lost > self.of / 2
     }

@@ -66,7 +66,7 @@ pub struct Cluster {
     options: Options,
     /// The operator's choice of the node's addresses.
     node_ips: NodeIps,
-    /// The facts about the node that decide about Services.
+    /// The facts about the node that affect how Services are localized.
     here: Here,
     synced: BTreeSet<Kind>,
     services: HashMap<ServiceKey, ServiceObject>,
@@ -127,8 +127,8 @@ impl Cluster {
         self.synced.len() == Kind::ALL.len()
     }
 
-    /// Localizes the Services that were marked since the last call. `None` until every kind has been listed completely, because
-    /// an incomplete state is never served.
+    /// Localizes the Services that were marked since the last call. Returns `None` until every kind has been listed
+    /// completely, because an incomplete state is never served.
     pub fn localize(&mut self) -> Option<Localized> {
         if !self.is_synced() {
             return None;
@@ -171,8 +171,8 @@ impl Cluster {
         Some(localize::topology(object, self.slices_of(key), &self.here, &self.claims.lost(object)))
     }
 
-    /// The decisions about a Service and their reasons: whether it is served, and which rule excludes each endpoint that is not
-    /// eligible for all of its traffic. This is computed on request, for diagnosis only.
+    /// Explains how the Service is localized: whether this node serves it, and which rule excludes each endpoint that is not
+    /// eligible for some of its traffic. This is computed on request, for diagnosis only.
     pub fn reasons(&self, key: &ServiceKey) -> localize::Reasons {
         let Some(object) = self.services.get(key) else {
             return localize::Reasons { standing: localize::Standing::Absent, ..Default::default() };
@@ -344,9 +344,9 @@ impl Cluster {
         }
     }
 
-    /// The loss if `missing` were removed, in Services or endpoints. `others` are the other objects of the same list. If a
-    /// Service keeps at least as many endpoints as it loses, they are not lost, because its slices may have other names now. The
-    /// endpoints of a single Service or of a deleted Service are not lost, either.
+    /// The size of the loss, in Services or endpoints, if `missing` were removed. `others` are the other objects of the same
+    /// list. For each Service, only the endpoints in excess of those that it keeps count as lost, because its slices may
+    /// have other names now. Endpoints of a deleted Service do not count. The loss is 0 if only one Service loses endpoints.
     pub fn lack<'a>(
         &self,
         kind: Kind,

@@ -1,12 +1,12 @@
 //! Merges the EndpointSlices of a Service into the endpoints of each of its ports.
 //!
-//! Port name and protocol join a slice to a port. The port number is the slice's, so that a named port may have different numbers
-//! on different endpoints. Several slices may contain the same address and port, for two reasons: an endpoint moves from one
-//! slice to another, or a new pod gets an address before the old pod's endpoint is deleted. One of these duplicates is used.
-//! Every node chooses the same one, in whatever order the slices arrive. The first of these rules that distinguishes them
-//! decides:
-//! - An endpoint that is not terminating precedes one that is. This is kube-proxy's rule: the address is the new pod's, ready or
-//!   not.
+//! A port of a slice belongs to the Service port with the same name and protocol. The slice gives the port number, so a
+//! named port may have different numbers on different endpoints. Several slices may contain the same address and port, for
+//! two reasons: an endpoint moves from one slice to another, or a new pod gets an address before the old pod's endpoint is
+//! deleted. Only one of these duplicates is used. Every node chooses the same one, in whatever order the slices arrive. The
+//! choice follows the first of these rules that distinguishes the duplicates:
+//! - An endpoint that is not terminating precedes one that is. As in kube-proxy, the address belongs to the new pod, even if
+//!   that pod is not ready.
 //! - A ready endpoint precedes one that is not.
 //! - A serving endpoint precedes one that is not.
 //! - The endpoint of the slice whose name sorts last precedes the others.
@@ -44,12 +44,12 @@ impl Candidate<'_> {
         (!terminating, ready, serving, self.source)
     }
 
-    /// Whether this is the endpoint at that position of the slice, so that no duplicate replaced it.
+    /// Whether this is the endpoint at `position` of `slice`, and not a duplicate that replaced it.
     pub(super) fn is_of(&self, slice: &str, position: usize) -> bool {
         self.source == (slice, Reverse(position))
     }
 
-    /// The name of its slice.
+    /// The name of the endpoint's slice.
     pub(super) fn slice(&self) -> &str {
         self.source.0
     }
@@ -60,7 +60,7 @@ impl Candidate<'_> {
     }
 }
 
-/// The endpoints of each port (by position), by address and number.
+/// For each Service port, in the order of the ports: its endpoints, by address and port number.
 pub(super) type Candidates<'a> = Vec<BTreeMap<(IpAddr, u16), Candidate<'a>>>;
 
 /// Maximum number of pairs of a port and an endpoint in a Service. Without it, everyone who may create Services could fill the
@@ -122,7 +122,8 @@ pub(super) fn merge<'a>(
     Some(candidates)
 }
 
-/// The Service ports (by position, sorted by name) that match the slice's ports, with their numbers in the slice.
+/// The Service ports that match the slice's ports. Each is given by its position in `ports`, which are sorted by name, and
+/// by its number in the slice.
 fn join(ports: &[Port], slice: &SliceObject, skips: &mut Skips<'_>) -> Vec<(usize, u16)> {
     let mut joined = Vec::new();
     for (position, port) in slice.ports.iter().enumerate() {
@@ -151,7 +152,7 @@ fn join(ports: &[Port], slice: &SliceObject, skips: &mut Skips<'_>) -> Vec<(usiz
     joined
 }
 
-/// The endpoints with valid addresses, with their positions.
+/// The endpoints with valid addresses, each with its position in the slice.
 fn usable<'a>(
     slice: &'a SliceObject,
     family: Family,

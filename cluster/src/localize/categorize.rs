@@ -36,7 +36,8 @@ impl Policy {
     }
 }
 
-/// Whether `externalTrafficPolicy` is `Local` and applies. It applies to Services that accept external traffic.
+/// Whether `externalTrafficPolicy` is `Local` and applies to the Service. The policy applies only to Services that accept
+/// external traffic.
 fn external_policy_local(object: &ServiceObject) -> bool {
     let external = match object.kind {
         ServiceType::NodePort | ServiceType::LoadBalancer => true,
@@ -46,7 +47,7 @@ fn external_policy_local(object: &ServiceObject) -> bool {
     object.external_local && external
 }
 
-/// The use of the endpoints of one port in one family.
+/// Which endpoints of one port are used in one family.
 #[derive(Debug)]
 pub(super) struct Usage {
     policy: Policy,
@@ -90,7 +91,8 @@ impl Choice {
     }
 }
 
-/// Decides about the endpoints of one port in one family. `external`: whether the port has VIPs other than its ClusterIP.
+/// Chooses the cluster set and the local set for one port in one family. `external`: whether the port has VIPs other than
+/// its ClusterIP.
 pub(super) fn categorize<'a>(
     endpoints: impl Iterator<Item = &'a Candidate<'a>> + Clone,
     policy: Policy,
@@ -128,7 +130,8 @@ impl Usage {
             internal: if self.policy.internal_local { local } else { cluster },
             external: self.external && if self.policy.external_local { local } else { cluster },
             short_circuit: self.external && self.policy.external_local && cluster,
-            // A Service may publish an endpoint that is not ready. It gets new connections, so it may keep them.
+            // A Service may publish endpoints that are ready but not serving. These get new connections, so they may keep
+            // existing ones.
             established: endpoint.conditions.serving || endpoint.conditions.ready,
         }
     }

@@ -19,7 +19,8 @@ use super::{
 /// numbers for a port, it needs two entries.
 type Group<'a> = (IpAddr, bool, Option<&'a Arc<str>>, Scopes, usize);
 
-/// The ports with their verdicts for the case without endpoints, and the endpoints of a Service, sorted.
+/// Returns the ports of a Service, with the verdicts for traffic without an eligible endpoint, and the Service's endpoints.
+/// Both are sorted.
 pub(super) fn endpoints(
     mut ports: Vec<Port>,
     families: &[Family],
@@ -60,8 +61,8 @@ pub(super) fn endpoints(
     (ports, endpoints)
 }
 
-/// Adds a port to an entry. Ports arrive sorted by name and number, so the ports of each entry are sorted, too. Comparing with
-/// the last one is enough to find out whether the entry has the port.
+/// Adds a port to an entry. Ports arrive sorted by name and number, so each entry's ports are sorted, too. An entry already
+/// has a port of this name only if that port is its last one.
 fn insert<'a>(
     groups: &mut BTreeMap<Group<'a>, Vec<EndpointPort>>,
     address: IpAddr,

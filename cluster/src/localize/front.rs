@@ -30,7 +30,7 @@ impl Front {
     }
 }
 
-/// The addresses that the Service would have if no other Service claimed them, each with the field that names it.
+/// The addresses that the Service would have if no other Service claimed them, each with the field that contains it.
 pub fn wanted(object: &ServiceObject) -> Vec<(IpAddr, &'static str)> {
     let mut skips = Skips::new(object);
     let front = front(object, &Here::new(""), &[], &mut skips);
@@ -40,7 +40,7 @@ pub fn wanted(object: &ServiceObject) -> Vec<(IpAddr, &'static str)> {
     wanted
 }
 
-/// Decides about the addresses of a Service.
+/// Decides which addresses of a Service are served.
 pub(super) fn front(object: &ServiceObject, here: &Here, lost: &[Lost], skips: &mut Skips<'_>) -> Front {
     let cluster_ips = cluster_ips(object, lost, skips);
     let mut front = Front { cluster_ips: cluster_ips.iter().copied().collect(), ..Front::default() };
@@ -61,7 +61,7 @@ pub(super) fn front(object: &ServiceObject, here: &Here, lost: &[Lost], skips: &
     front
 }
 
-/// One ClusterIP for each family that `ipFamilies` names. If `ipFamilies` is empty, the first ClusterIP of each family.
+/// One ClusterIP for each family that `ipFamilies` lists. If `ipFamilies` is empty, the first ClusterIP of each family.
 fn cluster_ips(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> BTreeSet<IpAddr> {
     let named = !object.families.is_empty();
     let mut found: BTreeSet<IpAddr> = BTreeSet::new();
@@ -79,8 +79,8 @@ fn cluster_ips(object: &ServiceObject, lost: &[Lost], skips: &mut Skips<'_>) -> 
     found
 }
 
-/// Warns of a VIP that is an address of the node. kube-proxy serves it without a warning: the addresses of Services precede those
-/// of the node. So a Service with port 22 on such an address replaces the node's SSH server.
+/// Warns about a VIP that is also an address of the node. On such an address, the Service takes precedence over the node:
+/// for example, a Service with port 22 replaces the node's SSH server. kube-proxy serves such a VIP without a warning.
 fn warn_of_node_address(field: String, address: IpAddr, object: &ServiceObject, skips: &mut Skips<'_>) {
     let ports = object.ports.iter().filter_map(|port| match &port.protocol {
         Parsed::Good(protocol) => Some(format!("{}/{protocol}", port.port)),

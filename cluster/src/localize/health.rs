@@ -14,7 +14,7 @@ use crate::objects::{NodeObject, ServiceObject, ServiceType, SliceObject};
 /// The taint that the autoscaler puts on a Node before it deletes it.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// The field that names the port for health checks.
+/// The field that contains the port for health checks.
 pub const HEALTH_CHECK_NODE_PORT: &str = "spec.healthCheckNodePort";
 
 /// Whether load balancers check each node for the Service. They do so only if its external traffic needs a local endpoint.
@@ -33,11 +33,12 @@ pub fn health_check_port(object: &ServiceObject) -> Option<u16> {
 pub struct HealthCheck {
     /// `spec.healthCheckNodePort`.
     pub port: u16,
-    /// The number of addresses of endpoints that are ready on this node. `None` if the Service does not have the family.
+    /// For each family, the number of addresses with a ready endpoint on this node. `None` if the Service does not have the
+    /// family.
     pub ready: ByFamily<Option<usize>>,
 }
 
-/// The answer for `service`, the localized form of `object`. `None` if it has no port for health checks.
+/// The answer for `service`, the localized form of `object`. `None` if the Service has no port for health checks.
 ///
 /// An address counts once, however many ports it serves.
 pub fn health_check<'a>(

@@ -1,4 +1,5 @@
-//! Localizes Kubernetes objects: computes their meaning on this node. Pure and total, with one module per decision.
+//! Localizes Kubernetes objects: computes what they mean for this node. The code is pure and accepts every object. Each
+//! module makes one kind of decision.
 //!
 //! ```text
 //! proxied?  ─► front: families, addresses, ports, source ranges   ─┐
@@ -46,7 +47,7 @@ pub struct Localized {
     pub node: Option<Node>,
     /// The Services that may have changed, sorted. `None` for a Service that the node does not serve, or no longer serves.
     pub services: Vec<(ServiceKey, Option<Arc<Service>>)>,
-    /// The answers to load balancers' health checks for those of the Services that have a health check port, sorted.
+    /// The answers to load balancers' health checks, sorted: one for each of these Services that has a health check port.
     pub health_checks: Vec<(ServiceKey, HealthCheck)>,
     /// Whether load balancers may choose this node. `None` if that has not changed.
     pub node_eligible: Option<bool>,
@@ -54,7 +55,7 @@ pub struct Localized {
     pub primary: Option<Family>,
     /// The diagnostics of these objects, each with the Service that it concerns; `None` for the node.
     pub skipped: Vec<(Option<ServiceKey>, Diagnostic)>,
-    /// The objects that changed.
+    /// How many objects changed, and when their changes were triggered.
     pub changes: ObjectChanges,
 }
 
@@ -74,7 +75,7 @@ pub struct ObjectChanges {
 pub struct Lost {
     /// The address, protocol and port. A NodePort has the unspecified address of its family.
     pub front: (IpAddr, Protocol, u16),
-    /// The field of the Service that names it.
+    /// The field of the Service that contains the address or port.
     pub field: &'static str,
     /// The owner.
     pub to: ServiceKey,
@@ -149,7 +150,7 @@ pub fn service<'a>(
     (Some(service), skips.skipped)
 }
 
-/// How hints narrow the endpoints of each port of a proxied Service in each family. If a port ignores them, the reason. The brain
+/// For each port and family of a proxied Service: how hints narrow the endpoints, or why the hints are ignored. The brain
 /// computes this on request, for diagnosis only.
 pub fn topology<'a>(
     object: &ServiceObject,

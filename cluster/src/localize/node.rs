@@ -11,7 +11,7 @@ use crate::objects::{NodeObject, Parsed, ServiceCidrObject};
 /// Maximum length of each list. Readers limit the size of a message, and no real node needs more.
 const MOST: usize = 1000;
 
-/// The facts about the node that decide about Services.
+/// The facts about the node that affect how Services are localized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Here {
     /// The name of the node.
@@ -20,7 +20,8 @@ pub struct Here {
     pub zone: Arc<str>,
     /// The addresses of the node. The first one of each family is its primary address.
     pub addresses: Vec<IpAddr>,
-    /// The family of the first address that the operator or the Node names.
+    /// The family of the node's first address. The operator's addresses precede those of the Node. `None` if there is no
+    /// address.
     pub primary: Option<Family>,
 }
 

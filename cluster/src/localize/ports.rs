@@ -1,4 +1,4 @@
-//! The ports of a Service. Each port has a unique name, which joins endpoints to it.
+//! The ports of a Service. Each port has a unique name, by which endpoints refer to it.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use localnet_proto::{Port, Protocol};
 use super::{Lost, Skips};
 use crate::objects::{Parsed, ServiceObject, ServicePort};
 
-/// The field that names NodePorts, for [`Lost`].
+/// The field that contains a NodePort, as in [`Lost`].
 pub const NODE_PORTS: &str = "spec.ports[].nodePort";
 
 /// The ports that can be served, sorted by name. The verdicts for ports without endpoints are set later.

@@ -104,7 +104,7 @@ impl Found {
     }
 }
 
-/// The decisions about a Service, which are to be explained.
+/// A Service, and the decisions about it that are to be explained.
 struct Explained<'a> {
     object: &'a ServiceObject,
     here: &'a Here,

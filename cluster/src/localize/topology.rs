@@ -13,7 +13,7 @@ use localnet_proto::{
 
 use super::{Here, candidates::Candidate};
 
-/// The endpoints that hints leave.
+/// The endpoints that remain after hints have been applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// All endpoints.
@@ -31,7 +31,7 @@ pub struct Topology {
     pub port: Arc<str>,
     /// The family of the endpoints.
     pub family: Family,
-    /// The endpoints that get traffic without a traffic policy of `Local`.
+    /// The endpoints that get the traffic to which no traffic policy of `Local` applies.
     pub mode: Mode,
     /// Why hints for nodes are ignored. `None` if they apply.
     pub not_same_node: Option<Reason>,
@@ -48,7 +48,8 @@ pub enum Reason {
     NoReadyEndpoint,
     /// No ready endpoint has a hint.
     NoHints,
-    /// Some ready endpoints have hints, but this one does not. It is the first of those. A rollout may be in progress.
+    /// Some ready endpoints have hints, and others do not. This is the address of the first one without a hint. A rollout
+    /// may be in progress.
     EndpointWithoutHint(IpAddr),
     /// The Node has no zone.
     NodeHasNoZone,
@@ -90,7 +91,8 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Reads the hints of the ready endpoints. Hints for nodes precede hints for zones. If neither apply, all endpoints remain.
+/// Reads the hints of the ready endpoints. Hints for nodes precede hints for zones. If neither applies to this node, all
+/// endpoints remain.
 pub(super) fn mode<'a>(endpoints: impl Iterator<Item = &'a Candidate<'a>> + Clone, here: &Here) -> Mode {
     let ready = endpoints.filter(|endpoint| endpoint.conditions.ready);
     let offered = |mode: &Mode| offer(*mode, ready.clone(), here).is_ok();

@@ -57,8 +57,8 @@ pub struct ServiceObject {
     pub namespace: Arc<str>,
     /// `metadata.name`.
     pub name: Arc<str>,
-    /// `metadata.creationTimestamp` in seconds since 1970; 0 if unknown. If two Services claim an address and port, the older one
-    /// owns it.
+    /// `metadata.creationTimestamp` in seconds since 1970; 0 if unknown. If two Services claim the same address and port,
+    /// the older Service is the owner.
     pub created: i64,
     /// Value of the label `service.kubernetes.io/service-proxy-name`, if there is one.
     pub proxy_name: Option<Arc<str>>,

@@ -30,11 +30,12 @@ pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
 /// Annotation of a Service: the IPVS scheduler that chooses its endpoints.
 pub const IPVS_SCHEDULER: &str = "localnet.dev/ipvs-scheduler";
-/// Annotation of a Service by which kube-proxy on Windows preserves the destination of packets.
+/// Annotation of a Service that makes kube-proxy on Windows preserve the destination of packets.
 pub const PRESERVE_DESTINATION: &str = "preserve-destination";
 /// Label of an EndpointSlice that names its Service.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Annotation of an EndpointSlice: when the pod or Service that caused its last change had changed. RFC 3339.
+/// Annotation of an EndpointSlice: the time, in RFC 3339, at which the pod or Service changed that caused the slice's last
+/// change.
 pub const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// Label of a Node that names its zone.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
