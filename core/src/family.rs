@@ -1,4 +1,4 @@
-//! [`Family`], and [`ByFamily`]: one value for each.
+//! [`Family`], and [`ByFamily`], which has one value for each family.
 
 use std::{
     array, fmt,
@@ -87,7 +87,7 @@ impl<T> ByFamily<T> {
         &mut self.0
     }
 
-    /// Both values, each replaced by what the function makes of it.
+    /// Applies the function to both values.
     pub fn map<U>(self, to: impl FnMut(T) -> U) -> ByFamily<U> {
         ByFamily(self.0.map(to))
     }

@@ -1,9 +1,11 @@
-//! The types that every crate shares. They do no I/O and know neither the wire, nor Kubernetes, nor a kernel.
+//! The types that every crate shares. They do no I/O, and depend neither on the wire format, nor on Kubernetes, nor on a
+//! kernel.
 //!
 //! - [`diagnostic`]: a problem with its code, subject, field and remedy. One type serves all programs, from the parser of a file
 //!   to the command that explains a Service.
 //! - [`ServiceKey`]: the name of a Service.
-//! - [`Family`], [`ByFamily`] and [`Protocol`]: what an address and a port belong to.
+//! - [`Family`], [`ByFamily`] and [`Protocol`]: the family of an address, a value for each family, and the protocol of a
+//!   port.
 //! - [`yaml`]: the documents of a YAML text, the lines of their fields, and the errors of the parser.
 
 pub mod diagnostic;

@@ -282,8 +282,8 @@ codes! {
 }
 
 impl Code {
-    /// The code of a diagnostic that another program sent. An older program sends none, a newer one may send one that this
-    /// program does not know.
+    /// Parses the code of a diagnostic that another program sent. Returns [`Code::Unknown`] for a code that this program
+    /// does not know, because a newer program sent it, and for the empty code of an older program.
     pub fn received(text: &str) -> Self {
         text.parse().unwrap_or(Self::Unknown)
     }

@@ -118,7 +118,7 @@ impl fmt::Display for Reason<'_> {
     }
 }
 
-/// How many characters of a text are shown. A text in a broken file may have any length.
+/// Maximum number of characters of a text that are shown. A text in a broken file may have any length.
 const SHOWN: usize = 500;
 
 /// Formats any text as one line that is safe to print to a terminal.

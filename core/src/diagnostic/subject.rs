@@ -42,7 +42,7 @@ pub struct Object {
 
 const SERVICE: &str = "Service";
 
-/// Reads an object as it is printed.
+/// Parses the form in which an object is printed.
 impl From<&str> for Object {
     fn from(text: &str) -> Self {
         let (kind, name) = text.split_once(' ').unwrap_or((text, ""));

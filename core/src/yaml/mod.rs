@@ -1,4 +1,5 @@
-//! Splits a YAML text into its documents, parses them into trees that know their lines, and explains the errors of the parser.
+//! Splits a YAML text into its documents, parses them into trees that contain the line of each field, and explains the
+//! errors of the parser.
 
 mod error;
 mod tree;
@@ -35,8 +36,9 @@ pub fn documents(text: &str) -> impl Iterator<Item = Document<'_>> {
     all.filter(|document| document.text.lines().any(has_content))
 }
 
-/// The first document of a text, with everything before it, so that line numbers stay the same. Also the line where a second
-/// document begins, if there is one. Go's reader, and so kube-proxy, reads only the first document.
+/// Returns the first document of a text, with everything before it, so that line numbers stay the same. Also returns the
+/// line on which a second document begins, if there is one. Go's reader, and therefore kube-proxy, reads only the first
+/// document.
 pub fn first_document(text: &str) -> (&str, Option<u64>) {
     let mut documents = documents(text);
     let end = documents.next().map_or(text.len(), |first| first.end);

@@ -1,4 +1,4 @@
-//! A YAML or JSON text as a tree that keeps the place of every field, and duplicate fields.
+//! Parses a YAML or JSON text into a tree that contains the line of every field, and keeps duplicate fields.
 
 use std::fmt;
 
@@ -46,7 +46,7 @@ pub struct Key {
 }
 
 impl Tree {
-    /// A map of fields, which begins at the first of them.
+    /// A map of fields, which begins on the line of the first field.
     pub fn of_fields(fields: Vec<(Key, Self)>) -> Self {
         Self { line: fields.first().map_or(1, |(key, _)| key.line), node: Node::Map(fields) }
     }
@@ -103,7 +103,7 @@ impl Tree {
         self.find(path).map_or_else(Self::line, |(line, _)| line)
     }
 
-    /// The line and the value of a field, or its nearest parent.
+    /// Returns the line and the value of a field. If the field is missing, the error is its nearest parent.
     fn find(&self, path: &str) -> Result<(u64, &Self), &Self> {
         let mut found = (self.line, self);
         for step in path.split(['.', '[', ']']).filter(|step| !step.is_empty()) {
@@ -212,7 +212,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
         Ok(Node::Number(value.into()))
     }
 
-    // So large a number is kept as text: no numeric field accepts it.
+    // A number this large is kept as text, because no numeric field accepts it.
     fn visit_i128<E>(self, value: i128) -> Result<Node, E> {
         Ok(Node::Text(value.to_string()))
     }
