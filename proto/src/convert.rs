@@ -1,4 +1,4 @@
-//! Converts each object between the model and the wire, one direction beside the other.
+//! Converts each object between the model and the wire. The two directions of an object are next to each other.
 
 use std::{
     collections::BTreeSet,
@@ -357,7 +357,7 @@ fn optional_port(number: i32) -> Result<Option<u16>, String> {
     if number == 0 { Ok(None) } else { port_number(number).map(Some) }
 }
 
-/// Shares equal names among services and endpoints, because a backend keeps what it has read for its whole life.
+/// Lets services and endpoints share equal names, because a backend keeps them in memory for as long as it runs.
 #[derive(Debug, Default)]
 pub(crate) struct Names(Vec<Arc<str>>);
 

@@ -1,7 +1,7 @@
 //! Decodes one answer of `Next`: wire → model. Any bytes yield an [`Update`] or an error that names the field.
 //!
-//! The wire format only grows, so a newer brain may send values that this reader does not know. It leaves out a port of an
-//! unknown protocol, and decodes an unknown verdict as reject, the verdict that informs the client.
+//! The wire format only grows, so a newer brain may send values that this reader does not know. The reader skips a port with
+//! an unknown protocol, and decodes an unknown verdict as reject, because that verdict informs the client.
 
 use std::{collections::BTreeMap, fmt::Display, sync::Arc};
 
@@ -26,14 +26,14 @@ pub struct DecodeError {
     pub problem: String,
 }
 
-/// Collects the items of one answer. [`Assembler::finish`] returns the update after the stream ended with OK.
+/// Collects the items of one answer. Once the stream has ended with OK, [`Assembler::finish`] returns the update.
 #[derive(Debug, Default)]
 pub struct Assembler {
     next: Option<wire::NextFilter>,
     node: Option<Node>,
     services: BTreeMap<ServiceKey, Arc<Service>>,
     removed: Vec<ServiceKey>,
-    /// The service of the previous item, which a continuation must name.
+    /// The service of the previous item. A continuation must have the same service.
     last: Option<ServiceKey>,
     names: Names,
 }
@@ -42,7 +42,7 @@ impl Assembler {
     /// Adds the next item of the stream, in its encoded form.
     ///
     /// # Errors
-    /// Returns an error if the bytes are not an item, or if the item may not follow the previous ones.
+    /// Returns an error if the bytes do not encode an item, or for the reasons of [`push`](Self::push).
     pub fn push_bytes(&mut self, item: bytes::Bytes) -> Result<(), DecodeError> {
         self.push(wire::NextItem::decode(item).map_err(|error| answer_error("NextItem", error))?)
     }

@@ -14,7 +14,7 @@ pub const BYTES_PER_ITEM: usize = 1 << 20;
 /// The maximum size of an item in bytes: the default limit of gRPC libraries.
 pub const MAX_ITEM_BYTES: usize = 4 << 20;
 
-/// The first item of an answer: the token of its state. `delta`: whether the other items are changes.
+/// The first item of an answer, which contains the token of the state. `delta`: whether the other items are changes.
 pub fn next_item(revision: Revision, delta: bool) -> wire::NextItem {
     wire::NextItem { next: Some(next_filter(revision, delta)), ..Default::default() }
 }
@@ -34,8 +34,8 @@ pub fn removed_item(key: &ServiceKey) -> wire::NextItem {
     wire::NextItem { removed: Some(key.into()), ..Default::default() }
 }
 
-/// The items of a service: one, and continuations if it has more than [`ENDPOINTS_PER_ITEM`] endpoints, or more than
-/// [`BYTES_PER_ITEM`] bytes of them.
+/// The items of a service. There are several, the first item and its continuations, if the service has more than
+/// [`ENDPOINTS_PER_ITEM`] endpoints, or if its endpoints have more than [`BYTES_PER_ITEM`] bytes.
 pub fn service_items(service: &Service) -> Vec<wire::NextItem> {
     let item = |head: wire::Service, endpoints: &[Endpoint], continues: bool| wire::NextItem {
         endpoints: Some(wire::ServiceEndpoints {

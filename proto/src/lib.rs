@@ -7,10 +7,10 @@
 //!
 //! - [`wire`] is generated from `localnetv1.proto`, which documents every message and field.
 //! - [`model`] has the same content in types that cannot hold invalid values. All code except the conversions uses it.
-//! - [`Address`] is the address of a brain, in the syntax of Docker's hosts, for both sides.
+//! - [`Address`] is the address of a brain, in the syntax of Docker's hosts. The brain and its clients both parse it.
 //! - [`reasons`] explains a state: the typed form of the answers of `Reasons.Why`, and its conversions.
-//! - [`encode`] (model → wire) and [`decode`] (wire → model) handle the items of an answer. The module `convert` has both
-//!   directions of each object.
+//! - [`encode`] (model → wire) and [`decode`] (wire → model) handle the items of an answer. The module `convert` converts
+//!   single objects in both directions.
 
 mod address;
 mod convert;
@@ -33,7 +33,7 @@ pub mod wire {
     tonic::include_proto!("localnetv1");
 }
 
-/// KPNG's later name of `Watch`, generated from `localv1.proto`.
+/// `Watch` under the name that newer versions of KPNG use, generated from `localv1.proto`.
 #[expect(clippy::allow_attributes, reason = "generated code; the proto file documents it")]
 pub mod localv1 {
     tonic::include_proto!("localv1");

@@ -216,26 +216,26 @@ pub enum Verdict {
 pub struct Endpoint {
     /// The address.
     pub address: IpAddr,
-    /// The service's ports that it serves, sorted by name.
+    /// The service's ports that the endpoint serves, sorted by name.
     pub ports: Vec<EndpointPort>,
-    /// Whether it is on this node.
+    /// Whether the endpoint is on this node.
     #[serde(default, skip_serializing_if = "is_default")]
     pub local: bool,
     /// The host name, if there is one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub hostname: Option<Arc<str>>,
-    /// The traffic that it is eligible for.
+    /// The traffic that the endpoint is eligible for.
     pub scopes: Scopes,
 }
 
 impl Endpoint {
-    /// The port number for the service's port of that name; `None` if the endpoint does not serve it.
+    /// The endpoint's port number for the service's port `name`; `None` if the endpoint does not serve that port.
     pub fn port(&self, name: &str) -> Option<u16> {
         self.ports.iter().find(|port| *port.name == *name).map(|port| port.port)
     }
 }
 
-/// The number of a service's port on an endpoint.
+/// The port number of an endpoint for one of the service's ports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointPort {
@@ -250,27 +250,29 @@ pub struct EndpointPort {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Scopes {
-    /// Whether it serves traffic to ClusterIPs.
+    /// Whether the endpoint serves traffic to ClusterIPs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub internal: bool,
-    /// Whether it serves traffic to external addresses and NodePorts; under the external traffic policy Local only from outside.
+    /// Whether the endpoint serves traffic to external addresses and NodePorts. If the external traffic policy is Local,
+    /// this excludes traffic from this node and its pods.
     #[serde(default, skip_serializing_if = "is_default")]
     pub external: bool,
-    /// Whether, under the external traffic policy Local, it serves the same traffic from this node and its pods.
+    /// Whether the endpoint serves traffic from this node and its pods to external addresses and NodePorts, if the external
+    /// traffic policy is Local. Otherwise false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub short_circuit: bool,
-    /// Whether its existing connections may continue.
+    /// Whether existing connections to the endpoint may continue.
     #[serde(default, skip_serializing_if = "is_default")]
     pub established: bool,
 }
 
 impl Scopes {
-    /// Whether the endpoint serves new flows of any scope.
+    /// Whether the endpoint serves new flows of at least one scope.
     pub fn is_eligible(self) -> bool {
         self.internal || self.external || self.short_circuit
     }
 
-    /// Whether both have a scope of new flows in common.
+    /// Whether both serve new flows of at least one common scope.
     pub fn overlaps(self, other: Self) -> bool {
         let Self { internal, external, short_circuit, .. } = self;
         internal && other.internal || external && other.external || short_circuit && other.short_circuit

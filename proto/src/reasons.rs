@@ -1,4 +1,5 @@
-//! Why the brain serves a Service as it does: the typed form of `ServiceReasons`, for both sides of the call.
+//! Explains why the brain serves a Service in the way it does: the typed form of `ServiceReasons`, for both sides of the
+//! call.
 
 use std::net::IpAddr;
 
@@ -15,19 +16,19 @@ pub use wire::{EndpointConditions, Nearness, Rule, Standing};
 /// The decisions about a Service, and their reasons.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reasons {
-    /// Whether the node serves the Service, and why not.
+    /// Whether the node serves the Service; if not, why.
     pub standing: Standing,
     /// The diagnostics of the Service and its EndpointSlices.
     pub findings: Vec<Diagnostic>,
-    /// Endpoints that are not eligible for some of its traffic, sorted by port and address.
+    /// The endpoints that are not eligible for some of the Service's traffic, sorted by port and address.
     pub ineligible: Vec<Ineligible>,
-    /// The number of such endpoints; `ineligible` may be shorter.
+    /// The number of these endpoints. `ineligible` may contain only some of them.
     pub ineligible_count: usize,
     /// How topology hints narrow the endpoints of each port in each family.
     pub topology: Vec<Topology>,
-    /// The number of its EndpointSlices.
+    /// The number of the Service's EndpointSlices.
     pub slices: usize,
-    /// The number of endpoints in them.
+    /// The number of endpoints in these EndpointSlices.
     pub endpoints: usize,
     /// The conditions of the endpoints that are not ready or are terminating.
     pub unready: Vec<EndpointConditions>,
@@ -37,26 +38,26 @@ pub struct Reasons {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ineligible {
-    /// The name of the EndpointSlice that contains it.
+    /// The name of the EndpointSlice that contains the endpoint.
     pub slice: String,
-    /// Its address as the slice has it; empty if there is none.
+    /// The endpoint's address as in the slice; empty if there is none.
     pub address: String,
     /// The name of the Service's port.
     pub port_name: String,
-    /// The number of the port on the endpoint; 0 if there is none.
+    /// The port number of the endpoint; 0 if there is none.
     pub number: u16,
     /// The name of the endpoint's node; empty if the slice has none.
     pub node: String,
     /// Whether the endpoint is on this node.
     pub local: bool,
-    /// The traffic that it is not eligible for.
+    /// The traffic that the endpoint is not eligible for.
     pub from: Scopes,
-    /// The rule that excludes it.
+    /// The rule that excludes the endpoint.
     #[serde(serialize_with = "name")]
     pub rule: Rule,
-    /// The field that decides.
+    /// The field whose value caused the exclusion.
     pub field: String,
-    /// The rule for people, with the values that decided.
+    /// The rule for people, with the values that caused the exclusion.
     pub problem: String,
     /// The remedy.
     pub remedy: String,
