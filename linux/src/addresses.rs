@@ -46,7 +46,7 @@ pub struct Addresses {
     handle: Handle,
     /// Receives one message for any number of changes since the last read.
     changed: mpsc::Receiver<()>,
-    /// The tasks behind the subscription; they end when it is dropped.
+    /// The tasks behind the subscription. Dropping this set ends them.
     _work: JoinSet<()>,
 }
 
@@ -74,7 +74,8 @@ impl Addresses {
         Ok(messages.iter().filter_map(address).collect())
     }
 
-    /// Waits until an address is added or removed after the subscription, or after the last return of this method.
+    /// Waits until an address is added or removed. Also returns for a change that happened since the subscription
+    /// began, or since this method last returned.
     ///
     /// # Errors
     /// Returns [`Error::Ended`] if the subscription ended.
@@ -109,7 +110,7 @@ pub struct NodeAddresses {
     retry_at: Option<Instant>,
     /// Whether the log already has a warning about the current failure.
     warned: bool,
-    /// The name of an interface whose addresses are left out.
+    /// The name of an interface whose addresses are not listed.
     except: Option<String>,
 }
 
@@ -122,8 +123,8 @@ impl NodeAddresses {
     /// Lists the addresses. After an error, [`Self::next`] lists them again.
     ///
     /// # Errors
-    /// Returns an error if the subscription cannot be opened, or if the kernel refuses to list the addresses or the excepted
-    /// interface.
+    /// Returns an error if the subscription cannot be opened, or if the kernel refuses to list the addresses or to look
+    /// up the excepted interface.
     pub async fn list(&mut self) -> Result<Vec<IpAddr>, Error> {
         let listed = self.try_list().await;
         self.changed = listed.is_err();
@@ -187,8 +188,8 @@ impl NodeAddresses {
     }
 }
 
-/// The address that a netlink message describes. On a point-to-point link `IFA_LOCAL` is the node's own address and
-/// `IFA_ADDRESS` the peer's, so the local one is preferred.
+/// The address that a netlink message describes. On a point-to-point link, `IFA_LOCAL` is the node's own address and
+/// `IFA_ADDRESS` is the peer's. `IFA_LOCAL` is therefore preferred.
 pub(crate) fn address(message: &AddressMessage) -> Option<Address> {
     let find = |select: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(select);
     let local = find(|attribute| match attribute {

@@ -1,4 +1,4 @@
-//! An rtnetlink connection, and what its users share.
+//! An rtnetlink connection, and functions that its users share.
 
 use std::io;
 
@@ -29,7 +29,7 @@ impl Drop for Connection {
     }
 }
 
-/// The kernel's error number, if the error is the kernel's answer.
+/// The kernel's error number; `None` if the error did not come from the kernel.
 pub(crate) fn errno(error: &rtnetlink::Error) -> Option<Errno> {
     match error {
         rtnetlink::Error::NetlinkError(message) => Errno::from_io_error(&message.to_io()),

@@ -1,8 +1,9 @@
 //! A dummy interface for the virtual addresses of IPVS: the kernel delivers packets to its addresses locally, where IPVS sees
 //! them.
 //!
-//! The interface stays down and without ARP, as the kernel creates it. Its addresses are local nevertheless, it sends nothing,
-//! and no routes appear. The module manages only single addresses (/32 and /128).
+//! The interface stays down and without ARP, as the kernel creates it. Nevertheless, its addresses are local. The
+//! interface sends nothing, and the kernel adds no routes for it. The module manages only single addresses (/32 and
+//! /128).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -120,7 +121,7 @@ impl Dummy {
         let connection = Connection::open()?;
         match connection.handle.link().add(LinkDummy::new(name).build()).execute().await {
             Ok(()) => {}
-            // Another process created it in between.
+            // Another process has created it since the search.
             Err(error) if errno(&error) == Some(Errno::EXIST) => {}
             Err(error) => return Err(creation_failed(name, error)),
         }
@@ -153,7 +154,7 @@ impl Dummy {
     /// The interface's single addresses (/32 and /128). Empty if the interface was deleted.
     ///
     /// # Errors
-    /// The kernel denies or fails the request.
+    /// Returns an error if the kernel refuses or fails the request.
     pub async fn addresses(&self) -> Result<BTreeSet<IpAddr>, Error> {
         let listing = self.connection.handle.address().get().set_link_index_filter(self.index).execute();
         let messages: Vec<AddressMessage> = listing
@@ -209,7 +210,7 @@ impl Dummy {
     /// Deletes the interface with its addresses. A missing interface is not an error.
     ///
     /// # Errors
-    /// The kernel denies or fails the request.
+    /// Returns an error if the kernel refuses or fails the request.
     pub async fn delete(self) -> Result<(), Error> {
         match self.connection.handle.link().del(self.index).execute().await {
             Err(error) if errno(&error) != Some(Errno::NODEV) => {

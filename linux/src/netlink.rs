@@ -1,7 +1,8 @@
-//! Netlink messages and attributes as bytes: a writer, and a reader that accepts any bytes without panicking.
+//! Netlink messages and attributes as bytes: a writer, and a reader that accepts any bytes without panicking. The
+//! module also has non-blocking reads from a netlink socket.
 //!
-//! Also non-blocking reads from a netlink socket. The module knows the framing (RFC 3549, nested attributes) and the four-byte
-//! headers of nfnetlink and generic netlink, but nothing of tables, rules, flows or virtual servers.
+//! The module knows the framing (RFC 3549, nested attributes) and the four-byte headers of nfnetlink and generic
+//! netlink, but nothing of tables, rules, flows or virtual servers.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -54,8 +55,9 @@ pub(crate) const ERROR: u16 = 2;
 /// `NLMSG_DONE`
 pub(crate) const DONE: u16 = 3;
 
-/// Reads a part of the answer without blocking. The kernel processes a request within `send`, and prepares the next part of a
-/// dump within `recv`. So if no part is available now, none will come, and this returns [`Errno::AGAIN`].
+/// Reads a part of the answer without blocking. The kernel processes a request within `send`, and prepares the next
+/// part of a dump within `recv`. So if no part is available now, none will come. This function then returns
+/// [`Errno::AGAIN`].
 pub(crate) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<usize, Errno> {
     let socket = socket.as_fd();
     rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut *buffer, RecvFlags::DONTWAIT)).map(|(len, _)| len)
@@ -224,7 +226,7 @@ pub(crate) struct Head {
 /// The two headers of a message of generic netlink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Command {
-    /// The number of the generic netlink family.
+    /// The ID of the generic netlink family.
     pub(crate) kind: u16,
     pub(crate) flags: u16,
     pub(crate) sequence: u32,
@@ -239,7 +241,7 @@ pub(crate) struct Message<'a> {
     pub(crate) kind: u16,
     pub(crate) flags: u16,
     pub(crate) sequence: u32,
-    /// The netlink port of the process that caused it; 0 for the kernel itself.
+    /// The netlink port of the process that caused the message; 0 for the kernel itself.
     pub(crate) port: u32,
     /// Everything after the netlink header.
     pub(crate) payload: &'a [u8],

@@ -1,4 +1,5 @@
-//! Backoff for repairs: at once, unless another program keeps undoing them. Pure: the caller passes the time.
+//! Backoff for repairs. A repair is made at once, unless another program keeps undoing repairs. Pure: the caller passes
+//! the time.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// How long the repairs of a series may take together before each is followed by a rest.
 const BUDGET: Duration = Duration::from_secs(3);
-/// The rest, as a multiple of the repair's duration: 3 limits reading large tables to a quarter of one processor.
+/// How long to rest after a repair, as a multiple of the repair's duration. With 3, reading large tables takes at most
+/// a quarter of one processor.
 const REST: u32 = 3;
 
 /// The backoff after a series of repairs.

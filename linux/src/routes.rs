@@ -34,7 +34,7 @@ pub enum Route {
         /// The next hop, or `None` if the destination is on the link.
         gateway: Option<IpAddr>,
     },
-    /// Nowhere. The reason is in words: `network is unreachable`, `blackhole`.
+    /// Nowhere. Contains the reason, such as `network is unreachable` or `blackhole`.
     None(String),
 }
 
@@ -48,7 +48,7 @@ impl Routes {
     /// Opens a netlink socket. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// [`Error::Io`] if the socket cannot be opened.
+    /// Returns [`Error::Io`] if the socket cannot be opened.
     pub fn open() -> Result<Self, Error> {
         Ok(Self { connection: Connection::open()? })
     }
@@ -56,7 +56,8 @@ impl Routes {
     /// Looks up the route of a packet that the node itself sends to `address`.
     ///
     /// # Errors
-    /// [`Error::Ask`] if the answer cannot be parsed, [`Error::Io`] if the socket fails. A missing route is [`Route::None`].
+    /// Returns [`Error::Ask`] if the answer cannot be parsed, and [`Error::Io`] if the socket fails. If there is no
+    /// route, the result is [`Route::None`], not an error.
     pub async fn to(&self, address: IpAddr) -> Result<Route, Error> {
         let bits = if address.is_ipv4() { 32 } else { 128 };
         let request = RouteMessageBuilder::<IpAddr>::new().destination_prefix(address, bits);

@@ -17,7 +17,7 @@ pub fn start(config: &Linux) {
 /// Applies the configured settings of the node, but not those of this process.
 ///
 /// # Errors
-/// At least one setting could not be applied; the message names each.
+/// Returns an error if at least one setting could not be applied. The message names each of these settings.
 pub fn init(config: &Linux) -> anyhow::Result<()> {
     Setup::from_config(config).init(&Settings::default())
 }
@@ -64,7 +64,7 @@ impl Setup {
     /// privileges than the backend.
     ///
     /// # Errors
-    /// At least one setting could not be applied; the message names each.
+    /// Returns an error if at least one setting could not be applied. The message names each of these settings.
     pub fn init(&self, settings: &Settings) -> anyhow::Result<()> {
         let errors = self.limit(settings);
         if errors.is_empty() {

@@ -17,7 +17,7 @@ pub struct Error {
     /// The cause.
     #[source]
     pub source: io::Error,
-    /// How to fix it, where that is known.
+    /// The remedy, if it is known.
     remedy: Option<String>,
 }
 
@@ -52,7 +52,7 @@ impl Settings {
     /// The value of a setting. `name` is its path with slashes and no leading one: `proc/sys/net/ipv4/ip_forward`.
     ///
     /// # Errors
-    /// The file cannot be read, or does not hold an integer.
+    /// Returns an error if the file cannot be read, or does not contain an integer.
     pub fn get(&self, name: &str) -> Result<i64, Error> {
         let error = |source: io::Error| {
             let remedy = self.remedy(name, &source).map(str::to_owned);
@@ -66,7 +66,7 @@ impl Settings {
     /// `/proc/sys` but not to write it.
     ///
     /// # Errors
-    /// The setting cannot be read or written.
+    /// Returns an error if the setting cannot be read or written.
     pub fn ensure(&self, name: &str, value: i64) -> Result<Set, Error> {
         self.ensure_that(name, value, |now| now == value)
     }
@@ -74,7 +74,7 @@ impl Settings {
     /// Raises a setting to `value` unless it is at least that high.
     ///
     /// # Errors
-    /// The setting cannot be read or written.
+    /// Returns an error if the setting cannot be read or written.
     pub fn ensure_at_least(&self, name: &str, value: i64) -> Result<Set, Error> {
         self.ensure_that(name, value, |now| now >= value)
     }
@@ -106,7 +106,7 @@ impl Settings {
     /// The kernel release, such as `6.1.0-56-amd64`.
     ///
     /// # Errors
-    /// `/proc/sys/kernel/osrelease` cannot be read.
+    /// Returns an error if `/proc/sys/kernel/osrelease` cannot be read.
     pub fn release(&self) -> Result<String, Error> {
         let name = "proc/sys/kernel/osrelease";
         let error = |source| Error { verb: "read".to_owned(), name: shown(name), source, remedy: None };
@@ -155,7 +155,7 @@ fn count(ranges: &str) -> Option<u32> {
 /// Sets `oom_score_adj` of this process, from -1000 (never killed) to 1000. Lowering it needs `CAP_SYS_RESOURCE`.
 ///
 /// # Errors
-/// The kernel denies the change, or the score is out of range.
+/// Returns an error if the kernel refuses the change, or if the score is out of range.
 pub fn set_oom_score(settings: &Settings, score: i16) -> Result<Set, Error> {
     settings.ensure("proc/self/oom_score_adj", score.into())
 }

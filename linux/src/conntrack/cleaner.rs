@@ -23,7 +23,7 @@ use super::{Conntrack, Due, Endpoints, Error, Frontend, Kernel, Reconciler, Repo
 /// The changes of a commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commit {
-    /// Frontends whose endpoints changed, with their eligible endpoints; `None` for a deleted frontend.
+    /// Frontends whose endpoints changed, with their present endpoints; `None` for a deleted frontend.
     pub frontends: Vec<(Frontend, Option<Endpoints>)>,
     /// Frontends that the kernel held before this process started.
     pub remembered: Vec<Frontend>,
@@ -57,7 +57,8 @@ struct Waiting {
 
 impl Inbox {
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        // No panic can leave it inconsistent: each change of it is complete before the next call that may panic.
+        // A panic cannot leave the commits inconsistent: each change to them is complete before the next call that may
+        // panic.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -151,7 +152,7 @@ impl Drop for Cleaner {
 struct Timing {
     /// From a run to its follow-up.
     follow_up: Duration,
-    /// From a failure to the first retry; doubled for each further one.
+    /// From a failure to the first retry. The delay doubles after each further failure.
     first_retry: Duration,
     longest_retry: Duration,
 }
@@ -166,7 +167,8 @@ impl Default for Timing {
     }
 }
 
-/// The rest after a run, as a multiple of its duration: 3 limits reading a large table to a quarter of one processor.
+/// How long to rest after a run, as a multiple of the run's duration. With 3, reading a large table takes at most a
+/// quarter of one processor.
 const REST: u32 = 3;
 
 struct Worker<C, O, T> {
@@ -178,7 +180,7 @@ struct Worker<C, O, T> {
     failures: u32,
     /// When the last run ended.
     ended: Instant,
-    /// How long to rest after it.
+    /// How long to rest after that run.
     rest: Duration,
 }
 
@@ -207,7 +209,8 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
         }
     }
 
-    /// Runs `step` and turns a panic into a failure with a retry. If the thread ended, stale flows would stay without notice.
+    /// Runs `step` and turns a panic into a failure with a retry. Without this, a panic would end the thread, and stale
+    /// flows would remain unnoticed.
     fn catching_panics(&mut self, step: impl FnOnce(&mut Self)) {
         // A panic may leave the connection and the list of pending checks incomplete: reconnect, and check all flows.
         if catch_unwind(AssertUnwindSafe(|| step(self))).is_err() {

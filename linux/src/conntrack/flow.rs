@@ -53,7 +53,7 @@ pub struct Flow {
     pub protocol: Protocol,
     /// The original direction: the first packet before any translation.
     pub original: Tuple,
-    /// The reply direction; its source is where translation really sends the flow.
+    /// The reply direction; its source is the address and port to which the flow really goes, after any translation.
     pub reply: Tuple,
     /// The kernel's status bits.
     pub status: Status,
@@ -96,9 +96,9 @@ impl Flow {
         Family::of(self.original.destination.ip())
     }
 
-    /// Writes the attributes that identify this entry and no other. The kernel derives the id from the original tuple and the
-    /// entry's address in memory, and a client's next flow often gets both again. Only the reply tuple then distinguishes a flow
-    /// that went to another endpoint.
+    /// Writes the attributes that identify this entry and no other. The ID is not enough: the kernel derives it from
+    /// the original tuple and the entry's address in memory, and both are often the same for a client's next flow. If
+    /// that flow goes to another endpoint, only its reply tuple differs.
     pub(crate) fn write_name(&self, writer: &mut Writer) {
         writer.nest(attribute::TUPLE_REPLY, |writer| {
             write_tuple(writer, self.protocol, &self.reply);
@@ -191,7 +191,7 @@ impl TcpState {
 /// The zone of a flow, and the directions that it applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Zone {
-    /// Both directions. 0 is the default, where no rule chose a zone.
+    /// Both directions. 0 is the default, if no rule chose a zone.
     Both(u16),
     /// The original direction; the reply direction is in zone 0.
     Original(u16),
@@ -206,7 +206,8 @@ impl Zone {
     }
 }
 
-/// The flows that a dump covers: one family and protocol. For TCP only unanswered connections, because no other can be stale.
+/// The flows that a dump covers: one family and protocol. For TCP, only unanswered connections are covered, because no
+/// other TCP connection can be stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Selection {
     /// The address family.
@@ -222,8 +223,8 @@ impl Selection {
         flow.family() == self.family && flow.protocol == self.protocol && !(self.protocol == Protocol::Tcp && answered)
     }
 
-    /// Writes the selection as a filter for the kernel. The kernel knows `CTA_FILTER` since Linux 5.8 and the status filter since
-    /// 5.13. An older kernel ignores them and dumps more flows.
+    /// Writes the selection as a filter for the kernel. The kernel supports `CTA_FILTER` since Linux 5.8, and the
+    /// status filter since 5.13. An older kernel ignores the filter that it does not support, and dumps more flows.
     pub(crate) fn write_filter(self, writer: &mut Writer) {
         writer.nest(attribute::TUPLE_ORIGINAL, |writer| {
             writer.nest(attribute::TUPLE_PROTOCOL, |writer| {

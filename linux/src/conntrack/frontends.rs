@@ -1,4 +1,4 @@
-//! The destinations that a backend serves (frontends), and the eligible endpoints of each.
+//! The destinations that a backend serves (frontends), and the endpoints of each.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -36,8 +36,8 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// The eligible endpoints of a frontend, of all scopes together: local and cluster-wide, ready, and terminating where those
-/// still serve. Cloning is cheap, and the frontends of one Service share one list.
+/// The endpoints that may answer in flows to a frontend: those that are eligible in any scope, and those that only
+/// drain. Cloning is cheap, and the frontends of one Service share one list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoints(Arc<[SocketAddr]>);
 

@@ -90,8 +90,8 @@ impl Kernel {
         Ok(Self { netlink: Some(connect()?), sequence: 0, filters: true, buffer: vec![0; RECEIVE] })
     }
 
-    /// Sends a request and calls `each` for every message of the answer, until that returns `false`. Nothing blocks: the kernel
-    /// answers within `send`, and continues a dump within `recv`.
+    /// Sends a request and calls `each` for every message of the answer, until `each` returns `false`. There is no
+    /// waiting for messages: the kernel answers within `send`, and continues a dump within `recv`.
     fn exchange(&mut self, request: &[u8], mut each: impl FnMut(&Message<'_>) -> bool) -> Result<(), Error> {
         let netlink = match self.netlink.take() {
             Some(netlink) => netlink,
@@ -113,7 +113,7 @@ impl Kernel {
     /// may appear twice.
     ///
     /// # Errors
-    /// As [`Conntrack::dump`].
+    /// Returns the errors of [`Conntrack::dump`].
     pub fn all(&mut self, family: Family, visit: &mut dyn FnMut(&Flow)) -> Result<(), Error> {
         self.counted(family, &mut |flow, _| visit(flow))
     }
@@ -121,12 +121,12 @@ impl Kernel {
     /// As [`Self::all`], with the traffic of each flow if the kernel counts it (`nf_conntrack_acct`).
     ///
     /// # Errors
-    /// As [`Conntrack::dump`].
+    /// Returns the errors of [`Conntrack::dump`].
     pub fn counted(&mut self, family: Family, visit: &mut dyn FnMut(&Flow, Option<Counters>)) -> Result<(), Error> {
         self.dump_of(family, None, visit)
     }
 
-    /// Dumps the flows of a selection, or else of the family.
+    /// Dumps the flows of a selection; if there is none, all flows of the family.
     fn dump_of(
         &mut self,
         family: Family,
@@ -137,7 +137,7 @@ impl Kernel {
             match self.dump_once(family, selection, visit)? {
                 Dumped::Complete => return Ok(()),
                 Dumped::Interrupted => {}
-                // This kernel supports filters, but not this one: read without it.
+                // This kernel supports filters, but not the filter of this request: read without a filter.
                 Dumped::Refused(Errno::INVAL | Errno::OPNOTSUPP) if selection.is_some() && self.filters => {
                     self.filters = false;
                 }

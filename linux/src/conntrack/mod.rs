@@ -1,16 +1,16 @@
 //! Connection tracking after endpoints change: deletes the entries that would keep a flow at an endpoint that is no longer
 //! eligible.
 //!
-//! Packets of a tracked flow do not pass the NAT rules again, so a new rule alone does not move the flow. UDP and SCTP clients
-//! may keep sending for hours without an answer. A TCP client that repeats an unanswered SYN from the same port keeps its
-//! entry, too.
+//! Packets of a tracked flow do not pass the NAT rules again, so a new rule has no effect on the flow. UDP and SCTP
+//! clients may keep sending for hours without an answer. A TCP client that repeats an unanswered SYN from the same port
+//! keeps its entry, too.
 //!
 //! ```text
 //!  backend ─ Commit ─▶ Cleaner (a thread) ─ set, remove ─▶ Reconciler ─ run ─▶ Conntrack::dump ─▶ is_stale (pure) ─▶ Conntrack::delete
 //! ```
 //!
-//! The module never flushes the table. Each deletion names one entry by its reply tuple and the kernel's id. It never deletes
-//! an established TCP connection, nor an entry whose destination is not one of the backend's frontends.
+//! The module never flushes the table. Each deletion identifies one entry by its reply tuple and the kernel's ID. It
+//! never deletes an established TCP connection, nor an entry whose destination is not one of the backend's frontends.
 
 mod cleaner;
 mod flow;

@@ -1,10 +1,10 @@
-//! Decides when all flows have to be checked, instead of those that a commit changed.
+//! Decides when to check all flows, instead of only the flows that a commit may have made stale.
 
 use super::Commit;
 
-/// Remembers between syncs why any flow may be stale. Rules that another program changed may have sent a flow anywhere. A
-/// family whose sync failed kept its old rules, and these sent new flows to endpoints whose removal the failed commit had
-/// already announced.
+/// Remembers between syncs whether any flow may be stale. There are two reasons. Rules that another program changed may
+/// have sent a flow anywhere. A family whose sync failed kept its old rules, and these sent new flows to endpoints
+/// whose removal the failed commit had already announced.
 #[derive(Debug, Default)]
 pub struct Recheck {
     /// Whether rules were missing or wrong since the last sync.
@@ -19,7 +19,8 @@ impl Recheck {
         self.disturbed = true;
     }
 
-    /// Completes the `commit` of a sync with the decision. `failed`: whether the sync failed for a family.
+    /// Completes the `commit` of a sync with the decision whether to check all flows. `failed`: whether the sync failed
+    /// for a family.
     pub fn after_sync(&mut self, failed: bool, commit: Commit) -> Commit {
         let disturbed = std::mem::take(&mut self.disturbed);
         // A family that recovered has now removed the endpoints that earlier commits announced.

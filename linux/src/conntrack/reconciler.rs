@@ -16,12 +16,14 @@ use super::{Conntrack, Endpoints, Error, Flow, Frontend, Frontends, Selection, i
 
 /// How many stale flows are held in memory before they are deleted.
 const BATCH: usize = 16_384;
-/// How many times one run reads the same flows, if it finds more stale ones than fit into a batch.
+/// How many times, at most, one run reads the same flows. It reads them again if it finds more stale flows than fit
+/// into a batch.
 const MAX_PASSES: usize = 64;
 
-/// A client that sends and receives without a pause nearly always has a packet in flight. That packet enters the flow again as
-/// soon as the entry is deleted; backwards, if it is a reply. So follow-ups continue while they find stale flows, but not
-/// forever, because a flow of another program may look the same.
+/// The maximum number of follow-ups. A client that sends and receives without a pause nearly always has a packet in
+/// flight. As soon as the entry is deleted, that packet creates an entry for the flow again; if the packet is a reply,
+/// the new entry is backwards. So follow-ups continue while they find stale flows, but not forever, because a flow of
+/// another program may look the same.
 const MAX_FOLLOW_UPS: u32 = 10;
 
 /// The state of one backend's clean-up.
@@ -34,9 +36,10 @@ pub struct Reconciler {
     pending: BTreeSet<Selection>,
     /// Whether the next run checks all flows, whatever changed.
     everything: bool,
-    /// The selections of the next follow-up: those of the last run, then those in which the last follow-up found stale flows.
+    /// The selections of the next follow-up. The first follow-up reads those of the last run. Each further one reads
+    /// those in which the previous follow-up found stale flows.
     follow_up: BTreeSet<Selection>,
-    /// The number of follow-ups since the last run that was due now.
+    /// The number of follow-ups since the last run that was not a follow-up.
     follow_ups: u32,
     /// Former frontends whose flows the last run checked.
     checked_former: HashSet<Frontend>,
@@ -88,7 +91,7 @@ impl Report {
 enum Before {
     Absent,
     Endpoints(Endpoints),
-    /// It existed before this process, with unknown endpoints.
+    /// The frontend existed before this process started. Its endpoints at that time are unknown.
     Unknown,
 }
 
@@ -140,7 +143,8 @@ impl Reconciler {
         }
     }
 
-    /// Whether setting `next` would discard endpoints that were in force since the last run and whose flows no run has checked.
+    /// Whether setting `next` would discard endpoints that came into force after the last run, so that no run has
+    /// checked the flows to them.
     pub fn overwrites_unchecked(&self, frontend: &Frontend, next: Option<&Endpoints>) -> bool {
         let now = self.frontends.endpoints(frontend).filter(|_| self.changed.contains_key(frontend));
         now.is_some_and(|now| now.any_missing_from(next))
@@ -206,7 +210,7 @@ impl Reconciler {
 
     /// Records a run that succeeded and found stale flows in the selections `with_stale`.
     fn finish_run(&mut self, with_stale: BTreeSet<Selection>) {
-        // Without frontends nothing was compared, so the first check of everything is still to come.
+        // Without frontends, the run compared no flow, so the check of all flows is still due.
         self.everything &= self.frontends.is_empty();
         for frontend in self.checked_former.drain() {
             self.frontends.forget(&frontend);
@@ -262,8 +266,9 @@ impl Reconciler {
     }
 }
 
-/// Whether the frontend began to have rules, so that flows that passed untranslated before are stale. TCP does not count: a
-/// client repeats its SYN for a minute at most, which is not worth reading the table whenever a Service is created.
+/// Whether the frontend gained rules, so that flows that passed untranslated before are stale. The caller ignores this
+/// for TCP: a client repeats its SYN for at most a minute, which is not worth reading the table whenever a Service is
+/// created.
 fn gained(before: &Before, after: Option<&Endpoints>) -> bool {
     match (before, after) {
         (Before::Absent, Some(_)) => true,

@@ -6,14 +6,15 @@ use super::{Flow, Frontend, Frontends, Serving, Status, TcpState, Tuple};
 
 /// Whether the flow goes to one of the frontends, but not to an endpoint that is eligible for it.
 ///
-/// If the entry were deleted, the rules would see the flow's next packet and send it elsewhere. A flow that the rules never
-/// translated is therefore stale while its destination is a frontend, and not stale afterwards. Of TCP only unanswered
-/// connection attempts count; an established connection lives until one of its ends closes it.
+/// If the entry were deleted, the rules would see the flow's next packet and send it elsewhere. A flow that the rules
+/// never translated is therefore stale while its destination is a frontend, and not stale afterwards. A TCP flow is
+/// stale only if it is an unanswered connection attempt; an established connection lives until one of its ends closes
+/// it.
 ///
-/// A flow may also be entered backwards. A client sends to a frontend while no rule translates its packets; then its entry is
-/// deleted while a reply is in flight. The kernel takes that reply for the first packet of a new flow *from* the frontend. The
-/// client's next packets belong to this flow and never meet the rules. kube-proxy checks only the original destination and
-/// does not recover such a client.
+/// The kernel may also record a flow backwards. This happens if a client sends to a frontend while no rule translates
+/// its packets, and its entry is then deleted while a reply is in flight. The kernel takes that reply for the first
+/// packet of a new flow *from* the frontend. The client's next packets belong to this flow and never meet the rules.
+/// kube-proxy checks only the original destination, so such a client does not recover.
 pub fn is_stale(flow: &Flow, frontends: &Frontends) -> bool {
     if flow.protocol == Protocol::Tcp && !is_unanswered_attempt(flow) {
         return false;

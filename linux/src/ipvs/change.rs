@@ -1,4 +1,4 @@
-//! Changes, and the kernel's refusals.
+//! Changes to virtual servers and destinations, and the kernel's refusals.
 
 use std::fmt;
 use std::io;
@@ -64,7 +64,7 @@ impl fmt::Display for Change {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("failed to {what}: {reason}")]
 pub struct Refused {
-    /// The index into the changes.
+    /// The index of the refused change in the list of changes.
     pub change: usize,
     /// The kernel's error number.
     pub errno: i32,

@@ -13,7 +13,7 @@ fn head(family: u16, command: u8, flags: u16, sequence: u32) -> Command {
     Command { kind: family, flags: netlink::REQUEST | flags, sequence, command, version: uapi::VERSION }
 }
 
-/// Queries the number of the generic netlink family with that name.
+/// Queries the ID of the generic netlink family with that name.
 pub(super) fn family_request(writer: &mut Writer, sequence: u32, name: &str) {
     let command = Command {
         kind: control::FAMILY,
@@ -139,7 +139,7 @@ fn write_address(writer: &mut Writer, kind: u16, address: IpAddr) {
     }
 }
 
-/// The mask of a prefix; all bits from a length of 32 on.
+/// The mask of a prefix. All bits are set for a length of 32 or more.
 pub(super) fn mask(prefix_len: u8) -> u32 {
     u32::MAX.checked_shl(u32::from(32_u8.saturating_sub(prefix_len))).unwrap_or(0)
 }

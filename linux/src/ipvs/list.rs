@@ -1,10 +1,11 @@
 //! Lists virtual servers and destinations: at the start to adopt them, later to find changes by other programs, and to check
 //! whether a destination is drained.
 //!
-//! The kernel sends a long list in parts, by position, and does not report changes between the parts. So an entry may be missing
-//! or appear twice. Virtual servers of *other* namespaces count in these positions, so this also happens while nothing changes
-//! in ours. A list that came in parts is therefore read until two readings in a row agree. Changes in step with both readings can
-//! still hide an entry; a program that then adds it learns from the kernel that it exists.
+//! The kernel sends a long list in parts. Each part begins at a position in the list, and the kernel does not report
+//! changes between the parts. So an entry may be missing or appear twice. Virtual servers of *other* namespaces count
+//! in these positions, so this also happens while nothing changes in ours. A list that came in parts is therefore read
+//! until two readings in a row agree. If changes disturb both readings in the same way, an entry can still be missing.
+//! A program that then adds this entry learns from the kernel that it exists.
 
 use std::collections::BTreeMap;
 
@@ -25,8 +26,8 @@ impl Socket {
     /// proportional to the number of virtual servers.
     ///
     /// # Errors
-    /// Returns an error if the process lacks the capability, the kernel refuses, or the virtual servers changed during every
-    /// attempt.
+    /// Returns an error if the process lacks `CAP_NET_ADMIN`, the kernel refuses a request, or the virtual servers
+    /// changed during every attempt.
     pub fn list(&mut self) -> Result<Vec<ServerState>, Error> {
         let mut servers = self.servers()?;
         for _ in 0..ATTEMPTS {
@@ -48,7 +49,7 @@ impl Socket {
     /// Lists all virtual servers, sorted. Virtual servers of firewall marks are left out.
     ///
     /// # Errors
-    /// As [`Self::list`].
+    /// Returns the errors of [`Self::list`].
     pub fn servers(&mut self) -> Result<Vec<VirtualServer>, Error> {
         let read = || {
             let Reading { entries, parts, mut interrupted } =
@@ -65,7 +66,7 @@ impl Socket {
     /// Reads one virtual server; `None` if it does not exist.
     ///
     /// # Errors
-    /// The process lacks the capability, or the kernel refuses.
+    /// Returns an error if the process lacks `CAP_NET_ADMIN`, or if the kernel refuses the request.
     pub fn server(&mut self, frontend: &Frontend) -> Result<Option<VirtualServer>, Error> {
         let mut server = None;
         let request =
@@ -80,7 +81,7 @@ impl Socket {
     /// Lists the destinations of a virtual server, in the kernel's order; empty if there is no such virtual server.
     ///
     /// # Errors
-    /// As [`Self::list`].
+    /// Returns the errors of [`Self::list`].
     pub fn destinations(&mut self, frontend: &Frontend) -> Result<Vec<DestinationState>, Error> {
         let family = Family::of(frontend.address.ip());
         let read = || {

@@ -10,12 +10,12 @@ use super::{
 };
 use crate::netlink::{Attributes, array, family_of_number};
 
-/// The number of a generic netlink family.
+/// The ID of a generic netlink family.
 pub(super) fn family_id(attributes: Attributes<'_>) -> Option<u16> {
     attributes.host_u16(control::FAMILY_ID)
 }
 
-/// A virtual server; `None` for one of a firewall mark instead of an address, which localnet never adds.
+/// A virtual server; `None` if it has a firewall mark instead of an address. localnet never adds such a virtual server.
 pub(super) fn server(attributes: Attributes<'_>) -> Option<VirtualServer> {
     let attributes = attributes.nested(attribute::SERVICE);
     if attributes.find(service::FIREWALL_MARK).is_some() {

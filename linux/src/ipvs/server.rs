@@ -109,7 +109,7 @@ impl Flags {
         Self(self.0 | flags.0)
     }
 
-    /// The kernel's bits, without those that are not in [`Flags`].
+    /// The flags in the kernel's bits. Bits that are not in [`Flags`] are ignored.
     pub(super) fn from_bits(bits: u32) -> Self {
         Self(bits & Self::ALL)
     }
@@ -153,7 +153,7 @@ pub struct Destination {
     pub weight: u32,
     /// How packets are forwarded.
     pub forwarding: Forwarding,
-    /// At this number of connections, it gets no new ones; 0 for no limit.
+    /// Once the destination has this many connections, it gets no new ones; 0 for no limit.
     pub upper_threshold: u32,
     /// An overloaded destination gets new connections again below this number of connections; at most the upper threshold.
     pub lower_threshold: u32,

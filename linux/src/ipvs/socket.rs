@@ -56,10 +56,11 @@ pub enum Error {
 #[derive(Debug)]
 pub struct Socket {
     netlink: Netlink,
-    /// The number of the generic netlink family of IPVS.
+    /// The ID of the generic netlink family of IPVS.
     family: u16,
     sequence: u32,
-    /// The maximum number of changes in a batch, so that the answers fit into the receive buffer even if all are refused.
+    /// The maximum number of changes in a batch. The answers fit into the receive buffer even if all changes are
+    /// refused.
     window: usize,
     buffer: Vec<u8>,
 }
@@ -80,7 +81,7 @@ impl Socket {
     /// Connects to the IPVS of the calling thread's network namespace. The kernel loads its module if it can.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the kernel has no IPVS, [`Error::Io`] if the socket fails.
+    /// Returns [`Error::Unsupported`] if the kernel has no IPVS, and [`Error::Io`] if the socket fails.
     pub fn open() -> Result<Self, Error> {
         let mut netlink = Netlink::new(NETLINK_GENERIC)?;
         netlink.bind_auto()?;
@@ -98,7 +99,7 @@ impl Socket {
     /// Applies the changes in order. Refused changes are listed in the result and do not stop the others.
     ///
     /// # Errors
-    /// The process lacks the capability, an answer is lost, or the socket fails.
+    /// Returns an error if the process lacks `CAP_NET_ADMIN`, an answer is lost, or the socket fails.
     pub fn apply(&mut self, changes: &[Change]) -> Result<Applied, Error> {
         let mut applied = Applied::default();
         for window in changes.chunks(self.window) {
@@ -136,7 +137,7 @@ impl Socket {
     /// The timeouts of IPVS.
     ///
     /// # Errors
-    /// The process lacks the capability, or an answer is lost.
+    /// Returns an error if the process lacks `CAP_NET_ADMIN`, or if an answer is lost.
     pub fn timeouts(&mut self) -> Result<Timeouts, Error> {
         let mut timeouts = None;
         let each = |_, message: &Message<'_>| timeouts = Some(parse::timeouts(message.attributes()));
@@ -149,7 +150,7 @@ impl Socket {
     /// Sets the timeouts that are not 0, for new connections and for the next packets of existing ones.
     ///
     /// # Errors
-    /// The process lacks the capability, or the kernel refuses.
+    /// Returns an error if the process lacks `CAP_NET_ADMIN`, or if the kernel refuses the request.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
         let request = |writer: &mut Writer, family, sequence| encode::set_timeouts(writer, family, sequence, timeouts);
         match self.query(request, |_, _| ())? {
@@ -168,8 +169,8 @@ impl Socket {
         }
     }
 
-    /// Sends one query. Calls `each` for every message of the answer, with the number of the part that it came in. Returns the
-    /// error at the end of the answer.
+    /// Sends one query. Calls `each` for every message of the answer, with the index of the part that contained the
+    /// message. Returns the error at the end of the answer.
     pub(super) fn query(
         &mut self,
         request: impl FnOnce(&mut Writer, u16, u32),
@@ -195,8 +196,8 @@ impl Socket {
         Ok(errno)
     }
 
-    /// Sends messages and calls `each` for every message of the answer, with the number of the part that it came in, until it
-    /// returns `false`.
+    /// Sends messages and calls `each` for every message of the answer, with the index of the part that contained the
+    /// message. Stops when `each` returns `false`.
     fn exchange(&mut self, request: &[u8], mut each: impl FnMut(usize, &Message<'_>) -> bool) -> Result<(), Error> {
         netlink::discard(&self.netlink, &mut self.buffer)?;
         netlink::send(&self.netlink, request).map_err(io::Error::from)?;

@@ -88,8 +88,8 @@ impl Error {
     }
 }
 
-/// The meaning of `EPERM`. The kernel answers it to a process without the capability, and for a table that another process
-/// owns.
+/// The error that `EPERM` stands for. The kernel returns `EPERM` if the process lacks `CAP_NET_ADMIN`, and also if
+/// another process owns the table.
 fn not_permitted() -> Error {
     let has = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN));
     if has { Error::Owned } else { Error::NotPermitted }
@@ -131,7 +131,8 @@ impl Answer {
         }
     }
 
-    /// The error with its change and element. `at` is the index of the message in the batch, whose begin message is 0.
+    /// The error with its change and element. `at` is the index of the message in the batch; the begin message has the
+    /// index 0.
     pub(super) fn error(self, at: u32, batch: &Batch, transaction: &Transaction) -> Error {
         let (errno, message) = (self.errno, self.message);
         if errno == Errno::PERM.raw_os_error() {
@@ -153,7 +154,7 @@ impl Answer {
     }
 }
 
-/// The element whose attribute caused the error, found by its key.
+/// The element whose attribute caused the error. It is found by the key at the `offset` of the error.
 fn blamed_element(batch: &Batch, start: usize, offset: usize, change: &Change) -> Option<usize> {
     let (Change::AddElements(_, _, elements) | Change::DeleteElements(_, _, elements)) = change else {
         return None;

@@ -1,4 +1,4 @@
-//! The names of chains that the tables of several backends have.
+//! The names of chains that the tables of several backends have in common.
 
 /// Handles traffic to VIPs with external policy Local.
 pub const EXTERNAL_LOCAL: &str = "external-local";

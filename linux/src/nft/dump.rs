@@ -22,7 +22,7 @@ pub struct TableDump {
     pub chains: Vec<ChainDump>,
     /// The sets and maps with their elements.
     pub sets: Vec<SetDump>,
-    /// The ruleset's generation that was read.
+    /// The generation of the ruleset that was read.
     pub generation: u32,
 }
 
@@ -43,7 +43,7 @@ impl TableDump {
 pub struct SetDump {
     /// The name.
     pub name: Name,
-    /// The declaration; `None` if it has a type or flag that [`Set`] cannot represent. None of ours does.
+    /// The declaration; `None` if it has a type or flag that [`Set`] cannot represent. No set of ours has one.
     pub set: Option<Arc<Set>>,
     /// The elements, in the kernel's order. Empty if there is no declaration.
     pub elements: Vec<Element>,
@@ -72,7 +72,7 @@ impl Socket {
     /// Reads a table with all of its content; `None` if there is no such table.
     ///
     /// # Errors
-    /// The process lacks the capability, or the table changed during every attempt.
+    /// Returns an error if the process lacks `CAP_NET_ADMIN`, or if the table changed during every attempt.
     pub fn table(&mut self, table: &Table) -> Result<Option<TableDump>, Error> {
         self.in_one_generation(|socket, generation| socket.read_table(table, generation))
     }
@@ -80,7 +80,7 @@ impl Socket {
     /// Reads a table without the elements of its sets; `None` if there is no such table.
     ///
     /// # Errors
-    /// As [`Self::table`].
+    /// Returns the errors of [`Self::table`].
     pub fn outline(&mut self, table: &Table) -> Result<Option<TableDump>, Error> {
         self.in_one_generation(|socket, generation| socket.read_outline(table, generation))
     }
@@ -103,7 +103,7 @@ impl Socket {
     /// Whether the table exists.
     ///
     /// # Errors
-    /// The process lacks the capability, or the socket fails.
+    /// Returns an error if the process lacks `CAP_NET_ADMIN`, or if the socket fails.
     pub fn has_table(&mut self, table: &Table) -> Result<bool, Error> {
         Ok(self.standing(table)? != Standing::Absent)
     }
@@ -124,7 +124,7 @@ impl Socket {
     /// Reads the elements of a set; `None` if there is no such set.
     ///
     /// # Errors
-    /// As [`Self::table`].
+    /// Returns the errors of [`Self::table`].
     pub fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error> {
         for _ in 0..ATTEMPTS {
             match self.read_elements(table, set)? {
@@ -136,11 +136,11 @@ impl Socket {
         Err(Error::Changing)
     }
 
-    /// Reads one element of a set: the one with that key, or in an interval set the one that contains it. `None` if there is
-    /// none. The cost does not depend on the size of the set.
+    /// Reads the element of a set that has this key. In an interval set, reads the element that contains the key.
+    /// `None` if there is no such element. The cost does not depend on the size of the set.
     ///
     /// # Errors
-    /// The process lacks the capability, or the socket fails.
+    /// Returns an error if the process lacks `CAP_NET_ADMIN`, or if the socket fails.
     pub fn element(&mut self, table: &Table, set: &Set, key: &Tuple) -> Result<Option<Element>, Error> {
         let mut elements = Elements::new(set);
         let fill = |w: &mut Writer| {
@@ -159,7 +159,7 @@ impl Socket {
     /// Reads the chains of a table with their rules, but no sets; `None` if there is no such table.
     ///
     /// # Errors
-    /// As [`Self::table`].
+    /// Returns the errors of [`Self::table`].
     pub fn chains(&mut self, table: &Table) -> Result<Option<Vec<ChainDump>>, Error> {
         for _ in 0..ATTEMPTS {
             let standing = self.standing(table)?;
@@ -181,7 +181,7 @@ impl Socket {
     /// The generation of the ruleset. Every commit of any process increases it.
     ///
     /// # Errors
-    /// The process lacks the capability, or the socket fails.
+    /// Returns an error if the process lacks `CAP_NET_ADMIN`, or if the socket fails.
     pub fn generation(&mut self) -> Result<u32, Error> {
         let mut current = None;
         self.request(
@@ -274,7 +274,7 @@ impl Socket {
         self.request_of(wire::family_number(family), kind, flags, fill, each)
     }
 
-    /// As `request`, for any netfilter family by its number.
+    /// As `request`, but `family` is the number of any netfilter family.
     pub(super) fn request_of(
         &mut self,
         family: u8,

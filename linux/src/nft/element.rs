@@ -14,12 +14,12 @@ use localnet_core::Protocol;
 use super::comment::printable_name;
 use super::{Name, Verdict};
 
-/// A concatenation of values in the kernel's register layout. Each field is in network byte order (an index or mark in the
-/// machine's) and padded with zeros to a multiple of four bytes.
+/// A concatenation of values in the kernel's register layout. Each field is padded with zeros to a multiple of four
+/// bytes. An index, mark or priority is in the machine's byte order; all other fields are in network byte order.
 #[derive(Clone)]
 pub struct Tuple(Bytes);
 
-/// IPv4 keys fit inline; the longer IPv6 ones are one exact allocation. 24 bytes either way.
+/// IPv4 keys fit inline. The longer IPv6 keys need one allocation of exactly their size. Both kinds take 24 bytes.
 #[derive(Clone)]
 enum Bytes {
     Inline { len: u8, bytes: [u8; INLINE] },
@@ -95,7 +95,8 @@ impl Tuple {
         self.append(&bytes)
     }
 
-    /// Fields are appended one by one while the tuple is built; only one that outgrows the inline bytes allocates.
+    /// Fields are appended one by one while the tuple is built. Only a field that does not fit inline any more
+    /// allocates memory.
     fn append(mut self, field: &[u8]) -> Self {
         let padded = field.len().next_multiple_of(4);
         if let Bytes::Inline { len, bytes } = &mut self.0 {
@@ -201,7 +202,7 @@ pub enum ElementData {
     Verdict(Verdict),
     /// The value of an element in a map.
     Value(Tuple),
-    /// The expiry of an element in a plain set with timeouts, as packets add them.
+    /// The expiry of an element in a plain set with timeouts. Packets add such elements.
     Expires(Expiry),
 }
 

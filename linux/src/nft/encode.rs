@@ -10,7 +10,7 @@ use super::{
     Transaction, Tuple,
 };
 
-/// A list of elements is one attribute, whose length has 16 bits.
+/// The maximum size of a list of elements, in bytes. The list is one attribute, and an attribute has a 16-bit length.
 const LIST_LIMIT: usize = 60_000;
 
 /// The encoded transaction, ready to be sent.
@@ -227,7 +227,7 @@ fn name_set(w: &mut Writer, table: &Table, set: &Set) {
     w.string(element::LIST_SET, &set.name);
 }
 
-/// The size of the fields in registers, in bytes. A single field is not padded, a concatenation is.
+/// The size of the fields in registers, in bytes. A single field is not padded; the fields of a concatenation are.
 pub(super) fn register_len(fields: &[FieldType]) -> u32 {
     match fields {
         [field] => field.byte_len() as u32,
@@ -235,8 +235,8 @@ pub(super) fn register_len(fields: &[FieldType]) -> u32 {
     }
 }
 
-/// A range of a single field is two elements for the kernel, the second one after its end; a concatenation of ranges
-/// is one element with a closing key.
+/// For the kernel, a range of a single field is two elements: its first key, and the key after its end. A range of a
+/// concatenation is one element with a closing key.
 fn write_element(w: &mut Writer, set: &Set, element: &Element, with_data: bool) {
     let concat = set.key.len() > 1;
     let split = set.flags.interval && !concat;
@@ -320,7 +320,7 @@ fn after(key: &ElementKey, len: usize) -> Option<Vec<u8>> {
     None
 }
 
-/// What the kernel calls a chain type.
+/// The kernel's name of a chain type.
 pub(super) fn chain_kind(kind: ChainKind) -> &'static str {
     match kind {
         ChainKind::Filter => "filter",

@@ -51,7 +51,8 @@ const CT_DST_IP6: u32 = 22;
 const STATE_NEW: u32 = 1 << 3;
 const STATUS_DNAT: u32 = 1 << 5;
 
-/// The register that starts at that 4-byte word. Where a 16-byte register starts, its name is used, as the kernel does.
+/// The number of the register that starts at that 4-byte word. If a 16-byte register starts there, too, its number is
+/// used, as the kernel does.
 fn register(word: usize) -> u32 {
     let word = word as u32;
     if word.is_multiple_of(4) { 1 + word / 4 } else { 8 + word }
@@ -197,7 +198,7 @@ impl Expressions<'_> {
         });
     }
 
-    /// Compares a prefix. A prefix of whole bytes needs only a shorter load, others a mask.
+    /// Compares a prefix. A prefix of whole bytes needs only a shorter load; any other prefix needs a mask.
     fn prefix(&mut self, field: AddressField, op: Op, network: IpAddr, bits: u8) {
         let octets = match network {
             IpAddr::V4(address) => address.octets().to_vec(),

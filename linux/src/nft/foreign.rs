@@ -75,7 +75,7 @@ pub enum Fate {
     Rejected,
 }
 
-/// A rule or a chain's policy of another program that stops a packet.
+/// A rule of another program, or the policy of its chain, that stops a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stop {
     /// The family of the table: `ip`, `ip6` or `inet`.
@@ -98,7 +98,7 @@ impl Socket {
     /// Reads all chains, except those in tables with the names `except`.
     ///
     /// # Errors
-    /// The process lacks the capability, or the socket fails.
+    /// Returns an error if the process lacks `CAP_NET_ADMIN`, or if the socket fails.
     pub fn foreign_rules(&mut self, except: &[&str]) -> Result<ForeignRules, Error> {
         let mut chains: Vec<ForeignChain> = Vec::new();
         self.request_of(

@@ -11,19 +11,19 @@ pub trait Kernel: Send {
     /// Applies all changes of a transaction, or none.
     ///
     /// # Errors
-    /// The kernel refuses a change, or does not answer.
+    /// Returns an error if the kernel refuses a change, or does not answer.
     fn apply(&mut self, transaction: &Transaction) -> Result<TransactionSize, Error>;
     /// Reads a table and compares its chains with the desired ones, which `desired` returns by name. `None` if there is no such
     /// table.
     ///
     /// # Errors
-    /// The process lacks the capability, or the table keeps changing while it is read.
+    /// Returns an error if the process lacks `CAP_NET_ADMIN`, or if the table keeps changing while it is read.
     fn read(&mut self, table: &Table, desired: &dyn Fn(&str) -> Option<Arc<Chain>>)
     -> Result<Option<LiveTable>, Error>;
     /// Reads the elements of a set; `None` if there is no such set.
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// Returns the errors of [`Self::read`].
     fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error>;
     /// Whether the host supports the address family.
     fn has_family(&self, family: Family) -> bool;
@@ -67,7 +67,7 @@ impl Netlink {
     /// Connects to the nf_tables of the calling thread's network namespace.
     ///
     /// # Errors
-    /// The kernel has no nf_tables.
+    /// Returns an error if the kernel has no nf_tables.
     pub fn open() -> Result<Self, Error> {
         // The file is missing if IPv6 is not built in or was disabled at boot; then there are no IPv6 packets to translate.
         let has_ipv6 = std::path::Path::new("/proc/self/net/if_inet6").exists();

@@ -1,8 +1,9 @@
 //! [`Monitor`]: notices when other processes change nf_tables.
 //!
-//! For each commit the kernel sends one notification per change, and one for the new generation of the ruleset, which names
-//! the process. The monitor skips the commits of this process. If notifications come faster than they are read, the kernel
-//! drops some; the monitor then reports [`Event::Lost`], and the caller has to read everything back.
+//! For each commit, the kernel sends one notification for each change, and one for the new generation of the ruleset.
+//! The last one identifies the process. The monitor skips the commits of this process. If notifications come faster
+//! than they are read, the kernel drops some; the monitor then reports [`Event::Lost`], and the caller has to read
+//! everything back.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -35,7 +36,7 @@ pub enum Event {
 pub struct Commit {
     /// The generation that the commit began.
     pub generation: u32,
-    /// The id of the process, if the kernel sent it.
+    /// The ID of the process, if the kernel sent it.
     pub process_id: Option<u32>,
     /// The name of the process, if the kernel sent it.
     pub process_name: Option<String>,
@@ -63,7 +64,7 @@ impl Monitor {
     /// whose commits are skipped. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// The process lacks `CAP_NET_ADMIN`, or the socket fails.
+    /// Returns an error if the process lacks `CAP_NET_ADMIN`, or if the socket fails.
     pub fn subscribe(own: Vec<u32>) -> Result<Self, Error> {
         let mut netlink = TokioSocket::new(NETLINK_NETFILTER)?;
         netlink.socket_mut().bind(&SocketAddr::new(0, 0))?;
@@ -87,7 +88,7 @@ impl Monitor {
     /// Waits for the next event. Cancel-safe.
     ///
     /// # Errors
-    /// The socket fails; subscribe again.
+    /// Returns an error if the socket fails. Subscribe again after an error.
     pub async fn next(&mut self) -> Result<Event, Error> {
         loop {
             if let Some(event) = self.pending.pop_front() {

@@ -21,7 +21,7 @@ pub struct ChainDump {
     pub name: Name,
     /// The hook; `None` for a chain that is only jumped to, and for every chain of a dormant table.
     pub hook: Option<Hook>,
-    /// Whether the hook or policy cannot be represented by [`Hook`]. None of ours is such a chain.
+    /// Whether the hook or policy cannot be represented by [`Hook`]. No chain of ours has such a hook or policy.
     pub foreign: bool,
     /// The comment.
     pub comment: Option<Name>,
@@ -94,13 +94,15 @@ impl Expression {
         self.attribute(kind).and_then(crate::netlink::array).map_or(0, u32::from_be_bytes)
     }
 
-    /// Whether the expression does nothing: nft swaps the single byte of a protocol before it looks it up in an interval set.
+    /// Whether the expression has no effect. Before a lookup in an interval set, nft converts the byte order even of a
+    /// protocol, which is a single byte.
     fn is_idle(&self) -> bool {
         self.name == "byteorder" && self.attributes.contains(&(4, 1u32.to_be_bytes().to_vec()))
     }
 }
 
-/// Whether the attribute is nested: comparisons, masks and verdicts. The kernel does not always set the nested flag.
+/// Whether the attribute is nested, as those of comparisons, masks and verdicts are. The kernel does not always set the
+/// nested flag.
 fn is_nested(name: &str, kind: u16) -> bool {
     matches!((name, kind), ("cmp", 3) | ("bitwise", 4 | 5) | ("immediate", 2))
 }

@@ -44,7 +44,7 @@ impl Socket {
     /// Connects to the nf_tables of the calling thread's network namespace.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the kernel has no nf_tables, [`Error::Io`] if the socket fails.
+    /// Returns [`Error::Unsupported`] if the kernel has no nf_tables, and [`Error::Io`] if the socket fails.
     pub fn open() -> Result<Self, Error> {
         let mut netlink = Netlink::new(NETLINK_NETFILTER).map_err(unsupported)?;
         let port = netlink.bind_auto()?.port_number();
@@ -64,7 +64,8 @@ impl Socket {
     /// Applies all changes at once, or none of them. An empty transaction costs nothing.
     ///
     /// # Errors
-    /// The kernel refuses a change or does not answer. After [`Error::Unanswered`] the outcome is unknown.
+    /// Returns an error if the kernel refuses a change or does not answer. After [`Error::Unanswered`], the outcome is
+    /// unknown.
     pub fn commit(&mut self, transaction: &Transaction) -> Result<TransactionSize, Error> {
         if transaction.is_empty() {
             return Ok(TransactionSize::default());

@@ -1,12 +1,14 @@
-//! Random choice among endpoints: a map numbers them by slots, and a chain looks up a random slot.
+//! Random choice among endpoints: a map assigns an endpoint to each slot, and a chain looks up a random slot.
 
 use super::{Chain, Field, Generator, Name, Statement};
 
 /// Up to this number of endpoints, there are exactly as many slots.
 pub const EXACT_SLOTS: u32 = 16;
-/// The lookups if slots may be empty: with at least half of them filled, all eight miss once in 256 times; then slot 0 is used.
+/// The number of lookups if slots may be empty. In the worst case, half of the slots are filled, and all eight lookups
+/// miss once in 256 times. Then slot 0 is used.
 const TRIES_OF_SPARSE: usize = 8;
-/// The lookups if all slots are filled. A packet may enter its chain before a change and look up its endpoint after it.
+/// The number of lookups if all slots are filled. A lookup can still miss, because a packet may enter the chain before
+/// a change and look up its endpoint after it.
 const TRIES_OF_EXACT: usize = 2;
 
 /// The number of slots for that many endpoints: exactly as many up to 16, and the next power of two above. So at least half of

@@ -166,7 +166,7 @@ fn type_name(field: FieldType) -> String {
     .to_owned()
 }
 
-/// An example expression of that type; `userdata.rs` stores the same one.
+/// An example expression of that type. `userdata.rs` stores the same example.
 fn example(field: FieldType, family: Family) -> String {
     match field {
         FieldType::Ipv4Addr => "ip daddr".to_owned(),

@@ -25,9 +25,9 @@ pub enum Change {
     FlushSet(Table, Arc<Set>),
     /// Deletes a set that no rule refers to.
     DeleteSet(Table, Name),
-    /// Adds elements; one that exists with other data is an error.
+    /// Adds elements; an element that already exists with other data is an error.
     AddElements(Table, Arc<Set>, Vec<Element>),
-    /// Deletes elements; one that does not exist is an error.
+    /// Deletes elements; an element that does not exist is an error.
     DeleteElements(Table, Arc<Set>, Vec<Element>),
 }
 
@@ -49,7 +49,7 @@ impl Transaction {
         Self::default()
     }
 
-    /// The changes, in order. Errors of the kernel name a change by its index here.
+    /// The changes, in order. The errors of the kernel refer to a change by its index here.
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }

@@ -89,7 +89,8 @@ const KIND_NUMGEN: u32 = 23;
 const EXPRESSION_KIND: u8 = 0;
 const EXPRESSION_DATA: u8 = 1;
 
-/// Writes the type of a key or value. nft stores a concatenation even if it was declared by type names; then it has no data.
+/// Writes the type of a key or value. nft writes a concatenation even if the type was declared with names, but then
+/// without examples.
 fn type_of(bytes: &mut Vec<u8>, kind: u8, fields: &[FieldType], family: Family, by_example: bool) {
     match (fields, by_example) {
         ([_], false) | ([], _) => {}
@@ -109,7 +110,7 @@ fn type_of(bytes: &mut Vec<u8>, kind: u8, fields: &[FieldType], family: Family, 
     }
 }
 
-/// Writes an example expression of the type; `text.rs` prints the same one.
+/// Writes an example expression of the type. `text.rs` prints the same example.
 fn example(bytes: &mut Vec<u8>, field: FieldType, family: Family) {
     // Protocol headers, fields and meta keys, as nft numbers them.
     const PROTO_TRANSPORT: u32 = 11;
@@ -179,7 +180,7 @@ pub(super) fn type_number(field: FieldType) -> u32 {
     }
 }
 
-/// The number of a key's type: six bits per field. Five fields fill the kernel's 32 bits.
+/// The number of a key's type: six bits for each field. The kernel's 32 bits have room for five fields.
 pub(super) fn types_number(fields: &[FieldType]) -> u32 {
     fields.iter().fold(0, |sum, field| sum << 6 | type_number(*field))
 }
