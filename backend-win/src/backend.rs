@@ -1,4 +1,4 @@
-//! [`WinBackend`] applies states to HNS. It reads HNS before each sync and polls it in between: what HNS lists is
+//! [`WinBackend`] applies states to HNS. It reads HNS before each sync and polls it between syncs. What HNS lists is
 //! authoritative, not what the backend remembers.
 
 mod write;
@@ -57,11 +57,11 @@ pub struct WinBackend<K> {
     refused: BTreeMap<Frontend, (plan::Planned, String)>,
     /// The refusals that were logged already.
     logged: BTreeSet<String>,
-    /// Whether NodePorts should answer on some addresses only.
+    /// Whether the configuration restricts NodePorts to some of the node's addresses, which HNS does not support.
     narrow: bool,
     /// Whether the limits of this HNS were logged.
     introduced: bool,
-    /// Whether the last read of HNS failed. Then the failure was logged already.
+    /// Whether the last read of HNS failed and the failure was logged.
     unreadable: bool,
     check_at: Instant,
     read_at: Instant,
@@ -96,7 +96,7 @@ impl<K: Kernel> WinBackend<K> {
         &mut self.kernel
     }
 
-    /// Makes HNS hold `state`. `changes` names everything that differs from the previous state.
+    /// Makes HNS hold `state`. `changes` lists everything that differs from the previous state.
     ///
     /// # Errors
     /// Returns an error if HNS is unavailable or does not have the network.
@@ -112,7 +112,7 @@ impl<K: Kernel> WinBackend<K> {
         applied.with_context(|| format!("program HNS with revision {}", state.revision))
     }
 
-    /// Returns the plan for the state and for what HNS holds now. It changes nothing.
+    /// Returns the plan for the state and the objects that HNS holds now. It changes nothing.
     ///
     /// # Errors
     /// Returns an error if HNS is unavailable or does not have the network.
@@ -131,7 +131,7 @@ impl<K: Kernel> WinBackend<K> {
         let mut plan = self.planned()?;
         let mut outcome = self.write(&plan);
         if !outcome.taken.is_empty() {
-            // Another load balancer has the frontend but is not in the inventory, so the inventory is outdated.
+            // A load balancer that has the frontend is not in the inventory, so the inventory is outdated.
             info!("the load balancers differ from the applied state; reading them");
             self.inventory.forget();
             read = true;
@@ -268,8 +268,8 @@ impl<K: Kernel> WinBackend<K> {
     }
 
     fn refuse(&mut self, write: Write, failure: &Failure) {
-        // HNS returns the same error if no dynamic ports are left for translation, which happens with about a hundred load
-        // balancers.
+        // HNS also returns this error if the node has no dynamic ports left for address translation. About a hundred load
+        // balancers use them up.
         let remedy = match failure.reason() {
             Reason::Exists => {
                 "; another program uses it, or the node has no dynamic ports left; direct server return (--enable-dsr) needs none"
@@ -287,7 +287,8 @@ impl<K: Kernel> WinBackend<K> {
         self.refused.insert(write.frontend, (write.planned, why));
     }
 
-    /// Lets the next sync retry what HNS has refused. A refusal is logged again only if the retry succeeds in between.
+    /// Lets the next sync retry the load balancers that HNS has refused. If HNS refuses one again for the same reason, the
+    /// refusal is not logged again.
     pub fn retry_refused(&mut self) {
         let service = |(planned, why): &(plan::Planned, String)| format!("service {}: {why}", planned.service);
         self.logged = std::mem::take(&mut self.refused).values().map(service).collect();
@@ -322,7 +323,7 @@ impl<K: Kernel> WinBackend<K> {
     }
 
     /// Removes the load balancers and endpoints with our identifiers from all networks. With `everything` it removes all load
-    /// balancers of the host, as kube-proxy does at its start. A failed removal does not stop the others.
+    /// balancers of the host, as kube-proxy does at its start. If one removal fails, the others are made nevertheless.
     ///
     /// # Errors
     /// Returns an error if HNS is unavailable or refuses a removal.

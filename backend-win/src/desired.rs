@@ -25,7 +25,7 @@ struct Parts {
     wants: BTreeMap<Frontend, Want>,
     /// The VIPs of each frontend: a NodePort has one per address of the node.
     vips: BTreeMap<Frontend, BTreeSet<VipKey>>,
-    /// The addresses of local endpoints, with the number of ports that name each.
+    /// The addresses of local endpoints, each with the number of ports that have it as an endpoint.
     local: BTreeMap<IpAddr, usize>,
 }
 
@@ -45,26 +45,27 @@ impl Desired {
         &self.parts.wants
     }
 
-    /// The addresses of local endpoints, with the number of ports that name each.
+    /// The addresses of local endpoints, each with the number of ports that have it as an endpoint.
     pub fn local(&self) -> &BTreeMap<IpAddr, usize> {
         &self.parts.local
     }
 
-    /// Updates to `state`. `changes` names everything that differs from the previous state. Returns the new diagnostics of
+    /// Updates to `state`. `changes` lists everything that differs from the previous state. Returns the new diagnostics of
     /// what is not programmed.
     pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
         self.vips.set_local_addresses(addresses(&state.node));
         self.vips.update(state, changes, &mut self.parts).notices
     }
 
-    /// Returns what is not programmed, whatever HNS holds.
+    /// Returns diagnostics of what is not programmed for reasons that do not depend on HNS.
     pub fn skipped(&self) -> Vec<Diagnostic> {
         self.vips.skipped()
     }
 }
 
 /// Returns the node's addresses for NodePorts. HNS serves the NodePorts of a family on all addresses or on none, so it
-/// matters only whether there is any. If the Node object has no address of a family, the unspecified address stands for it.
+/// matters only whether the node has an address of that family. If the Node object contains none, the unspecified address
+/// stands for it.
 fn addresses(node: &Node) -> Vec<IpAddr> {
     let named = node.addresses.iter().copied();
     let unnamed = Family::BOTH.into_iter().filter(|family| node.primary_address(*family).is_none());
@@ -78,7 +79,7 @@ fn unspecified(family: Family) -> IpAddr {
     }
 }
 
-/// Whether NodePorts should answer on some addresses only, which HNS does not support.
+/// Whether the configuration restricts NodePorts to some of the node's addresses, which HNS does not support.
 pub fn narrows_node_ports(config: &Config) -> bool {
     matches!(&config.node_port_addresses, NodePortAddresses::Cidrs(cidrs) if cidrs.iter().any(|cidr| cidr.prefix_len() > 0))
 }
@@ -101,7 +102,7 @@ impl Program for Parts {
     }
 
     fn cluster_ip(&mut self, _address: IpAddr, _present: bool) {
-        // HNS has no objects for an address alone.
+        // HNS has no object for an address without a port.
     }
 
     fn hairpin(&mut self, hairpin: &Hairpin, present: bool) {

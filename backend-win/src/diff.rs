@@ -19,17 +19,18 @@ use crate::{
 /// What we know about HNS's objects beyond their documents.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
-    /// Load balancers that we wrote, each as written and as HNS showed it then. HNS may express the same differently.
+    /// Load balancers that we wrote: each document as we wrote it, and as HNS returned it then. HNS may express the same
+    /// settings differently.
     written: BTreeMap<Guid, (LoadBalancer, LoadBalancer)>,
-    /// Load balancers that we own, since they do our work, whichever program created them.
+    /// Load balancers that we own because they serve a planned frontend, whichever program created them.
     adopted: BTreeSet<Guid>,
-    /// Endpoints that we wrote. HNS may not show all of their values.
+    /// Endpoints that we wrote. HNS may not return all of their values.
     endpoints: BTreeMap<Guid, Endpoint>,
 }
 
 impl Memory {
-    /// Records a load balancer as written and as shown. Returns whether it does what the plan wants. Otherwise `shown` is not
-    /// an equivalent document.
+    /// Records the document that we wrote (`wanted`), and the one that HNS then returned (`shown`). Returns whether both balance
+    /// the same ports to the same endpoints. If so, `shown` counts as equal to `wanted` from now on.
     pub fn wrote(&mut self, id: Guid, wanted: &LoadBalancer, shown: &LoadBalancer) -> bool {
         let (wanted, shown) = (normal(wanted), normal(shown));
         let does = does_the_same(&wanted, &shown);
@@ -47,7 +48,7 @@ impl Memory {
         self.endpoints.insert(id, wanted.clone());
     }
 
-    /// Records that these load balancers do our work, and forgets objects that no longer exist.
+    /// Records that we own the load balancers in `kept`, and forgets objects that no longer exist.
     pub fn adopt(&mut self, kept: &BTreeSet<Guid>, inventory: &Inventory) {
         self.adopted.extend(kept);
         self.adopted.retain(|id| inventory.balancers().contains_key(id));
@@ -127,7 +128,7 @@ impl Owner<'_> {
         id.is_ours() || memory.adopted.contains(&id) || serves_cluster_ips()
     }
 
-    /// Whether an endpoint is ours: by its identifier, or because kube-proxy has left it.
+    /// Whether an endpoint is ours: by its identifier, or because kube-proxy has created it.
     fn owns_endpoint(&self, id: Guid, endpoint: &Endpoint) -> bool {
         id.is_ours() || remote::is_kube_proxys(endpoint, self.host)
     }
@@ -136,7 +137,7 @@ impl Owner<'_> {
 /// The changes to HNS, in the order in which they are made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diff {
-    /// Load balancers to delete, including those that keep an endpoint from being replaced.
+    /// Load balancers to delete, including those that prevent the replacement of an endpoint.
     pub delete_balancers: BTreeSet<Guid>,
     /// Endpoints to delete and create again.
     pub replace_endpoints: BTreeSet<Guid>,
@@ -146,9 +147,10 @@ pub struct Diff {
     pub balancers: Vec<Write>,
     /// Endpoints to delete, since nothing uses them any more.
     pub delete_endpoints: BTreeSet<Guid>,
-    /// Frontends of another program's load balancer that also has other frontends.
+    /// Planned frontends that another program's load balancer already has, together with other frontends. They cannot be
+    /// programmed.
     pub blocked: Vec<(Frontend, Guid)>,
-    /// Load balancers that do our work, or will after these changes.
+    /// Load balancers that serve planned frontends, or will after these changes.
     pub kept: BTreeSet<Guid>,
 }
 
@@ -164,7 +166,7 @@ pub struct Write {
 }
 
 impl Diff {
-    /// Whether nothing has to be changed.
+    /// Whether there is nothing to change.
     pub fn is_empty(&self) -> bool {
         let Self { delete_balancers, replace_endpoints, create_endpoints, balancers, delete_endpoints, .. } = self;
         delete_balancers.is_empty()
@@ -189,7 +191,7 @@ pub fn diff(plan: &Plan, inventory: &Inventory, memory: &Memory, owner: &Owner<'
         diff.create_endpoints.insert(*id, wanted.clone());
     }
 
-    // The load balancers that have each frontend.
+    // The load balancers of each frontend.
     let mut holders: BTreeMap<Frontend, Vec<Guid>> = BTreeMap::new();
     let mut kept: BTreeSet<Guid> = BTreeSet::new();
     for (id, balancer) in inventory.balancers() {

@@ -1,7 +1,8 @@
 //! The objects that HNS lists: the network, its endpoints, and all load balancers.
 //!
 //! A list takes one call and contains identifiers. Only documents with new identifiers are then read, one call each, so the
-//! duration depends on the number of changes. In case of doubt, [`Inventory::forget`] discards everything.
+//! duration depends on the number of changes. If the inventory may be wrong, the caller discards it with
+//! [`Inventory::forget`].
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -46,7 +47,7 @@ pub enum Error {
         /// The names of the existing networks.
         there: Vec<String>,
     },
-    /// No name is configured, and there is no network for pods or more than one.
+    /// No name is configured, and the number of networks for pods is not one.
     #[error("name the network of the pods with --network-name, winkernel.networkName or KUBE_NETWORK: HNS has {}", names(.there))]
     Which {
         /// The names of the existing networks.
@@ -103,7 +104,7 @@ impl Inventory {
         self.endpoints.contains_key(&id)
     }
 
-    /// The local endpoint with this address. If a remote endpoint also has the address, that one is outdated.
+    /// The local endpoint with this address. If a remote endpoint has the same address, the remote endpoint is outdated.
     pub fn local(&self, address: IpAddr) -> Option<Guid> {
         self.of_address(address).find(|(_, endpoint)| !endpoint.is_remote()).map(|(id, _)| id)
     }
@@ -270,7 +271,7 @@ fn networks(hcn: &mut impl Hcn, query: &Query) -> Result<Vec<Network>, Error> {
     Ok(networks.into_iter().map(|(id, network)| Network { id: Some(id), ..network }).collect())
 }
 
-/// Returns the objects that match a query, by identifier. It omits documents that cannot be parsed.
+/// Returns the objects that match a query, by identifier. It omits objects whose documents cannot be parsed.
 ///
 /// # Errors
 /// Returns an error if HNS does not answer or the answer is not a list.

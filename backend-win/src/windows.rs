@@ -23,7 +23,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     if wants_service(&arguments)? { service::run() } else { block_on(arguments, terminated()) }
 }
 
-/// A call of HNS may take long; another thread answers the brain in the meantime.
+/// The number of threads. While one thread waits for a call of HNS, which may take long, another answers the brain.
 const WORKERS: usize = 2;
 
 fn block_on(arguments: Arguments, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {

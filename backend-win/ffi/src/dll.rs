@@ -1,7 +1,7 @@
 //! The unsafe part: it loads libraries, calls functions, closes handles and frees strings.
 //!
-//! Each function of the API is a field of [`Functions`] with the type that `windows-sys` declares; `Functions::declared` lets
-//! the compiler compare them. Each field is loaded under the name of that declaration.
+//! Each function of the API is a field of [`Functions`]. The field has the type that `windows-sys` declares for the function;
+//! `Functions::declared` lets the compiler compare the two types. The function is loaded by the name that `windows-sys` declares.
 
 #![expect(unsafe_code, reason = "functions of a library that is written in another language are called")]
 
@@ -92,7 +92,7 @@ macro_rules! functions {
             pub(crate) fn find(library: &Library) -> Result<Self, LoadError> {
                 $(
                     let found = library.function(concat!(stringify!($name), "\0"))?;
-                    // SAFETY: it is the function with that name, and `declared` makes the compiler check that this is its type.
+                    // SAFETY: `found` is the function with that name. `declared` makes the compiler check that it has this type.
                     let $field = unsafe { mem::transmute::<unsafe extern "system" fn() -> isize, $kind>(found) };
                 )+
                 Ok(Self { $($field,)+ })
@@ -236,7 +236,7 @@ impl Functions {
             Kind::Endpoint => self.close_endpoint,
             Kind::LoadBalancer => self.close_load_balancer,
         };
-        // SAFETY: the handle is open and of that kind, and is not used again: only the drop of its owner calls this.
+        // SAFETY: the handle is open and of that kind. It is not used again, because only `drop` of its owner calls this.
         unsafe { function(raw) };
     }
 }
@@ -275,7 +275,7 @@ impl Default for Text {
 }
 
 impl Text {
-    /// Converts it to a `String`. Invalid UTF-16 becomes replacement characters.
+    /// Converts the string to a `String`. Invalid UTF-16 becomes replacement characters.
     pub(crate) fn into_string(self) -> String {
         if self.0.is_null() {
             return String::new();
@@ -313,7 +313,7 @@ impl HnsCall {
     /// Finds the function in the library.
     pub(crate) fn find(library: &Library) -> Result<Self, LoadError> {
         let found = library.function("HNSCall\0")?;
-        // SAFETY: it is the function with that name, which has this type.
+        // SAFETY: `found` is the function with that name, and `HnsCallFunction` is its type.
         Ok(Self(unsafe { mem::transmute::<unsafe extern "system" fn() -> isize, HnsCallFunction>(found) }))
     }
 

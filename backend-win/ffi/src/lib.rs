@@ -67,10 +67,10 @@ impl error::Error for LoadError {}
 #[derive(Debug)]
 pub struct Hcn {
     functions: Functions,
-    /// The older API, which is used only for the version of HNS, because the newer one does not contain it. An error if it
-    /// cannot be loaded.
+    /// The older API, or the error if it cannot be loaded. It is used only to read the version of HNS, which the newer API does
+    /// not return.
     vmcompute: Result<dll::HnsCall, LoadError>,
-    // The last field, so that the libraries are unloaded after all others are dropped.
+    // This is the last field, so that the libraries are unloaded after all other fields are dropped.
     _libraries: [Option<Library>; 2],
 }
 
@@ -110,7 +110,7 @@ impl Hcn {
     /// Returns the identifiers of the objects that match a query, as JSON.
     ///
     /// # Errors
-    /// Returns the error of HNS.
+    /// Returns the error of HNS if the call fails.
     pub fn enumerate(&self, kind: Kind, query: &str) -> Result<String, Failure> {
         let (mut found, mut record) = (Text::default(), Text::default());
         let (call, hresult) = self.functions.enumerate(kind, &wide(query), &mut found, &mut record);
@@ -129,7 +129,7 @@ impl Hcn {
     /// Creates an endpoint and returns its properties in HNS.
     ///
     /// # Errors
-    /// Returns the error of HNS.
+    /// Returns the error of HNS if a call fails.
     pub fn create_endpoint(&self, network: u128, id: u128, settings: &str, query: &str) -> Result<String, Failure> {
         let network = self.open(Kind::Network, network)?;
         let (mut endpoint, mut record) = (Handle::none(&self.functions, Kind::Endpoint), Text::default());
@@ -141,7 +141,7 @@ impl Hcn {
     /// Creates a load balancer and returns its properties in HNS.
     ///
     /// # Errors
-    /// Returns the error of HNS.
+    /// Returns the error of HNS if a call fails.
     pub fn create_load_balancer(&self, id: u128, settings: &str, query: &str) -> Result<String, Failure> {
         let (mut made, mut record) = (Handle::none(&self.functions, Kind::LoadBalancer), Text::default());
         let (call, hresult) = self.functions.create_load_balancer(id, &wide(settings), &mut made, &mut record);
@@ -152,7 +152,7 @@ impl Hcn {
     /// Changes the settings of a load balancer and returns its properties in HNS.
     ///
     /// # Errors
-    /// Returns the error of HNS.
+    /// Returns the error of HNS if a call fails.
     pub fn modify_load_balancer(&self, id: u128, settings: &str, query: &str) -> Result<String, Failure> {
         let open = self.open(Kind::LoadBalancer, id)?;
         let mut record = Text::default();
@@ -164,7 +164,7 @@ impl Hcn {
     /// Deletes an object. Networks are never deleted.
     ///
     /// # Errors
-    /// Returns the error of HNS.
+    /// Returns the error of HNS if the call fails.
     pub fn delete(&self, kind: Deletable, id: u128) -> Result<(), Failure> {
         let mut record = Text::default();
         let (call, hresult) = self.functions.delete(kind, id, &mut record);
@@ -195,7 +195,7 @@ pub enum Deletable {
     LoadBalancer,
 }
 
-/// A call has failed if its HRESULT is an error or it wrote an error record, as in kube-proxy.
+/// Returns an error if a call has failed: its HRESULT is an error, or it wrote an error record. kube-proxy uses the same rule.
 fn checked(call: &'static str, hresult: i32, record: Text) -> Result<(), Failure> {
     let record = record.into_string();
     if hresult < 0 || !record.is_empty() { Err(Failure { call, hresult, record }) } else { Ok(()) }

@@ -1,7 +1,7 @@
 //! Writes the difference between plan and HNS, call by call.
 //!
 //! A sync deletes load balancers, creates endpoints, creates and changes load balancers, and deletes endpoints, in this order.
-//! Every endpoint that a load balancer names therefore exists for as long as it is named.
+//! An endpoint therefore exists for as long as a load balancer refers to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -78,7 +78,8 @@ impl<K: Kernel> WinBackend<K> {
                 }
             }
         }
-        // HNS may delete an endpoint that a load balancer still names, for instance one whose change was refused.
+        // Keep endpoints that a load balancer still refers to, for instance a load balancer whose change was refused: HNS may
+        // delete an endpoint nevertheless.
         let balancers = self.inventory.balancers().values().flatten();
         let named: BTreeSet<Guid> = balancers.flat_map(|one| one.host_compute_endpoints.iter().copied()).collect();
         for id in diff.delete_endpoints.difference(&named) {
@@ -173,7 +174,7 @@ impl<K: Kernel> WinBackend<K> {
         })
     }
 
-    /// Records a load balancer as written. `shown` is its document in HNS. Returns whether it does what the plan wants.
+    /// Records the document that was written, and `shown`, the document that HNS then returned. Returns whether both do the same.
     fn wrote(&mut self, requested: Guid, wanted: &LoadBalancer, shown: &str) -> bool {
         match schema::read::<LoadBalancer>("load balancer", shown) {
             Ok(shown) => {

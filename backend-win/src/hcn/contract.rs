@@ -22,7 +22,7 @@ use super::{
 pub struct Observation {
     /// The behaviour, in a short sentence.
     pub what: &'static str,
-    /// Whether the implementation behaves so.
+    /// Whether the implementation behaves like this.
     pub is_so: bool,
 }
 
@@ -92,7 +92,7 @@ impl Suite<'_> {
     }
 
     fn remove_all(&mut self) {
-        // Missing objects need no removal. The caller's comparison finds objects that remain.
+        // Errors are ignored: some objects do not exist, and the caller's comparison finds objects that remain.
         for id in BALANCERS.map(|last| self.balancer(last)) {
             _ = self.hcn.delete_load_balancer(id);
         }
@@ -295,7 +295,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Creates this endpoint, whether or not it exists already.
+    /// Creates this endpoint. If it exists already, deletes it first.
     fn new_endpoint(&mut self, last: u8) -> anyhow::Result<()> {
         let id = self.endpoint(last);
         _ = self.hcn.delete_endpoint(id);

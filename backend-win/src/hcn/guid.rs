@@ -1,8 +1,9 @@
 //! The identifiers of objects, and how ours are chosen.
 //!
 //! HNS lets the caller choose the identifier of a new object. Ours begin with `6c6f6361-6c6e-` ("localn" in ASCII), followed by
-//! the kind of object and its purpose. So they show the owner after any restart, and two attempts to create the same object
-//! collide instead of creating two. They are UUIDs of version 8 (RFC 9562, for private schemes).
+//! the kind of object and its purpose. Therefore an identifier still shows the owner after a restart, and a second attempt to
+//! create an object fails instead of creating a duplicate. Our identifiers are UUIDs of version 8 (RFC 9562, for private
+//! schemes).
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
@@ -23,7 +24,7 @@ const SOURCE_VIP: u128 = 0x8003;
 const VARIANT: u128 = 0x8000_0000_0000_0000;
 
 impl Guid {
-    /// The identifier with this number, whose hexadecimal digits are written in this order.
+    /// The identifier with this number. Its hexadecimal digits are those of the number, in the same order.
     pub const fn new(number: u128) -> Self {
         Self(number)
     }
@@ -60,7 +61,7 @@ impl Guid {
         Self((OURS << 80) | (kind << 64) | VARIANT | (rest & ((VARIANT >> 1) - 1)))
     }
 
-    /// Whether the identifier is one of ours.
+    /// Whether this backend has chosen the identifier.
     pub fn is_ours(self) -> bool {
         self.0 >> 80 == OURS
     }

@@ -45,17 +45,17 @@ impl fmt::Display for Version {
 /// The features of an HNS that a backend needs. The version limits are those of Microsoft's own library, which kube-proxy uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
-    /// Whether it supports documents of schema 2.0, which are required.
+    /// Whether HNS supports documents of schema 2.0, which are required.
     pub v2: bool,
-    /// Whether it supports routes to subnets on other nodes, and remote endpoints, which overlay networks need.
+    /// Whether HNS supports routes to subnets on other nodes, and remote endpoints. Overlay networks need both.
     pub remote_subnet: bool,
-    /// Whether it supports direct server return.
+    /// Whether HNS supports direct server return.
     pub dsr: bool,
-    /// Whether it supports load balancers for IPv6.
+    /// Whether HNS supports load balancers for IPv6.
     pub ipv6: bool,
     /// Whether load balancers support session affinity.
     pub session_affinity: bool,
-    /// Whether load balancers can be changed in place. HNS may claim that and still not do it.
+    /// Whether load balancers can be changed in place. HNS may claim this feature but not have it.
     pub modify_load_balancer: bool,
 }
 

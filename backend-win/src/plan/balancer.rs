@@ -1,4 +1,5 @@
-//! Computes the documents of frontends. Total and deterministic: what cannot be expressed is skipped with a diagnostic.
+//! Computes the load balancers for frontends, as documents. It is deterministic and never fails: what HNS cannot express is
+//! skipped with a diagnostic.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,7 +34,7 @@ pub struct Surroundings<'a> {
     pub features: Features,
     /// The node's address and interface; known in an overlay network only.
     pub host: Option<&'a Host>,
-    /// The addresses of local endpoints, with the number of ports that name each.
+    /// The addresses of local endpoints, each with the number of ports that have it as an endpoint.
     pub local: &'a BTreeMap<IpAddr, usize>,
 }
 
@@ -42,7 +43,7 @@ pub struct Surroundings<'a> {
 pub struct Plan {
     /// The endpoints that we create.
     pub endpoints: BTreeMap<Guid, Endpoint>,
-    /// All endpoints that load balancers name, ours or not.
+    /// All endpoints that the planned load balancers refer to, ours or not.
     pub used: BTreeSet<Guid>,
     /// The load balancers.
     pub balancers: BTreeMap<Frontend, Planned>,
@@ -82,7 +83,7 @@ struct Planner<'a> {
 #[derive(Debug, Default)]
 struct Resolved {
     ids: BTreeSet<Guid>,
-    /// Whether any of them is on no subnet of the network.
+    /// Whether any endpoint is outside the subnets of the network.
     off_the_network: bool,
 }
 
@@ -203,7 +204,7 @@ impl Planner<'_> {
         self.plan.balancers.insert(frontend, Planned { service: service.clone(), document });
     }
 
-    /// The source address of packets to remote endpoints. Endpoints outside of the network need the node's address.
+    /// The source address of packets to remote endpoints. If an endpoint is outside the network, it is the node's address.
     fn source_of(&self, resolved: &Resolved) -> Option<IpAddr> {
         if !self.is_overlay() {
             return None;
@@ -245,7 +246,7 @@ impl Planner<'_> {
         resolved
     }
 
-    /// Returns the remote endpoint for an address: an existing one that is correct, or ours.
+    /// Returns the remote endpoint for an address: an existing endpoint if it is correct, or else one that we plan.
     fn remote(&mut self, address: IpAddr) -> Option<Guid> {
         let inventory = self.around.inventory;
         let document = remote::document(
@@ -278,8 +279,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Forwards health checks to the node, since load balancers send them to the VIP. There is one forwarded port per address
-    /// and port, however many ports the Service has, and it is always TCP.
+    /// Plans load balancers that forward health checks to the node, because external load balancers send them to the VIP. There
+    /// is one per address and health check port, however many ports the Service has, and it is always TCP.
     fn health_checks(&mut self, wants: &BTreeMap<Frontend, Want>) {
         let options = self.around.options;
         let Some((gateway, families)) = self.around.inventory.gateway().filter(|_| options.forward_health_check_vip)
@@ -314,7 +315,7 @@ pub fn has_ipv6(features: Features, kind: NetworkType) -> bool {
     features.ipv6 && kind != NetworkType::Overlay
 }
 
-/// Returns the port that most endpoints have, and the lowest of equally frequent ones. A load balancer of HNS has one port for
+/// Returns the port that most endpoints have; of equally frequent ports, the lowest. A load balancer of HNS has one port for
 /// all endpoints, and packets to a port that an endpoint does not serve are lost.
 fn target_port(endpoints: &[SocketAddr]) -> Option<u16> {
     let mut counts: BTreeMap<u16, usize> = BTreeMap::new();

@@ -23,9 +23,9 @@ pub struct Frontend {
 
 /// The address of a load balancer.
 ///
-/// A load balancer without an address answers on all addresses of the node, and takes that port from the node's processes. A
-/// Service without an address must therefore never become one (CVE-2021-25736). Only NodePorts have no address, and the type
-/// allows nothing else.
+/// A load balancer without an address answers on all addresses of the node, and takes its port from the node's processes. A
+/// Service without an address must therefore never become such a load balancer (CVE-2021-25736). This type allows only
+/// NodePorts to have no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Address {
     /// A single address.
@@ -35,8 +35,8 @@ pub enum Address {
 }
 
 impl Frontend {
-    /// Returns the frontend of a VIP. All addresses of the node become one, because a load balancer for NodePorts has no
-    /// address.
+    /// Returns the frontend of a VIP. A NodePort has the same frontend on all addresses of the node, because a load balancer for
+    /// NodePorts has no address.
     pub fn of(key: &VipKey, vip: &Vip) -> Self {
         let address = if vip.by_node_port { Address::Node(key.family()) } else { Address::Vip(key.address) };
         Self { address, protocol: key.protocol, port: key.port }
@@ -50,7 +50,7 @@ impl Frontend {
         }
     }
 
-    /// The identifier that we give to its load balancer.
+    /// The identifier that we give to the frontend's load balancer.
     pub fn id(&self) -> Guid {
         Guid::of_load_balancer(&self.to_string())
     }

@@ -1,4 +1,4 @@
-//! Remote endpoints, which HNS needs for an address of another node before a load balancer may name it.
+//! Plans remote endpoints. HNS needs one for each address on another node before a load balancer may refer to it.
 
 use std::net::IpAddr;
 
@@ -66,7 +66,8 @@ pub fn mac(address: IpAddr) -> String {
     format!("02-11-{a:02x}-{b:02x}-{c:02x}-{d:02x}")
 }
 
-/// Whether kube-proxy has created the endpoint: it has no name and such a hardware address. `host` is this node, if known.
+/// Whether kube-proxy has created the endpoint: a remote endpoint without a name, whose hardware address is as [`mac`] returns
+/// it or, for the address of a Service, that of this node. `host` is this node, if known.
 pub fn is_kube_proxys(endpoint: &Endpoint, host: Option<&Host>) -> bool {
     // kube-proxy writes the hardware addresses of interfaces with colons.
     let given = endpoint.mac_address.to_ascii_lowercase().replace(':', "-");

@@ -10,13 +10,13 @@ use localnet_proto::{Service, ServiceKey};
 pub struct Want {
     /// The Service that it belongs to.
     pub service: ServiceKey,
-    /// The port as `namespace/name:port`, for people.
+    /// The port as `namespace/name:port`, for messages.
     pub comment: Arc<str>,
     /// The kind of its address.
     pub r#use: Use,
     /// The endpoints that receive its packets.
     pub endpoints: Arc<[SocketAddr]>,
-    /// Whether external traffic only goes to local endpoints: external traffic policy Local.
+    /// Whether external traffic goes only to local endpoints: external traffic policy Local.
     pub external_local: bool,
     /// Whether packets to load balancer addresses keep their destination.
     pub preserve_destination: bool,
@@ -24,7 +24,7 @@ pub struct Want {
     pub affinity: bool,
     /// The clients that may connect; see [`Sources`].
     pub sources: Sources,
-    /// The port on which load balancers check the health of the Service on this node, if it has its own port.
+    /// The Service's own port for health checks on this node; `None` if load balancers check the health of the node instead.
     pub health_port: Option<u16>,
 }
 

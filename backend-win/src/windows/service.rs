@@ -29,7 +29,7 @@ pub(super) fn run() -> anyhow::Result<()> {
         .context("failed to run as a Windows service: start it with the service control manager (sc.exe create)")
 }
 
-/// Runs the service. The process's command line has its arguments.
+/// Runs the service. Its arguments come from the command line of the process, not from the service control manager.
 fn serve(_arguments: Vec<OsString>) {
     let ended = Arc::new(Notify::new());
     let notify = Arc::clone(&ended);

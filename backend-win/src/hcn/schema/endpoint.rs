@@ -100,7 +100,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether it is remote.
+    /// Whether the endpoint is remote.
     pub fn is_remote(&self) -> bool {
         self.flags & REMOTE != 0
     }
@@ -110,7 +110,7 @@ impl Endpoint {
         self.ip_configurations.iter().filter_map(|configuration| configuration.ip_address.parse().ok())
     }
 
-    /// The address of its node, if the document contains it.
+    /// The address of the endpoint's node, if the document contains it.
     pub fn provider(&self) -> Option<IpAddr> {
         let policy = self.policies.iter().find(|policy| policy.r#type == PROVIDER_ADDRESS)?;
         policy.settings.get(PROVIDER_ADDRESS)?.as_str()?.parse().ok()

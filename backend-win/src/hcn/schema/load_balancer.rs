@@ -118,7 +118,7 @@ flags! {
     LoadBalancerFlags {
         /// Replies go to the client directly and bypass the load balancer: direct server return.
         DSR = 1,
-        /// It is for IPv6.
+        /// The load balancer is for IPv6.
         IPV6 = 2,
     }
 }

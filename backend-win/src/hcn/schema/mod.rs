@@ -60,7 +60,7 @@ pub struct Odd {
 /// Parses a document.
 ///
 /// # Errors
-/// Returns an error if the text is not such a document.
+/// Returns an error if the text is not a document of this type.
 pub fn read<T: DeserializeOwned>(what: &'static str, json: &str) -> Result<T, Odd> {
     // serde would accept a list and take its items as the fields in order.
     if json.trim_start().starts_with('[') {
