@@ -1,7 +1,7 @@
-//! [`Check`]: a complete document while its values are checked, in kube-proxy's words.
+//! [`Check`]: a complete document whose values are being checked. Its errors have kube-proxy's wording.
 //!
-//! kube-proxy does not validate values that the mode does not use. Here an invalid one is a warning and is skipped; with
-//! `configHardFail` it is an error.
+//! kube-proxy does not validate the values that the mode does not use. localnet skips such a value with a warning if it is
+//! invalid. With `configHardFail`, the invalid value is an error.
 
 use std::fmt;
 
@@ -64,7 +64,8 @@ impl Check<'_> {
         self.findings.invalid(field.path, value, why, remedy);
     }
 
-    /// Adds an error if the mode uses the field, and otherwise a warning that the value is skipped.
+    /// Adds an error if the mode uses the field, or if `configHardFail` is set. Otherwise adds a warning that the value is
+    /// skipped.
     pub(crate) fn invalid_if_used(&mut self, used: bool, path: &str, value: &str, why: &str, remedy: &str) {
         if used || self.document.get("configHardFail") == true {
             self.findings.invalid(path, value, why, remedy);

@@ -1,5 +1,5 @@
-//! Checks whether a configuration fits the node, which the configuration alone does not show. kube-proxy logs such problems at
-//! its start as "may be incomplete or incorrect".
+//! Compares a configuration with the facts about the node, to find the problems that the configuration alone does not show.
+//! kube-proxy logs such problems as "may be incomplete or incorrect" when it starts.
 
 use std::net::SocketAddr;
 
@@ -25,8 +25,8 @@ pub struct Node<'a> {
 }
 
 impl Config {
-    /// Returns the problems of this configuration on a node, mostly in kube-proxy's words. With an error the program cannot
-    /// start.
+    /// Returns the problems of this configuration on a node, mostly in kube-proxy's words. If one of them is an error, the
+    /// program cannot start.
     pub fn complaints(&self, node: &Node<'_>) -> Vec<Diagnostic> {
         let mut found = Vec::new();
         found.extend(self.node_ports(node));
@@ -38,7 +38,8 @@ impl Config {
         found
     }
 
-    /// The severity of a value that may not work. With `configHardFail` it keeps the program from starting.
+    /// The severity of a value that may not work: with `configHardFail` an error, which keeps the program from starting,
+    /// otherwise a warning.
     fn doubtful(&self) -> Severity {
         if self.config_hard_fail { Severity::Error } else { Severity::Warning }
     }

@@ -1,4 +1,4 @@
-//! What programs ask a [`Config`].
+//! Values that programs derive from a [`Config`].
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use crate::{
 impl Config {
     /// The minimum time between two syncs for a backend whose syncs take time in proportion to the changes.
     ///
-    /// It is `minSyncPeriod` if that is set explicitly, otherwise zero. kube-proxy's default of one second does not apply:
-    /// kube-proxy needs it because the duration of its syncs grows with the cluster.
+    /// This is `minSyncPeriod` if it is set explicitly, otherwise zero. kube-proxy's default of one second does not apply,
+    /// because kube-proxy needs it only for syncs whose duration grows with the cluster.
     pub fn min_interval(&self) -> Duration {
         if self.explicit.min_sync_period { self.min_sync_period } else { Duration::ZERO }
     }

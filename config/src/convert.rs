@@ -1,4 +1,4 @@
-//! Converts documents between the versions, as KEP-784 specifies, and a [`Config`] to documents.
+//! Converts documents between the versions, as KEP-784 specifies, and converts a [`Config`] to documents.
 
 use localnet_core::{Code, Diagnostic};
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ pub fn convert(old: &Document) -> (Document, Vec<Diagnostic>) {
     (new, findings.into_unique())
 }
 
-/// Converts a string of v1alpha1 to the list of v1alpha2. An unspecified address sets no address of the node.
+/// Converts a string of v1alpha1 to the list of v1alpha2. An empty string and an unspecified address become an empty list.
 pub(crate) fn list(text: &str, kind: Kind) -> Value {
     match kind {
         _ if text.is_empty() => json!([]),
@@ -50,8 +50,8 @@ pub(crate) fn list(text: &str, kind: Kind) -> Value {
     }
 }
 
-/// Adds a diagnostic if a section of another mode has a value that differs from its default and from the field that replaces
-/// it.
+/// Adds a diagnostic if a section of another mode has a value that differs from its default and from the value of the field
+/// that replaces it.
 fn lost(field: &Field, section: &str, old: &Document, new: &Document, findings: &mut Findings) {
     let Formerly::InModes(paths) = field.formerly else { return };
     for (path, default) in paths.iter().filter(|(path, _)| path.starts_with(section)) {
@@ -90,8 +90,8 @@ impl Config {
         document.to_yaml()
     }
 
-    /// Returns the document of v1alpha1 that kube-proxy would show. Sections of other modes have no periods, and values that
-    /// v1alpha1 cannot express are omitted.
+    /// Returns the document of v1alpha1 that kube-proxy would show. The sections of the modes that are not in use have no
+    /// periods. Values that v1alpha1 cannot express are omitted.
     pub fn to_v1alpha1(&self) -> Document {
         let (mut new, mut old) = (Document::from(self), Document::new(Version::V1alpha1));
         let mode = self.mode.as_str();
@@ -100,7 +100,8 @@ impl Config {
         if (&self.node_port_addresses, self.mode) == (&NodePortAddresses::All, Mode::Nftables) {
             new.set("nodePortAddresses", json!(["0.0.0.0/0", "::/0"]));
         }
-        // Two fields come from `iptables.masqueradeBit`, and the first one has its value.
+        // Two fields are written to `iptables.masqueradeBit`. In reverse order, the first of them is written last and
+        // applies.
         for field in FIELDS.iter().rev() {
             if let Formerly::InModes(paths) = field.formerly {
                 paths.iter().for_each(|(path, _)| old.set(path, field.kind.zero()));
@@ -119,7 +120,7 @@ impl Config {
         old
     }
 
-    /// Returns the fields of v1alpha2 that differ from another configuration and take effect only when a program starts.
+    /// Returns the fields of v1alpha2 that differ between the two configurations and take effect only when a program starts.
     pub fn at_start(&self, other: &Self) -> Vec<&'static str> {
         let [before, after] = [self, other].map(Document::from);
         let differs =
@@ -128,7 +129,8 @@ impl Config {
     }
 }
 
-/// Converts a list of v1alpha2 to the string of v1alpha1. Without an address of the node, it is the unspecified one of a family.
+/// Converts a list of v1alpha2 to the string of v1alpha1. An empty list of addresses becomes the unspecified address of a
+/// family.
 fn one_text(texts: &[&str], kind: Kind, is_v6: bool) -> Value {
     match (kind, texts.first()) {
         (Kind::Ip, Some(ip)) => json!(ip),

@@ -103,7 +103,7 @@ fn scaled(number: &str, unit: u64) -> Option<i128> {
         return None;
     }
     let whole: i128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-    // Further digits amount to less than a nanosecond, even of an hour.
+    // Even for hours, further digits amount to less than a nanosecond.
     let fraction = &fraction[..fraction.len().min(18)];
     let digits: i128 = if fraction.is_empty() { 0 } else { fraction.parse().ok()? };
     let scale = 10_i128.pow(u32::try_from(fraction.len()).ok()?);

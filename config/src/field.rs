@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::kind::Kind;
 
-/// A field of v1alpha2 that contains a value and not further fields.
+/// A field of v1alpha2 that contains a value, not a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     /// Its path, such as `linux.conntrack.min`.
@@ -17,7 +17,7 @@ pub struct Field {
     pub flag: Option<&'static str>,
     /// kube-proxy's flag in the mode ipvs, if that mode has a flag of its own.
     pub ipvs_flag: Option<&'static str>,
-    /// Whether the flag overrides the file of `--config`. Other flags are ignored beside it.
+    /// Whether the flag overrides the file of `--config`. Any other flag is ignored if there is a file.
     pub flag_overrides_file: bool,
     /// Its effect in localnet.
     pub effect: Effect,
@@ -46,7 +46,7 @@ pub enum Effect {
     Live,
     /// The value takes effect when a program starts.
     AtStart,
-    /// The value affects the backend of its mode.
+    /// The value affects only the backend of the mode that the field belongs to.
     OfMode,
     /// The field has no effect, with the reason.
     No(&'static str),
@@ -59,8 +59,8 @@ pub enum Formerly {
     Same,
     /// Another place.
     At(&'static str),
-    /// One field for each of several modes, with its default. The configured mode selects its section: `ipvs`, `nftables`, and
-    /// `iptables` for all other modes. Zero counts as missing.
+    /// One field for each of several modes, each with its own default. The configured mode selects the field's section:
+    /// `ipvs`, `nftables`, or for all other modes `iptables`. Zero counts as missing.
     InModes(&'static [(&'static str, &'static str)]),
     /// A single string instead of a list. An empty string counts as missing.
     Text(&'static str, Kind),
@@ -88,7 +88,7 @@ pub(crate) const fn field(path: &'static str) -> Field {
 
 /// The columns of the table.
 impl Field {
-    /// The default. Without it, the default is false, zero or empty.
+    /// Sets the default. Without this column, the default is false, zero or empty.
     pub(crate) const fn default(self, text: &'static str) -> Self {
         Self { default: Some(text), ..self }
     }

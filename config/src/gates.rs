@@ -1,7 +1,8 @@
-//! Feature gates. kube-proxy knows every gate of Kubernetes and uses a few, and only those have a meaning here.
+//! Feature gates. kube-proxy knows every gate of Kubernetes, but uses only a few. Only these have an effect in localnet.
 //!
-//! Other names are accepted with a warning that they have no effect. Gates come and go with each release, and a ConfigMap that
-//! was made for another release must still start a node. kube-proxy refuses the names that its release does not know.
+//! All other names are accepted, with a warning that they have no effect. kube-proxy refuses the names that its release does
+//! not know. But gates come and go with each release, and a ConfigMap that was made for another release must still start a
+//! node.
 
 use localnet_core::Code;
 use serde::Serialize;
@@ -90,8 +91,8 @@ impl FeatureGates {
         }
     }
 
-    /// Whether a gate is enabled: as named, else as its stage is named, else by default. An unknown gate is disabled unless
-    /// named.
+    /// Whether a gate is enabled. The first of these values that exists applies: the gate's own in the configuration, that
+    /// of its stage in the configuration, the default. An unknown gate is disabled unless the configuration enables it.
     pub fn enabled(&self, name: &str) -> bool {
         let named = |name: &str| self.named.get(name).and_then(Value::as_bool);
         let Some(gate) = GATES.iter().find(|gate| gate.name == name) else { return named(name).unwrap_or_default() };
@@ -103,7 +104,7 @@ impl FeatureGates {
         named(name).or(by_stage).unwrap_or(gate.default)
     }
 
-    /// The named gates.
+    /// The gates that the configuration names, each with its value.
     pub fn named(&self) -> impl Iterator<Item = (&str, bool)> {
         self.named.iter().map(|(name, on)| (name.as_str(), *on == true))
     }

@@ -58,7 +58,7 @@ impl Kind {
         if value.is_null() { self.zero() } else { value }
     }
 
-    /// The value of a default in the table.
+    /// Parses a default of the table.
     pub(crate) fn value(self, text: &str) -> Value {
         match self.zero() {
             Value::String(_) => json!(text),

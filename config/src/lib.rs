@@ -7,8 +7,8 @@
 //!  flags ──► KubeProxyFlags ────┘
 //! ```
 //!
-//! The module `table` has a row for each field. To add a field, add its row there. [`Reader::read`] parses every text, so
-//! [`Config`] contains addresses, durations and enums. It has the shape of v1alpha2. An invalid field is an error in
+//! The module `table` has a row for each field. To add a field, add its row there. [`Reader::read`] parses every value, so
+//! [`Config`] contains addresses, durations and enums. [`Config`] has the shape of v1alpha2. An invalid field is an error in
 //! kube-proxy's words, with the line, the field and the remedy.
 
 mod address;

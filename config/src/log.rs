@@ -1,4 +1,4 @@
-//! Log filters, which keep the libraries below the programs quiet.
+//! Log filters, which suppress messages of the libraries that the programs use.
 
 /// The libraries whose messages are useful only to their authors, each with the least severe level that is logged.
 ///
@@ -26,8 +26,8 @@ pub const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"]
 /// Checks that each directive of `text` ends with a level, as in `info,localnet_brain=debug`.
 ///
 /// # Errors
-/// Returns an error that names the first directive without a level. `tracing` would take such a word as the name of a module and
-/// log the lines of that module only, that is, none.
+/// Returns an error that names the first directive without a level. `tracing` would take this word for the name of a module,
+/// and would log only the lines of that module, which does not exist.
 fn check(text: &str) -> Result<(), String> {
     let (mut depth, mut directives) = (0_u32, vec![String::new()]);
     for character in text.chars() {
@@ -54,8 +54,8 @@ fn check(text: &str) -> Result<(), String> {
     }
 }
 
-/// Returns the log filter for a level such as `debug`, with the libraries kept quiet. Directives in the text, as in
-/// `debug,h2=debug`, take precedence. The level `trace` logs everything.
+/// Returns the log filter for a level such as `debug`. The filter suppresses messages of libraries. Directives in the text,
+/// as in `debug,h2=debug`, take precedence. The level `trace` logs everything.
 ///
 /// # Errors
 /// Returns an error if a directive of the text has no level.

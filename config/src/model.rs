@@ -83,7 +83,7 @@ names! {
         SingleStack = "SingleStack",
         /// Both families, if the node has addresses of both.
         PreferDualStack = "PreferDualStack",
-        /// Both families. A node without addresses of both is an error.
+        /// Both families. If the node lacks addresses of one family, this is an error.
         RequireDualStack = "RequireDualStack",
     }
 
@@ -155,19 +155,20 @@ impl Serialize for MinorVersion {
 /// `nodePortAddresses`: the node's addresses that answer NodePorts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum NodePortAddresses {
-    /// All addresses. This is an empty list, unless `mode` is explicitly `nftables`: kube-proxy treats an empty mode as
-    /// iptables, whichever backend takes over.
+    /// All addresses. An empty list means this, unless `mode` is explicitly `nftables`. An empty `mode` counts as iptables,
+    /// as in kube-proxy, whichever backend takes over.
     All,
-    /// `primary`: the Node's primary addresses. This is also an empty list if `mode` is explicitly `nftables`.
+    /// `primary`: the Node's primary addresses. If `mode` is explicitly `nftables`, an empty list means this, too.
     Primary,
-    /// The addresses in these CIDRs. A family without a CIDR has all of its addresses.
+    /// The addresses in these CIDRs. If a family has no CIDR, all of its addresses answer.
     Cidrs(Vec<IpNet>),
 }
 
 /// The word in documents for [`NodePortAddresses::Primary`].
 pub(crate) const PRIMARY: &str = "primary";
 
-/// Which values the configuration sets explicitly. Only values for which an explicit default and a missing value differ.
+/// Whether the configuration sets certain values explicitly: those for which a missing value and an explicit default have
+/// different effects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Explicit {
     /// Whether `mode` is not empty.

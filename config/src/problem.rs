@@ -4,7 +4,7 @@ use std::{error::Error, fmt};
 
 use localnet_core::{Code, Diagnostic, Severity, Subject};
 
-/// The error for an invalid configuration, with every problem and at least one. Its text has one line per problem.
+/// The error for an invalid configuration: every problem, and at least one. Its text has one line per problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid(pub Vec<Diagnostic>);
 

@@ -70,13 +70,13 @@ impl Reader {
         let old = decode(Version::V1alpha1, tree, misfits.mistyped)?;
         let mode = old.text("mode").to_owned();
         let min_sync_period = format!("{}.minSyncPeriod", section_of_mode(&mode));
-        // The document must not be complete yet, since zero counts as missing.
+        // This must be read before the document is completed, which replaces zero by the default.
         let is_explicit = is_set(tree, &min_sync_period) && !old.duration(&min_sync_period).is_zero();
         let (mut old, mut findings) = (old.complete(), Findings::default());
         leave_out_split_streams(&mut old, &mut findings);
         let (mut new, mut lost) = convert(&old);
-        // An empty mode used to mean iptables, whose section also sets the periods and masqueradeAll. Its masquerade bit is
-        // therefore intentional, too.
+        // In v1alpha1, an empty mode means iptables, so `convert` took the periods and masqueradeAll from the section
+        // `iptables`. The masquerade bit is taken from that section, too.
         let bit = "nftables.masqueradeBit";
         if mode.is_empty() && new.get(bit) == Document::new(Version::V1alpha2).get(bit) {
             new.set(bit, old.get("iptables.masqueradeBit").clone());
@@ -105,15 +105,15 @@ impl Reader {
     }
 }
 
-/// Checks a complete document of v1alpha2. The result is valid only if the findings contain no errors. A complete document does
-/// not show whether `minSyncPeriod` is explicit.
+/// Checks a complete document of v1alpha2. The result is valid only if the findings contain no errors. `min_sync_period` is
+/// whether `minSyncPeriod` is explicit, which a complete document does not show.
 pub(crate) fn resolve(document: &Document, reader: Reader, min_sync_period: bool, findings: &mut Findings) -> Config {
     let mut config = Config::read(&mut Check { document, reader, findings });
     config.explicit.min_sync_period = min_sync_period;
     config
 }
 
-/// Reads the fields of a text that has no misfits.
+/// Reads the fields of a text. Returns an error if there are misfits, or if a value is invalid.
 fn decode(version: Version, tree: &Tree, misfits: Vec<Diagnostic>) -> Result<Document, Invalid> {
     if !misfits.is_empty() {
         return Err(Invalid(misfits));
@@ -151,8 +151,8 @@ fn is_set(tree: &Tree, path: &str) -> bool {
     value.is_some_and(|value| !matches!(value.node, Node::Null))
 }
 
-/// Removes `splitStream` if its gate is disabled. kube-proxy overwrites it with a flag's default before it checks the gate, so
-/// it starts with such a file.
+/// Removes `splitStream` if its gate is disabled. kube-proxy accepts such a file: it overwrites the field with a flag's
+/// default before it checks the gate.
 fn leave_out_split_streams(document: &mut Document, findings: &mut Findings) {
     let gate = LOGGING_ALPHA_OPTIONS;
     if FeatureGates::of(document.get("featureGates")).enabled(gate) {

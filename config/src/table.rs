@@ -1,7 +1,7 @@
 //! The table of all fields. To add a field, add its row to a section here.
 //!
-//! A row has the doc comment of the field, its name and type in [`Config`], its path in v1alpha2, and columns for what is
-//! special about it. The rows generate the structs below, the readers and writers of both versions, the conversion between
+//! A row has the doc comment of the field, its name and type in [`Config`], its path in v1alpha2, and columns for its
+//! special properties. The rows generate the structs below, the readers and writers of both versions, the conversion between
 //! them, kube-proxy's flags with their help, and `docs/operations/configuration.md`.
 //!
 //! | column | meaning |
@@ -65,12 +65,12 @@ macro_rules! section {
     };
 }
 
-/// One row in each function of a [`Section`].
+/// The code for one row in one function of a [`Section`].
 macro_rules! cell {
     (fields $into:ident; $type:ty; $($doc:literal),+) => { <$type as Section>::fields($into) };
     (read $check:ident; $type:ty) => { <$type as Section>::read($check) };
     (write $value:expr, $document:ident; $type:ty) => { Section::write(&$value, $document) };
-    // A type without rules of its own stands for itself.
+    // Without `as`, the rules are those of the type.
     ($do:ident $($into:expr),+; $type:ty = $row:expr $(; $($doc:literal),+)?) => {
         cell!($do $($into),+; $type as $type = $row $(; $($doc),+)?)
     };

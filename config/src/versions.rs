@@ -1,4 +1,4 @@
-//! The two versions of a [`Document`]: their fields and defaults, as the [table](crate::table) gives them.
+//! The two versions of a [`Document`]: their fields and defaults, as in the [table](crate::table).
 
 use std::sync::LazyLock;
 
@@ -25,7 +25,7 @@ fn fields(version: Version) -> &'static [Field] {
         let mut fields: Vec<Field> = Vec::new();
         let dropped = DROPPED.iter().map(|(path, _)| field(path));
         for field in FIELDS.iter().flat_map(Field::in_v1alpha1).chain(dropped) {
-            // Two fields may come from one of v1alpha1.
+            // Two fields of v1alpha2 may come from the same field of v1alpha1.
             if !fields.iter().any(|other| other.path == field.path) {
                 fields.push(field);
             }

@@ -7,7 +7,7 @@
 //!  file ──┘         └► Begin::Done            --write-config-to
 //! ```
 //!
-//! An invalid file at the start is an error. Later it is reported, and the running configuration is kept.
+//! At the start, an invalid file is an error. Later, an invalid file is reported, and the program keeps its configuration.
 //!
 //! [`start_log`] starts the log of a program, as the configuration describes it.
 

@@ -104,8 +104,9 @@ impl Running {
         }
     }
 
-    /// Waits until the file contains another valid configuration and returns it, also as [`Self::config`]. An invalid file is
-    /// reported and changes nothing. Without a file this waits forever. Cancel-safe. Requires a tokio runtime.
+    /// Waits until the file contains another valid configuration, and returns it. From then on, [`Self::config`] returns it,
+    /// too. An invalid file is reported and changes nothing. Without a file, this waits forever. Cancel-safe. Requires a
+    /// tokio runtime.
     pub async fn changed(&mut self) -> &Config {
         let Some(file) = self.file.clone() else { return std::future::pending().await };
         // Watching begins before the first check, so that no change is missed in between.
@@ -128,7 +129,7 @@ impl Running {
         let text = match read_text.map_err(anyhow::Error::from).flatten() {
             Ok(text) => text,
             Err(why) => {
-                // A file may be missing for a moment while it is replaced, so this is reported once.
+                // Report this only once, not at every check while the file cannot be read.
                 if self.text.take().is_some() {
                     error!("{why:#}; keeping the previous configuration");
                 }
@@ -165,7 +166,7 @@ impl Running {
     }
 }
 
-/// The configuration, as each part of a program follows it.
+/// The current configuration, which each part of a program follows with its own clone.
 #[derive(Clone, Debug)]
 pub struct Current(watch::Receiver<Arc<Config>>);
 

@@ -16,9 +16,9 @@ use tracing::warn;
 
 /// Events within this time of each other count as one change.
 const SETTLE: Duration = Duration::from_millis(50);
-/// The longest time that a change is delayed because of further events.
+/// The maximum time for which a change is delayed because of further events.
 const SETTLE_AT_MOST: Duration = Duration::from_millis(500);
-/// The interval of polling without an event.
+/// How often the file is checked without an event.
 const CHECK: Duration = Duration::from_secs(10);
 
 /// Watches the folders on the path to a file.
@@ -41,7 +41,7 @@ impl Watch {
         let changed = Arc::new(Notify::new());
         let notify = Arc::clone(&changed);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // A failed watch may have missed a change. Reading a file does not change it.
+            // If the watch reports an error, it may have missed a change. An event of reading is no change.
             if event.map_or(true, |event| !is_only_read(event.kind)) {
                 notify.notify_one();
             }

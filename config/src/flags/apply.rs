@@ -17,11 +17,12 @@ use crate::{
 };
 
 impl KubeProxyFlags {
-    /// Returns the configuration of the flags, or of `text`, the file of `--config`. With a file only a few flags apply; a
-    /// warning names each of the others.
+    /// Returns the configuration that the flags define. If `--config` is given, `text` is the content of its file and
+    /// defines the configuration. Only a few flags then apply, and a warning names each of the others.
     ///
     /// # Errors
-    /// Returns every problem of the text, or every problem of the flags.
+    /// Returns a diagnostic for each flag of another operating system. If there is no such flag, returns every problem of
+    /// the text, or else every problem of the flags.
     pub fn read(&self, reader: Reader, text: Option<&str>) -> Result<Reading, Invalid> {
         let foreign: Vec<_> = self.given.iter().filter_map(|given| foreign(given, reader.platform)).collect();
         if !foreign.is_empty() {
@@ -47,7 +48,7 @@ impl KubeProxyFlags {
             let all = document.get(VMODULE).as_array().into_iter().flatten().cloned().chain(of_file).collect();
             document.set(VMODULE, Value::Array(all));
         }
-        // The warnings about the file are known already, with their lines.
+        // The warnings about the file were already collected, with their lines.
         let (config, _) = resolved(document, reader, &flags, reading.config.explicit.min_sync_period)?;
         reading.config = config;
         reading.warnings.extend(ignored.chain(without_effect(&flags)));
@@ -59,15 +60,16 @@ impl KubeProxyFlags {
         let (flags, mode) = (self.given.iter().collect::<Vec<_>>(), self.text("proxy-mode").unwrap_or_default());
         // With flags, kube-proxy's default is 1 s in every mode. With a file it is zero in the mode ipvs.
         document.set(MIN_SYNC_PERIOD, json!("1s"));
-        // This opens the node's loopback addresses to its neighbours. A command line for kube-proxy's mode iptables requests it
-        // (that of k3s does); one that only tries the program out does not.
+        // This field opens the node's loopback addresses to its neighbours. It is set only if the command line selects
+        // kube-proxy's mode iptables, as that of k3s does. A program that is only being tried out must not open them.
         document.set("iptables.localhostNodePorts", json!(mode == "iptables"));
         self.set(&flags, &mut document)?;
         let mut set = flags.iter().flat_map(|given| given.flag.fields(mode));
         let min_sync_period = set.any(|field| field.path == MIN_SYNC_PERIOD);
         let (mut config, mut warnings) = resolved(document, reader, &flags, min_sync_period)?;
         warnings.extend(without_effect(&flags));
-        // In kube-proxy an empty address means the default, which is hardly intended. Here it disables the server, as port 0 does.
+        // In kube-proxy, an empty address means the default, which is hardly intended. In localnet, it disables the server,
+        // as port 0 does.
         let nowhere = |given: &Given| match given.flag.name {
             "healthz-port" => given.last().parse() == Ok(0),
             "healthz-bind-address" => given.last().is_empty(),
@@ -90,7 +92,8 @@ impl KubeProxyFlags {
 const VMODULE: &str = "logging.vmodule";
 const MIN_SYNC_PERIOD: &str = "minSyncPeriod";
 
-/// Checks a document to which flags were applied, and returns the warnings. Problems with a field name the flag that has set it.
+/// Checks a document to which flags were applied, and returns the warnings. If a flag has set the field at fault, the
+/// problem names that flag.
 fn resolved(
     mut document: Document,
     reader: Reader,
@@ -153,7 +156,7 @@ fn port(given: &Given, value: &Value, path: &'static str, document: &mut Documen
     Ok(())
 }
 
-/// Whether a flag has set a field, whose path may end with an index.
+/// Whether a flag has set the field at `path`, which may end with an index.
 fn sets(given: &Given, mode: &str, path: &str) -> bool {
     let port = match given.flag.sets {
         Sets::Port(path) => Some(path),

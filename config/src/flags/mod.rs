@@ -1,7 +1,7 @@
 //! kube-proxy's flags. Every program of localnet accepts them, with kube-proxy's meaning and precedence.
 //!
-//! With `--config`, nearly all of them are ignored, as in kube-proxy. The exceptions select what the program does, how it logs
-//! and the name of the Node.
+//! With `--config`, nearly all of them are ignored, as in kube-proxy. The exceptions determine what the program does, how it
+//! logs, and the name of the Node.
 
 mod apply;
 mod table;
@@ -108,8 +108,8 @@ impl KubeProxyFlags {
         self.given.iter().map(|given| given.flag.name)
     }
 
-    /// Returns a diagnostic for each given flag that has no effect in this part of kube-proxy. With `--config` there are none,
-    /// because both parts receive the same flags.
+    /// Returns a diagnostic for each given flag that has no effect in `here`, a part of kube-proxy's work. With `--config`,
+    /// there are no such diagnostics, because both parts receive the same flags.
     pub fn elsewhere(&self, here: Part) -> Vec<Diagnostic> {
         if self.text("config").is_some() {
             return Vec::new();

@@ -21,7 +21,7 @@ pub struct Flag {
     pub kind: Kind,
     /// What the flag sets.
     pub sets: Sets,
-    /// Whether it applies if `--config` is given. All others are ignored then.
+    /// Whether the flag applies even if `--config` is given. All other flags are ignored then.
     pub beside_config: bool,
     /// The platform that has the flag; `None` means every platform.
     pub platform: Option<Platform>,

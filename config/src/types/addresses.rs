@@ -55,7 +55,7 @@ impl FieldType for SocketAddr {
     }
 }
 
-/// `None` is an empty string.
+/// In documents, `None` is an empty string.
 impl FieldType for Option<SocketAddr> {
     type Value = Self;
     const KIND: Kind = Kind::IpPort;
@@ -66,7 +66,7 @@ impl FieldType for Option<SocketAddr> {
     }
 }
 
-/// `winkernel.sourceVip`. `None` is an empty string.
+/// `winkernel.sourceVip`. In documents, `None` is an empty string.
 impl FieldType for Option<IpAddr> {
     type Value = Self;
     const KIND: Kind = Kind::Text;
@@ -76,7 +76,7 @@ impl FieldType for Option<IpAddr> {
         let ip = address::ip(given);
         if ip.is_none() && !given.is_empty() {
             let value = format!("{given:?}");
-            // kube-proxy parses it too late to refuse it, and then runs without it.
+            // kube-proxy parses this value too late to refuse an invalid one, and then runs without it.
             check.invalid_if_used(false, field.path, &value, "must be a valid IP", "write it like 10.0.0.1");
         }
         ip
@@ -98,7 +98,7 @@ fn cidrs(check: &mut Check<'_>, field: &Field, used: bool, why: &str, remedy: &s
     cidrs
 }
 
-/// CIDRs of any number.
+/// Any number of CIDRs.
 pub(crate) enum Cidrs {}
 
 impl FieldType for Cidrs {
@@ -127,15 +127,15 @@ impl FieldType for ClusterCidrs {
         if given.len() > 2 || twice {
             let why = "must be either a single CIDR or a dual-stack pair of CIDRs (e.g. [10.100.0.0/16, fde4:8dba:82e1::/48])";
             check.invalid_if_used(used, field.path, &format!("{given:?}"), why, "name one CIDR of each family");
-            // The whole value is skipped: the remaining half could be the wrong one.
+            // Skip all CIDRs: if only some were skipped, the wrong ones could remain.
             cidrs.clear();
         }
         cidrs
     }
 }
 
-/// kube-proxy's default depends on the configured mode, even if another backend takes over under an empty mode: an address that
-/// answered NodePorts must still answer them.
+/// As in kube-proxy, the default depends on the configured mode. This is so even if the mode is empty and another backend
+/// takes over: an address that answered NodePorts before must still answer them.
 impl FieldType for NodePortAddresses {
     type Value = Self;
     const KIND: Kind = Kind::List;

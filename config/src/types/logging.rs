@@ -34,7 +34,7 @@ impl FieldType for LogFormat {
     }
 }
 
-/// `logging.flushFrequency`: a period, with an error of the logging library.
+/// `logging.flushFrequency`: a duration of more than zero. The error has the wording of the logging library.
 pub(crate) enum FlushFrequency {}
 
 impl FieldType for FlushFrequency {

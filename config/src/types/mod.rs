@@ -1,7 +1,7 @@
-//! How the values of each type are checked when they are read from a document, and how they are written. kube-proxy's
-//! rules of validation are here.
+//! Reads the values of each type from a document, checks them by kube-proxy's rules, and writes them.
 //!
-//! Most types of the [table](crate::table) stand for themselves. A type with other rules has a name here.
+//! In most rows of the [table](crate::table), the type of the value also selects the rules. For values with other rules,
+//! there is a type here that only selects them.
 
 mod addresses;
 mod logging;
@@ -19,14 +19,14 @@ use serde_json::Value;
 
 use crate::{check::Check, field::Field, kind::Kind};
 
-/// A type of fields.
+/// The rules for the values of a field.
 pub(crate) trait FieldType {
-    /// The type in [`Config`](crate::Config).
+    /// The type of the value in [`Config`](crate::Config).
     type Value: Serialize;
-    /// The type in documents and flags.
+    /// The type of the value in documents and flags.
     const KIND: Kind;
 
-    /// Reads the value of a field. An invalid value adds a finding, and the result is then some valid value.
+    /// Reads the value of a field. For an invalid value, adds a finding and returns some valid value.
     fn read(check: &mut Check<'_>, field: &Field) -> Self::Value;
 
     /// Returns the value in a document. Null means the zero of its kind.
@@ -53,7 +53,7 @@ impl FieldType for String {
     }
 }
 
-/// `None` is an empty string.
+/// In documents, `None` is an empty string.
 impl FieldType for Option<String> {
     type Value = Self;
     const KIND: Kind = Kind::Text;
@@ -63,7 +63,7 @@ impl FieldType for Option<String> {
     }
 }
 
-/// `None` is an empty string.
+/// In documents, `None` is an empty string.
 impl FieldType for Option<PathBuf> {
     type Value = Self;
     const KIND: Kind = Kind::Path;

@@ -53,7 +53,7 @@ fn supported(check: &mut Check<'_>, field: &Field, supported: &[&str]) {
     }
 }
 
-/// `None` is an empty string.
+/// In documents, `None` is an empty string.
 impl FieldType for Option<IpFamilyPolicy> {
     type Value = Self;
     const KIND: Kind = Kind::Text;
@@ -79,7 +79,7 @@ impl FieldType for DetectLocalMode {
     }
 }
 
-/// The name of an interface, or the prefix of such names. The mode of the same name needs it.
+/// The name of an interface, or the prefix of such names. Required if it is the field that `detectLocalMode` selects.
 pub(crate) enum Interface {}
 
 impl FieldType for Interface {
@@ -102,7 +102,8 @@ impl FieldType for Interface {
     }
 }
 
-/// `hostnameOverride`, without surrounding spaces and in lower case, as Nodes are named. `None` is an empty string.
+/// `hostnameOverride`, without surrounding spaces and in lower case, as Nodes are named. In documents, `None` is an empty
+/// string.
 pub(crate) enum NodeName {}
 
 impl FieldType for NodeName {
@@ -120,7 +121,7 @@ impl FieldType for NodeName {
     }
 }
 
-/// `winkernel.rootHnsEndpointName`: `cbr0` by default, but only on Windows. `None` is an empty string.
+/// `winkernel.rootHnsEndpointName`: `cbr0` by default, but only on Windows. In documents, `None` is an empty string.
 pub(crate) enum RootEndpoint {}
 
 impl FieldType for RootEndpoint {

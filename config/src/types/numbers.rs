@@ -19,12 +19,12 @@ impl FieldType for f32 {
     }
 
     fn write(value: &Self) -> Value {
-        // The shortest number that is read as this value.
+        // The shortest decimal number that is read as this value.
         json!(value.to_string().parse::<f64>().unwrap_or_default())
     }
 }
 
-/// Returns an integer, or an error if it is negative.
+/// Returns an integer. Adds an error and returns 0 if it is negative.
 fn count(check: &mut Check<'_>, field: &Field, remedy: &str) -> u32 {
     let given = check.document.get(field.path).as_i64().unwrap_or_default();
     u32::try_from(given).unwrap_or_else(|_| {
@@ -57,7 +57,7 @@ impl FieldType for Burst {
     }
 }
 
-/// A limit of the kernel. `None` is 0 and means that the limit stays unchanged.
+/// A limit of the kernel. In documents, `None` is 0. It means that the limit stays unchanged.
 impl FieldType for Option<u32> {
     type Value = Self;
     const KIND: Kind = Kind::Int;
@@ -96,7 +96,7 @@ impl FieldType for i16 {
     }
 }
 
-/// A timeout of the kernel. `None` is zero and means that the timeout stays unchanged.
+/// A timeout of the kernel. In documents, `None` is zero. It means that the timeout stays unchanged.
 impl FieldType for Option<Duration> {
     type Value = Self;
     const KIND: Kind = Kind::Duration;
@@ -116,7 +116,7 @@ impl FieldType for Option<Duration> {
     }
 }
 
-/// Returns a duration, or an error if it is not more than zero.
+/// Returns a duration. Adds an error if it is not more than zero.
 pub(super) fn more_than_zero(check: &mut Check<'_>, field: &Field, why: &str, remedy: &str) -> Duration {
     let given = check.document.duration(field.path);
     given.positive().filter(|period| !period.is_zero()).unwrap_or_else(|| {
