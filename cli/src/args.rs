@@ -220,7 +220,7 @@ struct Doctor {
     node: OfNode,
 }
 
-/// Whether something is wrong, which decides the exit code.
+/// Whether a command found a problem, which sets the exit code, or why it has no answer.
 type Answered = Result<bool, Failure>;
 
 /// Runs the program.

@@ -1,8 +1,8 @@
 //! Determines from the evidence what is wrong with a port of a Service, the likeliest cause first. Pure.
 //!
-//! Causes are ranked by how close they are to the decision: first the cluster, then what the backend has applied, then what the
-//! kernel holds, then what other programs do to packets. A certain cause (an error) ranks before a possible one (a warning).
-//! Causes at the ClusterIP rank before those at other addresses.
+//! Causes are ranked by layer: first the cluster, then what the backend has applied, then what the kernel holds, then what other
+//! programs do to packets. A certain cause (an error) ranks before a possible cause (a warning). Causes at the ClusterIP rank
+//! before causes at other addresses.
 
 mod cluster;
 mod node;
@@ -14,7 +14,7 @@ use crate::{
     evidence::Evidence,
 };
 
-/// The causes found so far, each with the index of its address and its layer. A smaller layer is closer to the decision.
+/// The causes found so far, each with the index of its address and the number of its layer. Smaller numbers rank first.
 type Ranking = Vec<(usize, u32, Diagnostic)>;
 
 /// Returns the causes, the likeliest first.
@@ -25,7 +25,8 @@ pub fn rank(evidence: &Evidence) -> Vec<Diagnostic> {
         ranking.push((0, 1, usual(Code::BrainUnreachable, Subject::Program, problem)));
     }
     let after = evidence.fronts.len();
-    // An outdated state ranks first if it is missing or sends packets nowhere, otherwise after the causes on the node.
+    // If the state sends packets to endpoints at every address, an outdated state ranks after the causes on the node. Otherwise
+    // it ranks first.
     let arrives = evidence.is_served && after > 0 && evidence.fronts.iter().all(|front| front.outcome == "endpoints");
     let (front, layer) = if arrives { (after, 29) } else { (0, 0) };
     evidence.status.iter().flat_map(of_source).for_each(|cause| ranking.push((front, layer, cause)));
@@ -42,7 +43,7 @@ pub fn rank(evidence: &Evidence) -> Vec<Diagnostic> {
     ranking.sort_by_key(|(front, layer, cause)| (cause.severity, *front, *layer));
     let mut causes: Vec<Diagnostic> = Vec::new();
     for (.., cause) in ranking {
-        // The same cause at another address is listed once.
+        // If several addresses have the same cause, it is listed once.
         if !causes.iter().any(|other| other.code == cause.code && other.problem == cause.problem) {
             causes.push(cause);
         }

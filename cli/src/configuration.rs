@@ -166,7 +166,7 @@ impl Configuration {
         let mut facts = Facts::new(&self.config, node, local.unwrap_or(&node.addresses));
         match (&self.reported_addresses, local) {
             (Some(reported), None) => facts.node_port_addresses.clone_from(reported),
-            // Some backends also answer on loopback addresses, which only their report shows.
+            // Some backends also answer on loopback addresses. Only their report shows that.
             (Some(reported), Some(_)) => {
                 let more = reported.iter().filter(|address| address.is_loopback());
                 facts.node_port_addresses.extend(more);

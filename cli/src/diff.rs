@@ -24,7 +24,7 @@ use crate::{
     style::{Style, Tone},
 };
 
-/// The differences between plan and kernel, in nft's words.
+/// The differences between the plan and the kernel, in nft's notation.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Differences {
@@ -50,7 +50,7 @@ pub struct Difference {
     pub what: &'static str,
     /// The rule or element; empty if the whole chain, set or map differs.
     pub text: String,
-    /// For `differs`: what the kernel holds in its place, if known.
+    /// For `differs`: the object that the kernel holds instead, if known.
     pub live: Option<String>,
 }
 
@@ -139,7 +139,7 @@ impl Differences {
     }
 }
 
-/// Compares the rules of a planned chain with those of a different one in the kernel.
+/// Compares the rules of a planned chain with the rules of the kernel's chain, which differs.
 fn rules(family: Family, planned: &Chain, live: &ChainDump, mut add: impl FnMut(&'static str, String)) {
     let missing = planned.rules.iter().filter(|rule| !live.rules.iter().any(|live| live.is(family, rule)));
     let missing: Vec<String> = missing.map(|rule| rule_line(rule, family)).collect();

@@ -29,7 +29,7 @@ pub struct Evidence {
     pub status: Option<Status>,
     /// The requested address family, if the Service has no address of it.
     pub lacks_family: Option<Family>,
-    /// The requested address, if it is not the Service's, and the addresses that it has.
+    /// If the requested address does not belong to the Service: that address, and the addresses of the Service.
     pub not_its_address: Option<String>,
     /// The addresses that clients can connect to.
     pub fronts: Vec<Front>,
@@ -58,7 +58,7 @@ pub struct Front {
     pub outcome: &'static str,
     /// The oracle's explanation of the outcome.
     pub because: String,
-    /// The source ranges, if they exclude the sender. If the sender is unknown: if they exclude any sender.
+    /// The source ranges, if they exclude the sender, or if the sender is unknown.
     pub filtered: Option<String>,
     /// The Service that owns the address instead.
     pub taken_by: Option<String>,
@@ -69,7 +69,7 @@ pub struct Front {
 /// What stops the packets to an address on the node, although the state sends them to endpoints.
 #[derive(Debug, Default)]
 pub struct OnNode {
-    /// The steps of the packet that the kernel does not hold.
+    /// The steps of the packet whose chain, rule or element is missing from the kernel.
     pub missing: Vec<PathRow>,
     /// The chains that differ from the plan.
     pub damaged: Vec<String>,

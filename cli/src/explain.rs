@@ -1,4 +1,4 @@
-//! `localnet explain`: follows one packet, from the brain's decision to the kernel's rules.
+//! `localnet explain`: follows one packet, from the outcome in the brain's state to the kernel's rules.
 //!
 //! ```text
 //!  state ─► oracle (client::route) ─► outcome ─┬─► reasons: endpoints that are not eligible, and the rule that decides
@@ -37,15 +37,15 @@ const MOST_FLOWS: usize = 20;
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
-    /// Its source address; empty if unknown.
+    /// The packet's source address; empty if unknown.
     pub from: String,
-    /// Where it comes from, from the node's point of view: `pod`, `node` or `outside`.
+    /// The packet's sender, as the node sees it: `pod`, `node` or `outside`.
     pub origin: &'static str,
-    /// Its destination.
+    /// The packet's destination.
     pub to: String,
-    /// Its protocol.
+    /// The packet's protocol.
     pub protocol: &'static str,
-    /// The Service that it is sent to.
+    /// The Service that the packet is sent to.
     pub service: Option<String>,
     /// The port of the Service.
     pub port: Option<String>,
@@ -55,15 +55,15 @@ pub struct Explanation {
     pub outcome: &'static str,
     /// Why, in one sentence.
     pub why: String,
-    /// The endpoints that may receive it.
+    /// The endpoints that may receive the packet.
     pub endpoints: BTreeSet<SocketAddr>,
-    /// Whether the node's address replaces its source address.
+    /// Whether the node's address replaces the packet's source address.
     pub masquerade: bool,
-    /// The endpoints for which the source is replaced in any case, because the endpoint is the sender itself.
+    /// The endpoints for which the source address is replaced in any case, because the endpoint is also the sender.
     pub hairpin: BTreeSet<SocketAddr>,
     /// How long the sender keeps its endpoint, in seconds.
     pub affinity_seconds: Option<u32>,
-    /// Endpoints of the port that are not eligible for this traffic, and the rules that decide.
+    /// Endpoints of the port that are not eligible for this traffic, each with the rule that excludes it.
     pub ineligible: Vec<Ineligible>,
     /// How many endpoints of the Service are not eligible for some traffic.
     pub ineligible_count: usize,
@@ -81,7 +81,7 @@ pub struct Explanation {
     pub flows_count: usize,
     /// Why the flows are unknown.
     pub flows_unknown: Option<String>,
-    /// The configuration that the answer was computed with; `None` for one of many packets.
+    /// The configuration that the answer was computed with; `None` if the packet is one of many.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub configuration: Option<Configured>,
 }

@@ -1,4 +1,4 @@
-//! Why a command has no answer.
+//! The reasons why a command has no answer, and their exit codes.
 
 /// The reason why a command has no result.
 #[derive(Debug, thiserror::Error)]

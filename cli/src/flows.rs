@@ -15,13 +15,13 @@ use crate::kernel;
 pub struct FlowRow {
     /// The client's address and port.
     pub from: SocketAddr,
-    /// The destination of its first packet.
+    /// The destination of the flow's first packet.
     pub to: SocketAddr,
     /// The endpoint.
     pub endpoint: SocketAddr,
     /// Whether the endpoint has answered.
     pub answered: bool,
-    /// Whether its endpoint is no longer eligible and the flow may stay there.
+    /// Whether the endpoint is no longer eligible. An established TCP connection never counts as stale.
     pub stale: bool,
 }
 

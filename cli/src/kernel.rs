@@ -1,7 +1,7 @@
-//! Reads the kernel: the nf_tables rules, those of other programs, routes, flows and settings. No other
-//! file of the command reads the kernel.
+//! Reads the kernel: our rules in nf_tables, the rules of other programs, routes, flows and settings. No other file of the
+//! command reads the kernel.
 //!
-//! If a privilege or nf_tables is missing, the answer contains the reason as text and the rest of it is still printed.
+//! If a privilege or nf_tables is missing, the answer contains the reason as text, and everything that needs no kernel.
 
 use std::{
     collections::HashMap,
@@ -33,7 +33,7 @@ pub struct Kernel {
     foreign: Option<foreign::ForeignRules>,
 }
 
-/// Returns the diagnostic for a kernel that is not read.
+/// Returns the diagnostic that the kernel was not read.
 pub fn unread(why: impl Into<String>) -> Diagnostic {
     Diagnostic::new(Code::KernelNotRead, Subject::Program, why)
 }
@@ -149,7 +149,7 @@ impl Kernel {
         Ok(endpoints)
     }
 
-    /// Returns the constant chains that are missing or differ from the plan.
+    /// Returns those of the `wanted` chains that are missing from the kernel or differ there.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses the request.
@@ -185,7 +185,7 @@ impl Kernel {
 /// Our tables, with the elements of their sets.
 #[derive(Debug)]
 pub struct Live {
-    /// The tables; `None` for one that does not exist.
+    /// The table of each family; `None` if it does not exist.
     pub tables: ByFamily<Option<TableDump>>,
     /// The ruleset's generation before the tables were read.
     pub generation: u32,

@@ -20,7 +20,7 @@
 //! | [`question`] | parses a sender and a destination into a packet; pure |
 //! | [`status`] | the status of the brain and its backends as plain values; pure |
 //! | [`path`] | the chains, rules and elements that a packet meets; pure |
-//! | [`world`] | what answers are computed from; the decision of the state about a packet |
+//! | [`world`] | what answers are computed from; the outcome for a packet in the state |
 //! | [`flows`] | flows in connection tracking |
 //! | [`explain`] | follows one packet from the state to the kernel |
 //! | [`why_not`], [`evidence`] | gathers the evidence about a Service that does not answer |

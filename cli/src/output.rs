@@ -95,7 +95,7 @@ pub fn print(write: impl FnOnce(&mut Out<io::StdoutLock<'static>>) -> anyhow::Re
     out.flush().context("writing to standard output")
 }
 
-/// Returns the output of an answer: it writes large blocks to `to`, and stops once the reader has closed the pipe.
+/// Returns a writer for answers. It writes large blocks to `to`, and stops once the reader has closed the pipe.
 ///
 /// Reports of backends and values of a state must not control the terminal. Of the control characters, only line ends, tabs and
 /// our own colours pass; all others are escaped.
@@ -103,14 +103,14 @@ pub fn buffered<W: io::Write>(to: W) -> Out<W> {
     io::BufWriter::with_capacity(BLOCK, Harmless { to, closed: false })
 }
 
-/// The output of an answer, as [`buffered`] returns it.
+/// A writer for answers, as [`buffered`] returns it.
 pub type Out<W> = io::BufWriter<Harmless<W>>;
 
 /// How many bytes are buffered before they are written.
 const BLOCK: usize = 64 << 10;
 
-/// Writes text with its control characters escaped, until the reader closes the pipe. The buffer in front of it passes on each
-/// text whole, so no character and no colour code arrives in two parts.
+/// Writes text with its control characters escaped, until the reader closes the pipe. The buffer in front of this writer passes
+/// on each text as a whole, so that no character and no colour code is split.
 #[derive(Debug)]
 pub struct Harmless<W> {
     to: W,
@@ -142,7 +142,7 @@ impl<W: io::Write> io::Write for Harmless<W> {
     }
 }
 
-/// Whether any byte may begin a control character. Those of C1 begin with 0xc2, as do some other characters.
+/// Whether any byte may begin a control character. The byte 0xc2 begins the C1 control characters, but also some others.
 fn may_command(bytes: &[u8]) -> bool {
     // The loop has no early exit, so that the compiler compares many bytes at once.
     let begins = |byte: u8| (byte < b' ' && byte != b'\n' && byte != b'\t') || byte == 0x7f || byte == 0xc2;

@@ -81,7 +81,7 @@ impl<'a> Path<'a> {
         &self.chains
     }
 
-    /// Returns the steps of a packet to a VIP. `at_node` is whether the destination is an address of the node.
+    /// Returns the steps of a packet to a VIP. `at_node` tells whether the destination is an address of the node.
     pub fn to_vip(
         mut self,
         packet: &Packet,
@@ -210,7 +210,7 @@ impl<'a> Path<'a> {
         };
         if vip.affinity.is_some() {
             self.lookup(from, SetId::AffinityVips);
-            // Only the kernel knows the number of the port.
+            // The backend has chosen a number for the port. The plan does not contain it, so the value is not compared.
             let any = |element| Element { data: ElementData::None, ..element };
             of(SetId::AffinityVips).for_each(|(id, element)| self.element(id, any(element)));
             return;
@@ -248,7 +248,7 @@ impl<'a> Path<'a> {
         self.rule(chain, |statement| statement.set().is_some_and(|name| **name == *set.name()));
     }
 
-    /// Adds the first rule of a chain that has a statement which `has` accepts.
+    /// Adds the chain's first rule with a statement that `has` accepts.
     fn rule(&mut self, chain: &str, has: impl Fn(&Statement) -> bool) {
         let Some(chain) = self.chains.iter().find(|planned| *planned.name == *chain) else { return };
         let Some(index) = chain.rules.iter().position(|rule| rule.statements.iter().any(&has)) else { return };

@@ -2,7 +2,7 @@
 //!
 //! | `--from` | |
 //! |---|---|
-//! | `10.244.0.7` | that address: a pod of this node if the detector of local traffic recognizes it, the node if it is its own |
+//! | `10.244.0.7` | the node, if the address is its own; a pod of this node, if the detector recognizes it; any other sender |
 //! | `pod`, `pod:10.244.0.7` | a pod of this node |
 //! | `node` | the node itself |
 //! | `outside`, `outside:203.0.113.2` | any other sender |
@@ -134,7 +134,7 @@ pub fn ports_of(service: &Service) -> Vec<String> {
     service.ports.iter().map(name).collect()
 }
 
-/// Returns the node's facts that the oracle needs.
+/// Returns the facts about the node that the oracle needs.
 pub fn rules(facts: &Facts, family: Family) -> Rules {
     Rules {
         masquerade_all: facts.masquerade_all,
@@ -172,7 +172,7 @@ pub struct Here<'a> {
     pub interface: Option<&'a str>,
 }
 
-/// Builds the packet of a question. If no source is given, it has one that the filters accept.
+/// Builds the packet of a question. If the user gives no source, the packet gets a source that the source ranges accept.
 pub fn packet(from: From, to: (SocketAddr, Protocol), state: &Snapshot, facts: &Facts, here: Here<'_>) -> Packet {
     let Here { local, interface } = here;
     let (to, protocol) = to;
@@ -190,7 +190,7 @@ pub fn packet(from: From, to: (SocketAddr, Protocol), state: &Snapshot, facts: &
             Some(PodSource::InterfacePrefix(prefix)) if interface.is_some_and(|of| of.starts_with(&**prefix)) => {
                 Origin::Pod
             }
-            // The kernel was not read. The node's pods have addresses in these CIDRs.
+            // The sender's interface is unknown, because the kernel was not read. So the pod CIDRs of the node decide.
             Some(PodSource::Interface(_) | PodSource::InterfacePrefix(_))
                 if interface.is_none() && state.node.pod_cidrs.iter().any(|cidr| cidr.contains(&address)) =>
             {

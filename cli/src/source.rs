@@ -51,7 +51,7 @@ impl Global {
         self.state.as_ref().map_or_else(|| self.api.to_string(), |path| path.display().to_string())
     }
 
-    /// Whether the state is of the node that this runs on, that is, it comes from a unix socket.
+    /// Whether the state describes the node that this command runs on: it comes from a unix socket.
     pub fn is_of_this_node(&self) -> bool {
         self.state.is_none() && matches!(self.api, Address::Unix(_))
     }
@@ -106,7 +106,7 @@ impl Global {
 /// Returns the text of a file, or of standard input for `-`.
 ///
 /// # Errors
-/// Returns an error if it cannot be read.
+/// Returns an error if the file or standard input cannot be read, or is not UTF-8.
 pub fn text_of(path: &Path) -> anyhow::Result<String> {
     if path.as_os_str() == "-" {
         return io::read_to_string(io::stdin()).context("reading standard input");

@@ -18,7 +18,7 @@ use crate::origin::Values;
 pub struct Status {
     /// The brain's instance ID.
     pub instance: u64,
-    /// The number of its latest state; 0 if it has none.
+    /// The sequence number of the brain's latest revision; 0 if it has no state.
     pub revision: u64,
     /// The number of Services in the state.
     pub services: usize,
@@ -38,7 +38,7 @@ pub struct Status {
 pub struct SourceProblem {
     /// The diagnostic's code.
     pub code: Code,
-    /// The files or resources that cannot be read; resources by the names that kubectl uses.
+    /// The files or resources that cannot be read. Resources have the names that kubectl uses.
     pub of: Vec<String>,
     /// The cause and the remedy.
     pub problem: String,
@@ -50,16 +50,16 @@ pub struct SourceProblem {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Backend {
-    /// Its name.
+    /// The backend's name.
     pub name: String,
-    /// The mode of kube-proxy that it corresponds to; `None` if there is none or an older backend does not report it.
+    /// The mode of kube-proxy that the backend corresponds to; `None` if there is none or an older backend does not report it.
     #[serde(skip)]
     pub mode: Option<Mode>,
     /// The report's age in milliseconds.
     pub age_millis: u64,
     /// The revision that each family has reached.
     pub families: Vec<FamilyStatus>,
-    /// What the backend skips of Services.
+    /// The parts of Services that the backend skips.
     pub skipped: Vec<Diagnostic>,
     /// The number of skipped Services; `skipped` may be shorter.
     pub skipped_count: usize,
@@ -95,11 +95,11 @@ fn values<S: Serializer>(of: &Option<Result<Effective, Unreadable>>, serializer:
 pub struct FamilyStatus {
     /// The address family.
     pub family: Family,
-    /// The revision that the kernel holds; 0 if none of this brain's.
+    /// The revision that the kernel holds; 0 if the kernel holds no revision of this brain.
     pub applied: u64,
     /// The number of revisions that are not applied yet.
     pub lag: u64,
-    /// Why the latest revision could not be applied; empty if it was.
+    /// Why the latest revision could not be applied; empty if it was applied.
     pub error: String,
 }
 
@@ -113,7 +113,7 @@ pub struct Versions {
 }
 
 impl Status {
-    /// Whether each backend has applied the latest revision in each family and the brain can read changes.
+    /// Whether each backend has applied the latest revision in each family, and the brain can read changes.
     pub fn is_well(&self) -> bool {
         let mut families = self.backends.iter().flat_map(|backend| &backend.families);
         let all = families.all(|family| family.lag == 0 && family.error.is_empty());
@@ -162,7 +162,7 @@ impl From<wire::BrainStatus> for Status {
     }
 }
 
-/// Merges problems that have the same cause: watches lose an API server at the same time.
+/// Merges problems that have the same cause. For example, all watches lose an unavailable API server at the same time.
 fn source_problems(all: Vec<wire::SourceProblem>) -> Vec<SourceProblem> {
     let mut problems: Vec<SourceProblem> = Vec::new();
     for wire::SourceProblem { of, problem, age_millis, code } in all {

@@ -1,6 +1,6 @@
-//! How tables look: their colours, their width, and what stands for an empty value.
+//! The style of tables: their colours, their width, and the sign for an empty value.
 
-/// Stands for an empty value in tables.
+/// The sign for an empty value in tables.
 pub const NONE: &str = "-";
 
 /// How to print for people.
@@ -10,7 +10,7 @@ pub struct Style {
     pub wide: bool,
     /// Whether to use colour.
     pub colour: bool,
-    /// The terminal's width in columns, which no row of a table exceeds. `None` means unlimited.
+    /// The terminal's width in columns. No row of a table is wider. `None` means unlimited.
     pub width: Option<usize>,
     /// Whether tables have no headings.
     pub no_headings: bool,

@@ -7,7 +7,8 @@ use std::{
 
 use crate::style::{NONE, Style, Tone};
 
-/// A table with aligned columns. It is made for a hundred thousand rows: one string contains the text of all cells.
+/// A table with aligned columns. One string contains the text of all cells, so that a hundred thousand rows need little time and
+/// memory.
 #[derive(Debug, Default)]
 pub struct Table {
     text: String,
@@ -46,7 +47,7 @@ impl Row<'_> {
 
     /// Adds a cell with an optional colour.
     pub fn toned(&mut self, of: impl fmt::Display, tone: Option<Tone>) -> &mut Self {
-        // The write fails only if the `Display` implementation does. The cell then contains what it has written.
+        // The write fails only if the `Display` implementation fails. The cell then contains the text that was written so far.
         self.written(tone, |text| _ = write!(text, "{of}"))
     }
 

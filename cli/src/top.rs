@@ -1,7 +1,7 @@
 //! `localnet top`: lists the Services, endpoints or clients with the most flows in connection tracking. Counting is pure.
 //!
-//! Rates cover the flows of both samples and those that are new in the second one. They miss what a flow did if it ended in
-//! between.
+//! Rates cover the flows that both samples contain, and the flows that are new in the second sample. They miss flows that ended
+//! between the samples.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Instant};
 
@@ -55,7 +55,7 @@ pub struct Top {
     pub others: usize,
     /// Whether the kernel counts the packets and bytes of new flows.
     pub counts_bytes: bool,
-    /// The configuration that selects the addresses which answer NodePorts.
+    /// The configuration, which selects the addresses that answer NodePorts.
     pub configuration: Origin,
 }
 
@@ -82,7 +82,7 @@ pub struct Row {
 /// The owner and the eligible endpoints of each VIP.
 type Owners = std::collections::HashMap<(Protocol, SocketAddr), (String, std::sync::Arc<[SocketAddr]>)>;
 
-/// The flows of the previous sample, by what identifies a flow.
+/// The counters of each flow in the previous sample. Protocol, tuple and ID identify a flow.
 type Before = std::collections::HashMap<(Protocol, Tuple, u32), Option<Counters>>;
 
 /// Counts the flows of a sample. With a previous sample it also computes rates.

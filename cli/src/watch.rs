@@ -104,7 +104,7 @@ pub async fn run(global: &Global, brain: &Brain, options: &Options) -> Result<()
 /// The revision of a state, and when it arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
-    /// The number of the revision.
+    /// The sequence number of the revision.
     pub revision: u64,
     /// When the state arrived.
     pub time: Timestamp,

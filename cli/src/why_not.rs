@@ -69,7 +69,7 @@ impl Question {
     }
 }
 
-/// Gathers the evidence about a port of a Service. `status` is that of the brain and the backends.
+/// Gathers the evidence about a port of a Service. `status` is the status of the brain and the backends.
 pub async fn gather(world: &mut World, question: &Question, brain: Option<&Brain>, status: Option<Status>) -> Evidence {
     let why = match brain {
         Some(brain) => timeout(PATIENCE, brain.why(&question.service)).await.ok().and_then(Result::ok),
@@ -146,7 +146,7 @@ fn not_its(world: &World, service: &Service, port: &Port, at: IpAddr) -> String 
     }
 }
 
-/// Determines what happens to a packet at one address, in the state and in the kernel.
+/// Determines what happens to a packet to one address, according to the state and the kernel.
 async fn check(world: &mut World, question: &Question, service: &Service, port: &Port, to: (IpAddr, u16)) -> Front {
     let internal = service.cluster_ips.contains(&to.0);
     let from = question.from.unwrap_or(if internal { From::Pod(None) } else { From::Outside(None) });
@@ -201,7 +201,7 @@ async fn check(world: &mut World, question: &Question, service: &Service, port: 
     front
 }
 
-/// Describes which senders the source ranges exclude.
+/// Describes the source ranges of the destination if they exclude the sender, or if the sender is unknown.
 fn filtered(judged: &Judged<'_>, has_source: bool) -> Option<String> {
     let target = judged.target.as_ref()?;
     let to = judged.packet.destination;
@@ -221,7 +221,7 @@ fn filtered(judged: &Judged<'_>, has_source: bool) -> Option<String> {
     }
 }
 
-/// Returns the rules of other programs that stop the packet on its way in or to one of the endpoints.
+/// Returns the rules of other programs that stop the packet, either before or after it is sent to one of the endpoints.
 fn stops(
     world: &mut World,
     packet: &Packet,
@@ -247,7 +247,7 @@ fn stops(
     for way in ways {
         let to = SocketAddr::new(way.destination, way.port);
         for stop in kernel.stops(&way).unwrap_or_default() {
-            // The rule that stops packets to another endpoint is reported only once.
+            // A rule that stops packets to several endpoints is reported only once.
             let same = |other: &foreign::Stop| {
                 (&other.table, &other.chain, other.handle) == (&stop.table, &stop.chain, stop.handle)
             };

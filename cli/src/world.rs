@@ -1,4 +1,5 @@
-//! What answers are computed from: the state, the node's configuration and the kernel; and the state's decision about a packet.
+//! The evidence that answers are computed from: the state, the node's configuration and the kernel. It also determines the
+//! outcome for a packet in the state.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -29,27 +30,27 @@ pub struct World {
     pub facts: Facts,
     /// The addresses of the node's interfaces; empty if unknown.
     pub local: Vec<IpAddr>,
-    /// Whether the state is of this machine. If so, its links may be read, whichever backend runs.
+    /// Whether the state describes this machine. If so, this machine's links may be read, whichever backend runs.
     pub is_here: bool,
     /// The kernel, or why it is not read.
     pub kernel: Result<Kernel, Diagnostic>,
 }
 
-/// The decision of the state about a packet.
+/// The outcome for a packet in the state, and the objects that it follows from.
 #[derive(Debug)]
 pub struct Judged<'a> {
     /// The packet.
     pub packet: Packet,
-    /// The port that the packet is sent to; `None` if its destination is not ours.
+    /// The port of a Service that the packet is sent to; `None` if the destination is no VIP.
     pub target: Option<Target<'a>>,
-    /// The plan of that VIP on this node.
+    /// The plan on this node for the VIP that the packet is sent to.
     pub vip: Option<Vip>,
     /// The outcome for the packet.
     pub outcome: Outcome,
 }
 
 impl World {
-    /// Returns the oracle's decision about a packet. It does not read the kernel.
+    /// Returns the outcome that the oracle predicts for a packet. It does not read the kernel.
     pub fn judge(&self, packet: Packet) -> Judged<'_> {
         let rules = question::rules(&self.facts, Family::of(packet.destination));
         let target = route::target(&self.state, &rules, &packet);

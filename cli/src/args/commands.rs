@@ -79,7 +79,7 @@ pub(super) async fn get(global: &Global, arguments: Get) -> Answered {
     }
 }
 
-/// How many Services are queried one after the other.
+/// The maximum number of Services about which the brain is queried. Each needs a call of its own.
 const MAX_QUERIED: usize = 1000;
 
 /// Returns the brain's reasons about each Service. The result is empty without a brain or for too many Services.
@@ -301,7 +301,7 @@ pub(super) async fn top(global: &Global, arguments: Top) -> Answered {
     Ok(false)
 }
 
-/// Prints one of several samples, after its time or as a document of its own.
+/// Prints one sample. If there are several, each table follows its time, and each YAML document a separator.
 fn print_sample(global: &Global, format: &Output, top: &top::Top, samples: u64) -> Result<(), Failure> {
     Ok(output::print(|out| {
         match format.output {

@@ -1,4 +1,4 @@
-//! Causes in the cluster: the Service is not as requested, or the state sends its packets nowhere.
+//! Causes in the cluster: the state does not contain the requested Service or port, or sends the packets to no endpoint.
 
 use localnet_core::{Code, Diagnostic, Subject};
 use localnet_proto::reasons::{Ineligible, Rule, Standing};
@@ -9,7 +9,7 @@ use crate::{
     evidence::{Evidence, Front},
 };
 
-/// Adds the causes that need no packet.
+/// Adds the causes that concern the Service as a whole, not the packets to one of its addresses.
 pub(super) fn of_service(evidence: &Evidence, ranking: &mut Ranking) {
     let key = &evidence.service;
     let of = |code, problem: String| usual(code, Subject::service(key), problem);
@@ -51,7 +51,7 @@ pub(super) fn of_service(evidence: &Evidence, ranking: &mut Ranking) {
     ranking.push((0, 10, found));
 }
 
-/// Returns why the node serves no part of the Service.
+/// Returns the reason why the state does not contain the Service.
 fn unusable(evidence: &Evidence) -> Diagnostic {
     let key = &evidence.service;
     let errors = || evidence.errors();
@@ -113,8 +113,8 @@ pub(super) fn of_outcome(evidence: &Evidence, front: &Front) -> Diagnostic {
         let remedy = family.map_or("the pods must have addresses of that family", |of| of.remedy.as_str());
         return of(code(Rule::Family), problem).remedy(remedy);
     }
-    // A policy excludes endpoints that are otherwise eligible, so it is the cause. Otherwise it is the most frequent rule, and
-    // of equally frequent ones the first.
+    // If a policy excludes endpoints that are otherwise eligible, the policy is the cause. Otherwise the cause is the most
+    // frequent rule; of equally frequent rules, the first.
     let policy = ineligible.iter().find(|of| matches!(of.rule, Rule::InternalLocal | Rule::ExternalLocal));
     let count = |of: &Ineligible| ineligible.iter().filter(|other| other.rule == of.rule).count();
     let Some(found) = policy.or_else(|| ineligible.iter().rev().max_by_key(|of| count(of))) else {

@@ -19,7 +19,7 @@ use crate::{
 /// How many endpoints a cause names.
 const MOST_NAMED: usize = 3;
 
-/// Adds the causes at an address where the state itself is correct.
+/// Adds the causes at an address for which the state contains endpoints.
 pub(super) fn of_front(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Ranking) {
     let of = |code, problem: String| usual(code, Subject::Vip(front.to), problem);
     let mut add = |layer, cause: Diagnostic| ranking.push((number, layer, cause));

@@ -23,13 +23,13 @@ pub struct PathRow {
     pub text: String,
     /// The kernel's handle of the rule.
     pub handle: Option<u64>,
-    /// Whether the kernel holds it: `yes`, `no`, `other` or `unknown`.
+    /// Whether the kernel holds the object of the step: `yes`, `no`, `other` or `unknown`.
     pub held: &'static str,
-    /// What the kernel holds in its place.
+    /// For `other`: the object that the kernel holds instead.
     pub found: Option<String>,
 }
 
-/// Returns the steps with what the kernel holds of each, and why the kernel is unknown if it could not be read.
+/// Returns each step with what the kernel holds of it. If the kernel could not be read, also returns the reason.
 pub fn in_kernel(world: &mut World, family: Family, steps: &[Step]) -> (Vec<PathRow>, Option<String>) {
     let row = |step: &Step, held: Option<Held>| {
         let (held, handle, found) = match held {
