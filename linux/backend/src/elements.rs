@@ -84,7 +84,8 @@ pub fn vips<S: Sets>(tables: &[TableDump], set: S) -> impl Iterator<Item = VipKe
     of_set(tables, set).filter_map(|element| read_vip(element.key.start()))
 }
 
-/// The verdicts on VIPs without endpoints in tables that were read. `drops` decides about a verdict that leads to a chain.
+/// The verdicts on VIPs without endpoints in tables that were read. `drops` is the name of the chain that drops; a
+/// verdict that leads to another chain counts as reject.
 pub fn verdicts<S: Sets>(tables: &[TableDump], set: S, drops: &str) -> BTreeMap<VipKey, WhenEmpty> {
     let verdict = |data: &ElementData| match data {
         ElementData::Verdict(Verdict::Drop) => WhenEmpty::Drop,

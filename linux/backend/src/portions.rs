@@ -4,8 +4,9 @@
 //!
 //! ```text
 //!  in place   declarations, rules │ elements of VIPs a…b │ elements of VIPs c…d │ …           │ base chains
-//!  anew       the same, with all rules at the end. To replace a live table, a substitute of another name is filled first. Its
-//!             last portion deletes the live table. Then the table is filled again, and its last portion deletes the substitute.
+//!  anew       the same, with all rules at the end. To replace a live table, a substitute of another name is filled first;
+//!             the substitute's last portion deletes the live table. Then the new table is filled; its last portion deletes
+//!             the substitute.
 //! ```
 //!
 //! All elements of one VIP are in one portion, whichever sets they are in. New base chains come last, so packets enter
@@ -44,10 +45,10 @@ impl Default for Limits {
 /// The value and the comment of an element.
 pub type Value = (ElementData, Option<Name>);
 
-/// The elements of all sets, by their position.
+/// The elements of all sets, by the position of the set.
 pub type Elements = Vec<DiffStore<ElementKey, Value>>;
 
-/// The changes of a table: everything but its elements, and the sets that these come from.
+/// The changes of a table other than those of its elements, and the sets whose elements change.
 #[derive(Debug)]
 pub struct Changes<S> {
     /// The table's family.
@@ -94,7 +95,7 @@ impl<S: Sets> Portions<S> {
         Self::cut(vec![S::table(changes.family)], changes, elements, limit)
     }
 
-    /// Writes a whole table. If the table exists already (`is_there`), every packet still enters a complete table.
+    /// Writes a whole table. If the table exists already (`is_there`), every packet still finds a complete table.
     pub fn anew(changes: Changes<S>, is_there: bool, elements: &Elements, limits: Limits) -> Self {
         let most = if is_there { limits.entered } else { limits.filled };
         let limit = (changes.size(elements) > most).then_some(limits.filled);
@@ -128,7 +129,7 @@ impl<S: Sets> Portions<S> {
         }
         let range = self.range(portion);
         for filled in &self.changes.sets {
-            // Hairpin elements come last, because they must outlive the elements that lead to their endpoints.
+            // Hairpin elements are deleted last, because they must outlive the elements that lead to their endpoints.
             let range = if filled.is_cut() { Some(range) } else { is_last.then_some(ALL) };
             let gone = range.into_iter().flat_map(|range| filled.entries(elements, range));
             let gone = gone.filter_map(|entry| Some(element(entry.key, entry.applied?))).collect();
@@ -240,8 +241,8 @@ pub fn element(key: &ElementKey, (data, comment): &Value) -> Element {
     Element { key: key.clone(), data: data.clone(), comment: comment.clone() }
 }
 
-/// The prefix of a key that identifies its VIP: address, protocol and port. For a ClusterIP it is the address, which
-/// sorts before the address's VIPs.
+/// The prefix of a key that identifies its VIP: address, protocol and port. For a ClusterIP, the prefix is only the
+/// address, which sorts before all VIPs with this address.
 fn vip(family: Family, key: &ElementKey) -> &[u8] {
     let key = key.start().as_bytes();
     let length = match family {

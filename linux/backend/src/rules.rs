@@ -10,7 +10,7 @@ use localnet_proto::Family;
 
 use crate::sets::{Sets, VIP};
 
-/// The priority of what depends on the address that the client connects to, just before destination NAT.
+/// The priority of chains that depend on the address that the client connects to, just before destination NAT.
 pub const BEFORE_DNAT: i32 = -110;
 /// The priority of destination NAT.
 pub const DNAT: i32 = -100;
@@ -76,7 +76,8 @@ pub fn masquerading(facts: &Facts) -> Chain {
     Chain::new(MASQUERADING).rule(is_marked)
 }
 
-/// The chain that drops packets from sources that the ranges of their VIP do not admit. `vip`: the fields that are its key.
+/// The chain that drops packets from sources that the ranges of their VIP do not admit. `vip`: the fields of a packet
+/// that are the key of its VIP.
 pub fn firewall<S: Sets>(vip: [Field; 3], firewalled: S, allowed_sources: S) -> Chain {
     let with_source = [vip.as_slice(), &[Field::SourceAddress]].concat();
     Chain::new(FIREWALL).rule([

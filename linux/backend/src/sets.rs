@@ -1,4 +1,5 @@
-//! The sets and maps of a backend's table. Services are elements of them, so their number does not depend on Services.
+//! The sets and maps of a backend's table. Services are elements of the sets, so the number of sets does not depend on
+//! the number of Services.
 
 use std::fmt::Debug;
 
@@ -53,7 +54,8 @@ pub trait Sets: Copy + Ord + Debug + Send + Sync + 'static {
         Table::new(family, Self::TABLE)
     }
 
-    /// The table that takes a family's packets while the family's own table is replaced, if that is too large for one commit.
+    /// The table that takes a family's packets while the family's own table is replaced. It is used if the family's
+    /// table is too large for one commit.
     fn substitute(_family: Family) -> Option<Table> {
         None
     }

@@ -22,7 +22,8 @@ pub struct TableState<S> {
     family: Family,
     table: Table,
     elements: Elements,
-    /// The chains by name. A desired chain has a value; an applied chain may be `None`, which means that it differs.
+    /// The chains by name. A desired chain has a value. An applied chain may be `None`, which means that the live chain
+    /// differs from the desired one.
     chains: DiffStore<Name, Option<Arc<Chain>>>,
     /// The order in which a new table declares its chains, chosen for human readers.
     fixed: Vec<Name>,
@@ -196,8 +197,8 @@ impl<S: Sets> TableState<S> {
     }
 
     /// Appends the new chains that pick an endpoint, and returns their names. They are sent before the elements that
-    /// lead to them. In a common transaction, a packet that is being processed could find the new elements but still
-    /// empty chains.
+    /// lead to them. If one transaction contained both, a packet that is being processed could find the new elements
+    /// but still empty chains.
     pub fn preparation(&self, transaction: &mut Transaction) -> BTreeSet<Name> {
         let mut names = BTreeSet::new();
         if self.held.is_none() {
@@ -292,9 +293,9 @@ impl<S: Sets> TableState<S> {
         TableContent { table: self.table.clone(), sets: sets.chain(numbered).collect(), chains }
     }
 
-    /// The differences only; `None` if the elements do not fit into the existing sets. A table with numbered
-    /// sets is not replaced for that reason, because what packets wrote would be lost. Only the sets that are too small are
-    /// replaced.
+    /// Only the differences; `None` if the elements do not fit into the existing sets, so that the table has to be
+    /// replaced. A table with numbered sets is not replaced, because the elements that packets added would be lost.
+    /// Instead, only the sets that are too small are replaced.
     fn in_place(&self, held: &Held) -> Option<(Next, portions::Changes<S>)> {
         let table = &self.table;
         let mut before = Transaction::new();
