@@ -23,7 +23,7 @@ use crate::plan::{
 /// The slots of both families.
 #[derive(Debug, Default)]
 pub struct Affinity {
-    /// The ports by number: programmed ones, and others of which the kernel may still have clients.
+    /// The ports by number: the programmed ports, and other ports whose clients the kernel may still remember.
     ports: BTreeMap<Number, Port>,
     numbers: BTreeMap<PortKey, u32>,
     /// Numbers that were read from the kernel and that no port has claimed yet, by the comment of their VIPs.
@@ -82,7 +82,7 @@ pub struct Place {
 pub struct Chore {
     /// Ports whose endpoint left the slot. Their clients are to be deleted.
     forget: BTreeSet<u32>,
-    /// Ports whose timeout changed, with the new timeout in milliseconds for their clients.
+    /// Ports whose timeout changed. Their clients get the new timeout, in milliseconds.
     renew: BTreeMap<u32, u64>,
 }
 
@@ -101,8 +101,8 @@ pub enum Fate {
 const MOMENT: u64 = 100;
 
 impl Chore {
-    /// What happens to a client in the set. Its time counts from its last connection, as if the timeout had always had
-    /// the present value.
+    /// What happens to a client in the set. The time since the client's last connection counts, as if the timeout had
+    /// always had the present value.
     pub fn fate(&self, family: Family, client: &Element) -> Fate {
         let Some(number) = number_of_client(family, client) else { return Fate::Stays };
         if self.forget.contains(&number) {
@@ -172,7 +172,7 @@ impl Affinity {
         (family, number)
     }
 
-    /// Removes a VIP. Its slots stay until the next commit, because it may be added again before.
+    /// Removes a VIP. Its slots stay until the next commit, because the VIP may be added again before that.
     pub fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
         if vip.affinity.is_none() {
             return;
@@ -229,9 +229,9 @@ impl Affinity {
         }
     }
 
-    /// Processes the sets that were read from the kernel. The first time it adopts their slots; all VIPs must be
-    /// programmed afterwards, and none before. It plans to delete the clients of unused slots, and to update those with
-    /// another timeout.
+    /// Processes the sets that were read from the kernel. The first call for a family adopts the slots in these sets.
+    /// No VIP of the family may be programmed before this call, and all VIPs must be programmed after it. Every call
+    /// plans to delete the clients of unused slots, and to update the clients that have another timeout.
     pub fn adopt<'a>(&mut self, family: Family, sets: impl Iterator<Item = (&'a Set, &'a [Element])> + Clone) {
         let of =
             |id: SetId| sets.clone().filter(move |(set, _)| *set.name == *id.name()).flat_map(|(_, elements)| elements);

@@ -105,7 +105,7 @@ impl<K: Kernel> NftBackend<K> {
     }
 
     /// Makes the kernel hold `state`, which differs from the previous state only in `changes`. The tables are
-    /// independent: a kernel that cannot translate IPv6 still gets IPv4.
+    /// independent: if the kernel cannot translate IPv6, IPv4 is still programmed.
     ///
     /// # Errors
     /// Returns an error if both families fail, because the kernel refuses something that belongs to no single service,
@@ -143,7 +143,7 @@ impl<K: Kernel> NftBackend<K> {
             });
             return false;
         }
-        // A commit from before a table was read is part of what was read.
+        // What was read includes all commits from before the read.
         let is_newer = |read: u32| generation.wrapping_sub(read).cast_signed() > 0;
         touched.any(|family| self.generations.read[family].is_none_or(is_newer))
     }
@@ -262,8 +262,8 @@ impl<K: Kernel> NftBackend<K> {
         Ok(())
     }
 
-    /// Fills new chains before elements lead to them. If this fails, everything follows in one transaction, which
-    /// handles errors.
+    /// Fills new chains before elements lead to them. If this fails, the transaction with the elements contains these
+    /// chains, too, and its errors are handled.
     fn prepare(&mut self, family: Family) {
         let mut transaction = Transaction::new();
         let names = self.desired.tables()[family].preparation(&mut transaction);
@@ -276,8 +276,8 @@ impl<K: Kernel> NftBackend<K> {
         }
     }
 
-    /// Finds the element that the kernel refuses. Older kernels name only its set, so each element is sent as a change
-    /// of its own. Returns `None` if the kernel accepts all of them now.
+    /// Finds the element that the kernel refuses. The errors of older kernels identify only the set, so each element is
+    /// sent as a change of its own. Returns `None` if the kernel accepts all of them now.
     fn pinpoint(&mut self, transaction: Transaction, error: Error) -> Option<(Transaction, Error)> {
         let change = match &error {
             Error::Refused { change, element: None, .. } if !error.is_shortage() => *change,

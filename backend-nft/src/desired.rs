@@ -122,7 +122,7 @@ impl Desired {
     }
 
     /// Removes a service that the kernel refuses. The other services are programmed without it until it changes or is
-    /// retried. Returns whether this should be reported.
+    /// retried. Returns whether to report the refusal.
     pub fn refuse(&mut self, key: &ServiceKey, why: String) -> bool {
         let is_news = self.vips.refuse(key, why, &mut self.tables);
         self.update_chains(false);

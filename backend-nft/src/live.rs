@@ -96,7 +96,7 @@ impl Watch<NftBackend<Netlink>> for Tables {
     }
 }
 
-/// Resolves at `instant`; without one, never.
+/// Resolves at `instant`. Never resolves if there is none.
 async fn at(instant: Option<Instant>) {
     match instant {
         Some(instant) => time::sleep_until(instant.into()).await,

@@ -10,8 +10,8 @@
 //! The priority is the only field of a packet that nothing else reads between the lookups: docs/decisions/0022.
 //!
 //! The number of sets and chains depends on the largest number of slots of one VIP, not on the number of services.
-//! Rules need the number of endpoints of a VIP, its timeout and its slots. Each of these is a number behind the VIP in
-//! a plain set. In a map of verdicts, older kernels would validate the whole map for each VIP.
+//! Rules need the number of endpoints of a VIP, its timeout and its slots. Each of these numbers follows the VIP in the
+//! key of a plain set. A verdict map would not do: older kernels would validate the whole map for each VIP.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -115,7 +115,7 @@ pub fn of_vip(tuple: &Tuple, vip: &Vip, slots: &Slots, emit: &mut impl FnMut(Set
             continue;
         }
         emit(pool.affinity_sizes(), Element::new(with(super::slots(endpoints.len()))));
-        // In the order of slots: number 0 is the fallback pick, so it leads to a chain that has existed for a long time.
+        // In the order of slots. Number 0 is the fallback, so it leads to a chain that has existed for a long time.
         let in_use: BTreeSet<u32> = endpoints.iter().filter_map(|endpoint| slots.of(endpoint)).collect();
         for (index, slot) in (0..).zip(in_use) {
             emit(pool.affinity_slots(), Element::new(with(slot)));
@@ -149,8 +149,8 @@ impl Shape {
         dispatch.into_iter().chain(sizes).chain(slots).collect()
     }
 
-    /// Dispatches by size. Each VIP has one size, but a packet may match neither the old nor the new one while it
-    /// changes. The chain that searches the most slots is the fallback.
+    /// Dispatches by size. Each VIP has one size. While the size changes, a packet may match neither the old nor the
+    /// new size. The chain that searches the most slots is the fallback.
     fn dispatch(&self, pool: Pool) -> Chain {
         let chain = Chain::new(pool.affinity_chain()).comment("session affinity, by the number of endpoints");
         let sizes = || self.pools.iter().filter(|((of, _), _)| *of == pool).map(|((_, size), top)| (*size, *top));
@@ -171,7 +171,8 @@ impl Shape {
                 Statement::Update(CLIENT.into(), clients_name(slot), Some(*seconds)),
             ])
         });
-        // The backend uses the priority until the translation. A packet without a match goes on to search for its
+        // The priority is cleared before the translation, because the backend needs it only until then. If the slot has
+        // no endpoint for the VIP, the next rule sets the priority again, and the packet continues to search for its
         // client.
         chain
             .rule([Statement::PriorityNone, Statement::dnat(endpoint, SetId::AffinityEndpoints.name())])
@@ -179,8 +180,8 @@ impl Shape {
     }
 }
 
-/// Searches for the client, then picks at random. A miss, because the slot was released in between, falls through to
-/// the next rule.
+/// The chain that searches for the client, and then picks an endpoint at random. If a lookup misses because the slot
+/// was released in between, the next rule follows.
 fn lb(pool: Pool, size: u32, top: u32) -> Chain {
     let pick = |modulus| Statement::vmap(numbered(Generator::Random(modulus)), pool.affinity_picks().name());
     let chain = (0..top).fold(Chain::new(lb_chain(pool, size)), |chain, slot| {
@@ -190,7 +191,7 @@ fn lb(pool: Pool, size: u32, top: u32) -> Chain {
             Statement::jump(slot_chain(slot)),
         ])
     });
-    // A pick takes two lookups, of the chain and of the endpoint, and the endpoint may be removed in between.
+    // A pick takes two lookups, one of the chain and one of the endpoint. The endpoint may be removed in between.
     let tries = spread::tries(size).max(1);
     (0..tries).fold(chain, |chain, _| chain.rule(pick(size))).rule(pick(1))
 }

@@ -81,8 +81,9 @@ fn masquerading(facts: &Facts) -> Chain {
 }
 
 /// The chain for VIPs whose only endpoints are on other nodes, under external policy Local. The kernel does not call a
-/// connection translated if its endpoint has the VIP's own address and port, such as a pod of the host network behind its
-/// node's address. So this chain goes by the sender: pods of this node and the node itself always have an endpoint.
+/// connection translated if its endpoint has the VIP's own address and port, such as a pod of the host network behind
+/// its node's address. So this chain checks the sender instead: pods of this node and the node itself always have an
+/// endpoint.
 fn unserved_local(facts: &Facts, family: Family) -> Chain {
     let chain = Chain::new(names::UNSERVED_LOCAL).comment("external traffic policy Local without a local endpoint");
     own_traffic(chain, facts, family, Statement::Verdict(Verdict::Return)).rule(Statement::Verdict(Verdict::Drop))

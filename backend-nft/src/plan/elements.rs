@@ -35,8 +35,8 @@ pub fn of_vip(key: &VipKey, vip: &Vip, slots: &Slots, names: &ChainNames, mut em
         }
     }
 
-    // Only packets that were not translated are looked up here, so the element is harmless if one of the two pools has
-    // endpoints. `unserved-local` takes care of packets that keep their destination in translation.
+    // Only packets that were not translated are looked up in this map. The element is therefore harmless if one of the
+    // two pools has endpoints. `unserved-local` handles packets whose translation leaves the destination unchanged.
     let local_is_empty = vip.exposure == Exposure::ExternalLocal && vip.local_endpoints.is_empty();
     if vip.endpoints.is_empty() || local_is_empty {
         let verdict = match vip.when_empty {

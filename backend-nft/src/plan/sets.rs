@@ -135,12 +135,12 @@ pub fn slot_of_clients(name: &str) -> Option<u32> {
     (*clients_name(number) == *name).then_some(number)
 }
 
-/// The name of that set.
+/// The name of the set of a slot's clients.
 pub fn clients_name(slot: u32) -> Name {
     format!("affinity-{slot}").into()
 }
 
-/// The endpoints that one is chosen from.
+/// The endpoints from which one is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Pool {
     /// All eligible endpoints of the VIP.
