@@ -103,8 +103,8 @@ impl<K: Kernel> IptablesBackend<K> {
         Family::BOTH.into_iter().filter(|family| self.kernel.has_family(*family)).collect()
     }
 
-    /// Makes the kernel hold `state`. `changes` names everything that differs from the previous state. A family that fails
-    /// does not stop the other.
+    /// Makes the kernel hold `state`. `changes` contains everything that differs from the previous state. If one family
+    /// fails, the other one is still programmed.
     ///
     /// # Errors
     /// Returns an error if every family fails: the tools cannot be run, or the kernel refuses something that belongs to
@@ -126,9 +126,9 @@ impl<K: Kernel> IptablesBackend<K> {
                 let result = self.write(family, &mut refused).context("cannot program iptables");
                 failed.extend(result.err().map(|error| (family, error)));
             }
-            // A Service that one family refuses is skipped in both, and a program that changed one family may have changed
-            // both. So the loop goes on until every family is known. A failed family is unknown, too, but an immediate retry
-            // would fail again.
+            // A Service that one family refuses is skipped in both families, and a program that changed one family may
+            // have changed both. So the loop continues until the applied state of every family is known. The applied
+            // state of a failed family is unknown, too, but an immediate retry would fail again.
             let forgotten = |family: Family| !self.desired.ruleset(family).is_known();
             if refused == before && (!failed.is_empty() || !self.families().into_iter().any(forgotten)) {
                 break failed;
@@ -217,8 +217,8 @@ impl<K: Kernel> IptablesBackend<K> {
         Refusal { subject, rule, subjects }
     }
 
-    /// Finds the first Service that makes the kernel refuse a table. The kernel does not name the rule when it refuses at the
-    /// commit.
+    /// Finds the first Service that makes the kernel refuse a table. If the kernel refuses the table at the commit, its
+    /// message does not identify the rule.
     fn search(&mut self, family: Family, subjects: &BTreeSet<Subject>) -> anyhow::Result<Option<(ServiceKey, String)>> {
         let owners = self.desired.owners(family);
         let concerned: BTreeSet<&ServiceKey> = subjects.iter().filter_map(|subject| owners.get(subject)).collect();
@@ -229,7 +229,7 @@ impl<K: Kernel> IptablesBackend<K> {
         }
         let (mut good, mut bad) = (0, all.len());
         let mut why = None;
-        // The kernel accepts all Services before `good`, and refuses one of those before `bad`.
+        // The kernel accepts all Services before `good`, and refuses at least one of those before `bad`.
         while bad > good {
             let middle = good + (bad - good).div_ceil(2);
             match self.attempt(family, &owners, &all[good..middle])? {
@@ -367,7 +367,7 @@ struct Refusal {
     subjects: BTreeSet<Subject>,
 }
 
-/// Lines of input that count, per table, the rules that are written.
+/// Wraps the lines of an input, and counts the rules that are written to each table.
 struct Counted<'a> {
     input: &'a dyn Lines,
     rules: Cell<[u64; 2]>,

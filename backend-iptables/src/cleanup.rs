@@ -1,4 +1,5 @@
-//! The input that removes everything of ours, and the input that checks our jumps. The kubelet's chains are not ours.
+//! The input that removes all our chains and rules, and the input that checks our jumps. The kubelet's chains are not
+//! ours.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 

@@ -52,8 +52,8 @@ impl Desired {
         self.tables.drop_invalid = false;
     }
 
-    /// Moves to `state`. `changes` names everything that differs from the previous state. Returns diagnostics of what is not
-    /// programmed, each once.
+    /// Moves to `state`. `changes` contains everything that differs from the previous state. Returns diagnostics of
+    /// what is not programmed, each once.
     pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
         self.tables.update_health_checks(state, changes);
         let settled = self.vips.update(state, changes, &mut self.tables);
@@ -105,12 +105,13 @@ impl Desired {
         self.tables.commit(family);
     }
 
-    /// Keeps a chain that is to be removed, but empty, because a rule of another program refers to it.
+    /// Empties a chain that is to be removed, but keeps it, because a rule of another program refers to it.
     pub fn keep(&mut self, family: Family, chain: ChainId) {
         self.tables.rulesets[family].keep(chain);
     }
 
-    /// The VIPs whose endpoints may differ since the last call, with their endpoints now; `None` if the VIP no longer exists.
+    /// The VIPs whose endpoints may have changed since the last call, with their present endpoints; `None` if the VIP
+    /// no longer exists.
     pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Endpoints>)> {
         std::mem::take(&mut self.tables.moved).into_iter().map(|(vip, now)| (frontend(&vip), now)).collect()
     }

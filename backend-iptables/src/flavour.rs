@@ -28,7 +28,8 @@ impl Flavour {
         format!("{tables}-{flavour}-{tool}")
     }
 
-    /// The flavour that the host uses. The kubelet leaves a chain as a hint; without it, the flavour with more rules is used.
+    /// The flavour that the host uses. The kubelet creates a chain as a hint. If that chain does not exist, the flavour
+    /// with more rules is used.
     pub fn of_host() -> Self {
         let nft = Family::BOTH.map(|family| saved(Self::Nft, family));
         if nft.iter().any(|text| has_hint(text)) {
@@ -71,7 +72,7 @@ fn has_hint(saved: &str) -> bool {
     saved.lines().any(|line| hints.iter().any(|hint| line.starts_with(hint)))
 }
 
-/// Chooses as the wrapper of `iptables` in Kubernetes' images does.
+/// Chooses a flavour by the same rules as the wrapper of `iptables` in Kubernetes' images.
 fn choose(nft: &[String], legacy: &[String]) -> Flavour {
     if nft.iter().any(|text| has_hint(text)) {
         return Flavour::Nft;

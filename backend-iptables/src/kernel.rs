@@ -13,10 +13,11 @@ use crate::{
 
 /// The operations on iptables that the backend needs. The tests' fake is the second implementor.
 pub trait Kernel: Send {
-    /// Calls `line` for each line that `iptables-save` prints for the tables filter and nat. On an error, it may have been called
-    /// for some lines already.
+    /// Calls `line` for each line that `iptables-save` prints for the tables filter and nat. If this returns an error,
+    /// it may already have called `line` for some lines.
     fn save(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error>;
-    /// Does the same for the table mangle, in which a kube-proxy may have left a chain. Calls nothing if the table is unused.
+    /// Does the same for the table mangle, in which a kube-proxy may have left a chain. Does not call `line` if the
+    /// table is unused.
     fn save_mangle(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error>;
     /// Applies the input as `iptables-restore --noflush` does. Each table is changed atomically.
     fn restore(&mut self, family: Family, input: &dyn Lines) -> Result<(), Error>;
@@ -89,7 +90,7 @@ impl Tools {
     }
 }
 
-/// Lines of input that remember at which lines tables begin.
+/// Wraps the lines of an input, and remembers at which lines tables begin.
 struct Tables<'a> {
     input: &'a dyn Lines,
     begin: RefCell<Vec<usize>>,

@@ -37,7 +37,7 @@ pub struct Tables {
     watch: Watch,
     /// The counters from before the sync in progress.
     before: Option<Before>,
-    /// Whether the tables could not be read. The log already has a warning.
+    /// Whether the last attempt to read the tables failed. The log then already has a warning.
     unreadable: bool,
 }
 

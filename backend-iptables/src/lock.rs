@@ -21,7 +21,7 @@ pub(crate) struct LockWatch {
     wakes: EventStream<Vec<u8>>,
 }
 
-/// The number of events per table that a tool writes: it opens and closes the lock file.
+/// The number of events for each table that a tool writes: the tool opens and closes the lock file.
 pub(crate) const EVENTS_PER_LOCK: usize = 2;
 
 /// The size of the buffer for events, in bytes. The events have no names.
@@ -68,7 +68,7 @@ impl LockWatch {
     /// Counts the events since the last call. inotify may merge those of processes that use the file at the same time.
     pub(crate) fn drain(&mut self) -> usize {
         let (mut room, mut count, mut gone) = ([0; ROOM], 0, false);
-        // The loop ends when no event is left, which is an error, too.
+        // If no event is left, `read_events` returns an error, which ends the loop.
         while let Ok(events) = self.counts.read_events(&mut room) {
             for event in events {
                 gone |= event.mask.contains(EventMask::IGNORED);

@@ -28,7 +28,8 @@ pub struct Ruleset {
     counts: [usize; 2],
     /// The fixed rules at the end of the dispatch chains.
     tails: BTreeMap<Dispatch, Vec<String>>,
-    /// The dispatch chains that are missing, or whose live rules a diff cannot build on.
+    /// The dispatch chains that are written as a whole, because they are missing, or because their live rules are no
+    /// basis for a diff.
     broken: BTreeSet<Dispatch>,
     /// The kernel's own chains whose jumps to our chains are wrong, with the live jumps.
     entries: BTreeMap<(Table, &'static str), Vec<String>>,
@@ -143,7 +144,7 @@ impl Ruleset {
         let mut lines = BTreeSet::new();
         for chain in Dispatch::ALL {
             let tail = self.tails.get(&chain).map(Vec::as_slice).unwrap_or_default();
-            // A diff cannot build on a chain with a duplicate rule or a wrong tail.
+            // A chain with a duplicate rule or a wrong tail is no basis for a diff.
             let right = dispatch.remove(&chain).is_some_and(|mut rules| {
                 let own = rules.len().saturating_sub(tail.len());
                 let tailed = rules[own..].iter().map(|rule| &**rule).eq(tail.iter().map(String::as_str));
@@ -177,7 +178,7 @@ impl Ruleset {
         self.entries.clear();
     }
 
-    /// Keeps a chain that is to be removed, but empty, because a rule of another program refers to it.
+    /// Empties a chain that is to be removed, but keeps it, because a rule of another program refers to it.
     pub fn keep(&mut self, chain: ChainId) {
         self.kept.insert(chain);
     }

@@ -1,4 +1,4 @@
-//! Reads the rules back as what they serve, for the command `dump`. Pure, except for [`read`].
+//! The command `dump`: reads the rules back, and returns what they serve. Pure, except for [`read`].
 //!
 //! ```text
 //!  KUBE-SERVICES, its groups, KUBE-NODEPORTS ─► KUBE-SVC | KUBE-EXT | KUBE-FW ─► … ─► KUBE-SEP ─► DNAT
@@ -84,8 +84,8 @@ impl Rules {
             match rule.target.as_str() {
                 "REJECT" => _ = self.refused.insert(key, Verdict::Reject),
                 "DROP" => _ = self.refused.insert(key, Verdict::Drop),
-                // A VIP with source ranges: without endpoints, permitted sources are rejected. If an endpoint is the VIP itself,
-                // another rule may drop their packets.
+                // A VIP with source ranges. If it has no endpoints, packets from permitted sources are rejected. If one
+                // of its endpoints is the VIP itself, another rule may drop these packets instead.
                 way if way.starts_with("KUBE-FW-") => _ = self.refused.entry(key).or_insert(Verdict::Reject),
                 _ => {}
             }

@@ -17,7 +17,7 @@ use crate::{
     plan::Table,
 };
 
-/// Notices changes of the tables by other processes, per flavour.
+/// Notices when other processes change the tables; there is one variant for each flavour.
 #[derive(Debug)]
 pub(crate) enum Watch {
     Nft(Rules),
@@ -126,9 +126,9 @@ impl Watch {
 /// How often the backend checks whether the tables of ip_tables still jump to our chains, and how often it reads them as a whole.
 const CHECK: Duration = Duration::from_millis(700);
 const READ: Duration = Duration::from_secs(30);
-/// How long the backend rests after a check or a read, as a multiple of its duration. The kernel copies whole tables for each
-/// answer, so this limits the use of the CPU. If the lock is watched, periodic checks are only for programs that do not take the
-/// lock.
+/// How long the backend rests after a check or a read, as a multiple of its duration. The kernel copies whole tables
+/// for each answer, so this limits the use of the CPU. If the lock is watched, periodic checks only have to find
+/// changes by programs that do not take the lock.
 const CHECK_REST: u32 = 8;
 const WATCHED_CHECK_REST: u32 = 50;
 const READ_REST: u32 = 100;
@@ -243,7 +243,8 @@ impl Rules {
     /// Records our own generations, if all `commits` between the two generations are ours.
     fn wrote(&mut self, generations: Option<(u32, u32)>, commits: u32) {
         let Some((before, after)) = generations else { return };
-        // More generations than commits mean that another process committed, too. Nothing tells which generations are its own.
+        // If there are more generations than commits, another process committed, too. It is then unknown which
+        // generations are ours.
         if commits > 0 && after.wrapping_sub(before) == commits && before < after {
             self.own.push_back(before + 1..=after);
             if self.own.len() > REMEMBERED {

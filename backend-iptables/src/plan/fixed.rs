@@ -27,8 +27,8 @@ pub struct Jump {
 pub fn chains(facts: &Facts, drop_invalid: bool) -> [(ChainId, Vec<String>); 3] {
     let mark = format!("{:#x}", facts.masquerade_mark);
     let marked = |not: &str| format!("mark {not}--mark {mark}/{mark}");
-    // Such a packet is not translated. An endpoint's answer would reach the client from an address that the client does not
-    // know, and the client would reset the connection.
+    // An invalid packet is not translated. If it is an endpoint's answer, it would reach the client from an address that
+    // the client does not know, and the client would reset the connection.
     let invalid = drop_invalid.then(|| Rule::new().matches("conntrack --ctstate INVALID").jump("DROP"));
     let forwarding = [
         Rule::new().comment("kubernetes forwarding rules").matches(&marked("")).jump("ACCEPT"),

@@ -67,7 +67,7 @@ impl Groups {
     }
 }
 
-/// The network of the line's VIP; `None` if the line has none.
+/// The network of the line's VIP; `None` if it is not the line of a VIP.
 fn network(line: &Line) -> Option<IpNet> {
     let vip: IpNet = line.rule.strip_prefix("-d ")?.split(' ').next()?.parse().ok()?;
     let length = match vip {

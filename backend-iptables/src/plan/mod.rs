@@ -90,9 +90,9 @@ impl fmt::Debug for ChainName {
     }
 }
 
-/// A digest of a chain's rules, in 16 bytes instead of hundreds. With tens of thousands of chains, it is enough to know whether a
-/// chain has the desired rules; chains to write are planned again. Two different chains have the same digest with a probability
-/// of 2⁻⁶⁴.
+/// A digest of a chain's rules, in 16 bytes instead of hundreds, because there are tens of thousands of chains. It is
+/// enough to know whether a chain has the desired rules; the rules of a chain to write are planned again. Two different
+/// chains have the same digest with a probability of 2⁻⁶⁴.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digest {
     hash: u64,
@@ -118,8 +118,8 @@ impl Digest {
     }
 }
 
-/// A dispatch chain: it jumps to the chains of the Services, and its rules are written one by one. Their order does not matter,
-/// because each VIP has one owner. Fixed rules, the tail, follow them.
+/// A dispatch chain: it jumps to the chains of the Services, and its rules are written one by one. Their order does not
+/// matter, because each VIP has one owner. The chain ends with fixed rules, its tail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Dispatch {
     /// The table of the chain.

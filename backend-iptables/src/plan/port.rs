@@ -76,7 +76,7 @@ pub struct Rules {
     pub lines: Vec<Line>,
 }
 
-/// How many rules have comments.
+/// Which rules have comments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Comments {
     /// Every rule names its port.
@@ -218,7 +218,8 @@ impl Planner<'_> {
         if endpoints.is_empty() {
             return None;
         }
-        // Chains of one name normally pick from the same endpoints. If a state breaks this rule, there are two chains.
+        // The VIPs that share a chain normally have the same endpoints. If a state breaks this rule, there are two
+        // chains.
         let mut name = self.chain_name(prefix, "");
         if self.pools.get(&name).is_some_and(|known| known != endpoints) {
             name = self.chain_name(prefix, "internal");
@@ -427,9 +428,10 @@ impl Planner<'_> {
         self.line(chain, rule);
     }
 
-    /// A rule for packets to a VIP that were not translated, of all senders or only of those outside of this node. The kernel
-    /// does not call a connection translated if its endpoint has the VIP's own address and port, such as a pod of the host
-    /// network behind its node's address. So packets of senders that have an endpoint must not match.
+    /// A rule for packets to a VIP that were not translated: from all senders, or only from senders outside of this
+    /// node. The kernel does not call a connection translated if its endpoint has the VIP's own address and port, such
+    /// as a pod of the host network behind its node's address. So the rule must not match packets from senders that
+    /// have an endpoint.
     fn untranslated(&self, key: &VipKey, of_all: bool, words: &str) -> Rule {
         let comment = format!("{} {words}", self.text);
         if of_all {

@@ -74,7 +74,8 @@ struct Changed<'a> {
     entries: Vec<(&'a (Table, &'static str), &'a Vec<String>)>,
 }
 
-/// The number of changed lines from which a dispatch chain is written as a whole, if they are more than a quarter of its lines.
+/// A dispatch chain is written as a whole if at least this many of its lines change, and more than a quarter of its
+/// lines.
 const MANY: usize = 128;
 
 impl Input<'_> {
@@ -154,9 +155,9 @@ impl Input<'_> {
         }
     }
 
-    /// The sections in the order in which they are committed. Each section is atomic, but all of them together are not. Between
-    /// two sections, every packet to a VIP is still rejected or translated. Rules that reject match only untranslated packets. So
-    /// they are added before a translation ends, and removed after a translation begins.
+    /// The sections in the order in which they are committed. Each section is atomic, but the sequence of sections is
+    /// not. Between two sections, every packet to a VIP is still rejected or translated: rules that reject match only
+    /// untranslated packets, so they are added before a translation ends, and removed after a translation begins.
     fn sections(&self) -> Vec<Changed<'_>> {
         let (filter, nat) = (self.changed(Table::Filter), self.changed(Table::Nat));
         let translates = nat.as_ref().is_some_and(Changed::adds);
@@ -167,7 +168,8 @@ impl Input<'_> {
         before.into_iter().chain(nat).chain(after).collect()
     }
 
-    /// Splits the changes of a table that rejects: first those that can be written at once, then those that end a rejection.
+    /// Splits the changes of a table that rejects packets: first the changes that can be written at once, then those
+    /// that end a rejection.
     fn split<'a>(&'a self, mut whole: Changed<'a>) -> (Option<Changed<'a>>, Option<Changed<'a>>) {
         let lines = self.ruleset.lines.diff();
         let refuses = |chain: Dispatch| Dispatch::REFUSING.contains(&chain);
