@@ -1,7 +1,7 @@
-//! The other end of the stream: a brain that answers correctly, or with a fault that a check wants.
+//! The brain's end of the stream: a brain that answers correctly, or with a fault that a check requests.
 //!
-//! The states come from the real brain's feed, so the answers are those of a real brain; faults change them on the way. The brain
-//! has a runtime of its own. When it stops, its connections break like those of a killed process.
+//! The states come from the feed of `localnet-brain`, so the answers are those of a real brain, unless a fault changes them. The
+//! brain has a runtime of its own. When it stops, its connections break like those of a killed process.
 //!
 //! | file | content |
 //! |---|---|
@@ -78,7 +78,7 @@ impl Brain {
     /// Closes each connection at once, like a brain that is starting or stopping. [`Log::refused_connections`] counts them.
     ///
     /// # Errors
-    /// The address cannot be bound.
+    /// Returns an error if the address cannot be bound.
     pub fn refuse_connections(&mut self, inside: Option<&Namespace>) -> anyhow::Result<()> {
         let shared = Arc::clone(&self.shared);
         shared.log(|log| log.refused_connections = 0);
@@ -111,7 +111,7 @@ impl Brain {
     /// Stops the brain like a process that is killed.
     pub fn stop(&mut self) {
         if let Some(listener) = self.listener.take() {
-            // A program that another thread is starting inherits the socket for a moment, so closing it alone may not free the port.
+            // Closing the socket may not free the port, because a program that another thread starts inherits it for a moment.
             _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
         }
         if let Some(runtime) = self.runtime.take() {
@@ -135,24 +135,24 @@ impl Brain {
         self.feed.state().revision()
     }
 
-    /// Replaces the brain with a new one that has another instance ID and no state. Takes effect at the next start.
+    /// Replaces the brain with a new one that has another instance ID and no state. The new brain takes over at the next start.
     pub fn forget(&mut self) {
         let instance = self.feed.state().revision().instance + 1;
         self.feed = Feed::new(instance);
         self.state = Snapshot::default();
     }
 
-    /// Adds faults for the next answers, one for each.
+    /// Adds faults for the next answers. Each answer gets one of them, in order.
     pub fn faults(&self, faults: impl IntoIterator<Item = Fault>) {
         lock(&self.shared.faults).extend(faults);
     }
 
-    /// Lets an answer continue that [`Fault::Hold`] holds.
+    /// Lets an answer that waits because of [`Fault::Hold`] continue.
     pub fn release(&self) {
         self.shared.release.notify_one();
     }
 
-    /// Waits until `condition` returns a value for the log.
+    /// Waits until `condition`, called with the log, returns a value.
     ///
     /// # Errors
     /// Returns an error that contains `what` if there is no value within `patience`.
@@ -165,7 +165,7 @@ impl Brain {
         self.wait_while(patience, what, || Ok(()), condition)
     }
 
-    /// Like [`Self::wait`], but also returns an error of `check` at once.
+    /// Like [`Self::wait`], but stops waiting as soon as `check` fails.
     ///
     /// # Errors
     /// Returns an error if the condition does not return a value within `patience`, or if `check` fails.
@@ -219,7 +219,7 @@ impl fmt::Debug for Brain {
     }
 }
 
-/// A free port of the loopback interface, in a namespace if there is one. It is outside of the kernel's ephemeral range: otherwise
+/// A free port of the loopback interface, in a namespace if there is one. It is outside the kernel's ephemeral range: otherwise
 /// a backend that tries to reach a stopped brain could connect to itself.
 ///
 /// # Errors

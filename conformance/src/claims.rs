@@ -1,7 +1,7 @@
 //! What a backend claims to support. Pure.
 //!
-//! A level checks only the claims of a backend, so that the kit can also test a simple proxy in user space. The table counts the
-//! checks that were not claimed, so nothing is skipped silently.
+//! A level checks only what a backend claims, so that the kit can also test a simple proxy in user space. The table counts the
+//! checks that the backend does not claim, so no check is skipped silently.
 
 use std::{collections::BTreeSet, fmt, net::SocketAddr, str::FromStr};
 
@@ -11,7 +11,7 @@ use localnet_lab::{
 };
 use localnet_proto::{Port, Service, Snapshot};
 
-/// A feature for packets that a backend may support.
+/// A feature that a backend may support, and that packets can verify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Claim {
     /// TCP.
@@ -38,13 +38,13 @@ pub enum Claim {
     NodeSource,
     /// Rejects traffic to a port without endpoints.
     Reject,
-    /// Drops traffic that a policy keeps from all endpoints.
+    /// Drops traffic if a policy excludes all endpoints.
     Drop,
-    /// Passes packets to destinations of no Service unchanged, and drops those to unused ServiceCIDR addresses.
+    /// Passes packets unchanged if their destination belongs to no Service, and drops packets to unused ServiceCIDR addresses.
     Untouched,
-    /// Distinguishes traffic from outside and from the node and its pods, where a policy requires that.
+    /// Distinguishes traffic from outside from traffic of the node and its pods, if a policy requires that.
     Scopes,
-    /// Sends a client to one of several endpoints if the Service has session affinity.
+    /// Sends a client to always the same endpoint if the Service has session affinity.
     Affinity,
     /// Ends UDP flows to an endpoint that was removed, so that their next packet reaches another one.
     Flows,
@@ -157,7 +157,8 @@ impl Claims {
         self.0.contains(&claim)
     }
 
-    /// The claimed part of a flow: without the expected source address if that is not claimed. `None` if the flow is not claimed.
+    /// The part of a flow that is claimed: the flow, but without the expected source address if its claim is missing. `None` if
+    /// the flow itself is not claimed.
     pub fn of_flow(&self, flow: &Flow, state: &Snapshot) -> Option<Flow> {
         if !needs(flow, state).iter().all(|claim| self.has(*claim)) {
             return None;
@@ -172,7 +173,7 @@ impl Claims {
     }
 }
 
-/// The claims that a flow requires, without those about its source address.
+/// The claims that a flow requires, except the claims about its source address.
 fn needs(flow: &Flow, state: &Snapshot) -> Vec<Claim> {
     let protocol = match flow.protocol {
         Protocol::Tcp => Claim::Tcp,
@@ -204,7 +205,8 @@ fn is_of(service: &localnet_proto::Service, to: SocketAddr) -> bool {
     external.clone().any(|ip| *ip == to.ip()) || service.ports.iter().any(|port| port.node_port == Some(to.port()))
 }
 
-/// The claim for the flow's destination. A Service owns all ports of its ClusterIPs, but only its own ports of other addresses.
+/// The claim for the flow's destination. A Service owns all ports of its ClusterIPs; of other addresses, it owns only the ports
+/// that it has itself.
 fn destination(flow: &Flow, state: &Snapshot) -> Claim {
     let (ip, number) = (flow.to.ip(), flow.to.port());
     let any = |of: &dyn Fn(&Service) -> bool| state.services.values().any(|service| of(service));

@@ -11,7 +11,7 @@ pub enum Verdict {
     Passed,
     /// The backend failed, for this reason.
     Failed(String),
-    /// The check is about something that the backend does not claim; the reason names it.
+    /// The check did not apply. The reason says what is missing, such as a claim, a flag or root.
     NotClaimed(String),
 }
 
@@ -44,12 +44,12 @@ impl Outcomes {
         failed.map(|outcome| format!("{}/{}", outcome.level, outcome.name))
     }
 
-    /// How many checks ran, without those that are not claimed.
+    /// How many checks passed or failed. Checks that are not claimed do not count.
     pub fn count(&self) -> usize {
         self.0.iter().filter(|outcome| !matches!(outcome.verdict, Verdict::NotClaimed(_))).count()
     }
 
-    /// A table with the counts of each level, below a line for each failed check, or for each check if `all` is set.
+    /// A line for each failed check, or for each check if `all` is set; then a table with the counts of each level.
     pub fn table(&self, all: bool) -> String {
         let mut text = String::new();
         for outcome in &self.0 {

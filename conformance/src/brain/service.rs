@@ -96,7 +96,7 @@ impl Endpoints {
             self.shared.release.notified().await;
         }
         let delta = request.delta && !matches!(fault, Some(Fault::Full));
-        // The newest state, as a slow brain would send it.
+        // After a hold, send the newest state, as a slow brain would.
         let mut items: Vec<Bytes> = self.feed.state().answer(held, delta).items.collect();
         self.shared.log(|log| log.answers_started += 1);
         match fault {

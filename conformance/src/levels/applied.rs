@@ -1,4 +1,4 @@
-//! Checks of the level `life` about when a backend may name a state as applied, in its tokens and reports.
+//! Checks of the level `life`: a backend must not present a state as applied too early, in its tokens and reports.
 
 use anyhow::Context as _;
 use localnet_proto::wire::NextFilter;
@@ -6,7 +6,7 @@ use localnet_proto::wire::NextFilter;
 use super::fixture::{Life, command, serving};
 use crate::outcome::Verdict;
 
-/// A backend that sends the token of a state has applied it, or keeps it to retry.
+/// If a backend sends the token of a state, it has applied that state, or applies it without a further change.
 pub(super) fn token_after_state(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.start()?;
     for pods in [1, 2, 1] {
@@ -23,7 +23,8 @@ pub(super) fn token_after_state(life: &mut Life<'_>) -> anyhow::Result<Verdict> 
     Ok(life.bench.verdict())
 }
 
-/// A change that fails is retried without a further change from the brain. Until then the backend does not report it as applied.
+/// The backend retries a failed change without a further change from the brain. Until the retry succeeds, it does not report the
+/// change as applied.
 pub(super) fn apply_fails(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let (Some(obstruct), Some(clear)) = (life.bench.options.obstruct.clone(), life.bench.options.clear.clone()) else {
         return Ok(Verdict::NotClaimed("no --obstruct was given".to_owned()));

@@ -147,13 +147,13 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Passed, if anything has shown the backend's state. A report alone does not prove anything.
+    /// Passed if anything has shown the backend's state, otherwise not claimed. A report does not prove anything.
     pub(super) fn verdict(&self) -> Verdict {
         let unseen = "nothing shows its state: use {dump}, claim packets (as root), or pass --read-back";
         if self.shown { Verdict::Passed } else { Verdict::NotClaimed(unseen.to_owned()) }
     }
 
-    /// Fails if the backend reports or holds a revision that it cannot have.
+    /// Fails if the backend holds a revision that it cannot have, or reports it as applied.
     pub(super) fn ensure_not_applied(&mut self, revision: Revision) -> anyhow::Result<()> {
         let backend = self.backend.as_mut().context("the backend is not running")?;
         backend.is_alive()?;

@@ -44,12 +44,12 @@ pub(super) struct Life<'a> {
     pub(super) lab: Option<&'a PodNetwork>,
 }
 
-/// The state of these checks: one service with that many of the pods, which are on its node.
+/// The state of these checks: one service with the first `pods` of [`PODS`] as its endpoints.
 pub(super) fn serving(pods: usize) -> Snapshot {
     state([web(1, pods)])
 }
 
-/// The service with that number, with that many of the pods.
+/// The service with that number, and the first `pods` of [`PODS`] as its endpoints.
 pub(super) fn web(number: u16, pods: usize) -> Service {
     let addresses = PODS.iter().take(pods).filter_map(|pod| pod.parse().ok());
     let endpoints = addresses.map(|address| endpoint(address, "http", 8080)).collect();
@@ -73,7 +73,7 @@ impl<'a> Life<'a> {
         self.claimed(&[Claim::Tcp, Claim::Ipv4, Claim::ClusterIp, outcome])
     }
 
-    /// Checks by packets that the state with that many pods is in force, if packets are claimed.
+    /// If packets are claimed, checks with packets that the backend serves the state with that many pods.
     pub(super) fn packets(&mut self, pods: usize) -> anyhow::Result<()> {
         let Some(lab) = self.claims_packets(pods) else { return Ok(()) };
         probe_flows(&lab.network, &[flow(pods)?])?;
@@ -103,7 +103,7 @@ impl<'a> Life<'a> {
         self.bench.command.with_text(listing).output_lines(self.bench.namespace()).context("--listing")
     }
 
-    /// Checks that nothing has changed: packets, the kernel's state, and the listing.
+    /// Checks that the result of packets, the kernel's state and the listing are unchanged.
     pub(super) fn is_unchanged(&mut self, pods: usize, written: &[String]) -> anyhow::Result<()> {
         self.packets(pods)?;
         if self.bench.options.read_back.is_some() {

@@ -87,7 +87,7 @@ fn stop_and_check_exit(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
         options.stop,
         backend.log_tail()
     );
-    // This check is about the exit alone.
+    // The check concerns only the exit, so it passes even if nothing has shown the backend's state.
     Ok(Verdict::Passed)
 }
 
@@ -111,7 +111,7 @@ fn exits_on_signal_in_an_answer(life: &mut Life<'_>) -> anyhow::Result<Verdict> 
     stop_and_check_exit(life)
 }
 
-/// Leaves the backend with a part of an answer.
+/// Leaves the backend in the middle of an answer, of which it has received only a part.
 fn leave_in_an_answer(life: &mut Life<'_>) -> anyhow::Result<()> {
     life.bench.brain.faults([crate::brain::Fault::Hang(2)]);
     life.bench.brain.publish(&serving(2));

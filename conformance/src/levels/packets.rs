@@ -35,7 +35,7 @@ fn of(options: &Options, case: &Case) -> anyhow::Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// kube-proxy's flags for such a node.
+/// kube-proxy's flags for a node with these options.
 fn flags(node: &NodeOptions) -> Vec<String> {
     let list = |networks: &[ipnet::IpNet]| networks.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let mut flags = match &node.detect_local {

@@ -1,5 +1,5 @@
-//! The level `state`: one backend receives the states of all Cases, one after the other. So each Case is also a change from another.
-//!
+//! The level `state`: one backend receives the states of all Cases, one after the other. Each Case therefore also tests the
+//! change from the previous Case.
 
 use localnet_lab::case::read_cases;
 

@@ -21,7 +21,7 @@ use crate::{brain::Fault, claims::Claim, outcome::Verdict};
 
 /// How many changes happen while traffic flows.
 const CHANGES: u16 = 20;
-/// How many connections test affinity. Random choice between two endpoints would pass once in 32,768 times.
+/// How many connections test affinity. A random choice between two endpoints would pass once in 32,768 times.
 const AFFINITY_PROBES: usize = 16;
 
 /// The network for packets, if all of `needed` is claimed and the kit runs as root.
@@ -31,7 +31,8 @@ fn lab<'a>(life: &Life<'a>, needed: &[Claim]) -> Result<&'a PodNetwork, Verdict>
     life.claimed(needed).ok_or_else(missing)
 }
 
-/// The service with UDP instead of TCP on its first port. Lost datagrams are not repeated, so a check detects each.
+/// The service with UDP instead of TCP on its first port. The kernel does not resend lost datagrams, so a check detects each
+/// lost one.
 fn datagrams(mut service: Service) -> Service {
     service.ports[0].protocol = Protocol::Udp;
     service
@@ -41,8 +42,8 @@ fn at(number: u16) -> SocketAddr {
     (vip(number), 80).into()
 }
 
-/// Every datagram to a service is answered while other services change. Its own endpoints stay, because replies of a removed one
-/// may be lost.
+/// Every datagram to a service is answered while other services change. The service's own endpoints do not change, because the
+/// replies of a removed endpoint may be lost.
 pub(super) fn changes_interrupt_nothing(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let needed = [Claim::Udp, Claim::Ipv4, Claim::ClusterIp, Claim::Answers];
     let lab = match lab(life, &needed) {
@@ -113,7 +114,7 @@ pub(super) fn half_an_answer(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// Session affinity sends a client to one of two endpoints.
+/// Session affinity sends all connections of a client to the same one of two endpoints.
 pub(super) fn affinity(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let needed = [Claim::Tcp, Claim::Ipv4, Claim::ClusterIp, Claim::Answers, Claim::Affinity];
     let lab = match lab(life, &needed) {
@@ -141,7 +142,8 @@ pub(super) fn affinity(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// A UDP client that never changes its port gets another endpoint when its own is removed. Connection tracking alone would keep it forever.
+/// If an endpoint is removed, a UDP client that never changes its port gets another endpoint. Unless the backend deletes the
+/// stale flow, connection tracking keeps the client at the removed endpoint forever.
 pub(super) fn stale_udp(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let needed = [Claim::Udp, Claim::Ipv4, Claim::ClusterIp, Claim::Answers, Claim::Flows];
     let lab = match lab(life, &needed) {

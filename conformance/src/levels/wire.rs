@@ -144,7 +144,7 @@ const CHECKS: &[(&str, Check)] = &[
     }),
 ];
 
-/// The checks that need only the backend's requests. The others need its state, so something must show that.
+/// The checks that need only the backend's requests. The other checks need the backend's state, so something must show it.
 const BY_CALLS: &[&str] = &[
     "starts-without-a-token",
     "continues-with-the-token-of-the-last-answer",
@@ -229,7 +229,7 @@ fn cut(bench: &mut Bench<'_>, fault: Fault) -> anyhow::Result<()> {
     bench.await_state(revision, &after)
 }
 
-/// Waits until the backend repeats its request after a cut answer, with the token of the state that it holds.
+/// Waits until the backend repeats its request after a cut answer. Checks that the request has the token of `held`, or none.
 fn await_repeated_request(bench: &mut Bench<'_>, held: Revision, cut: Revision) -> anyhow::Result<()> {
     bench.brain.wait(bench.options.patience, "another call of Next after the stream was cut", |log| {
         (log.held > 0).then_some(())
@@ -280,7 +280,7 @@ fn another_brain(bench: &mut Bench<'_>, before: &Snapshot, after: &Snapshot) -> 
     await_token(bench, revision).map(drop)
 }
 
-/// The items of the first answer are modified. To a reader of this version of the proto they mean `state`.
+/// `edit` modifies the items of the first answer. A backend that ignores unknown content still reads them as `state`.
 fn edited(bench: &mut Bench<'_>, edit: fn(Vec<Bytes>) -> Vec<Bytes>, state: &Snapshot) -> anyhow::Result<()> {
     bench.brain.faults([Fault::Edit(edit)]);
     bench.apply(state)?;
@@ -318,7 +318,7 @@ fn with_unknown_fields(items: Vec<Bytes>) -> Vec<Bytes> {
 }
 
 fn with_unknown_items(mut items: Vec<Bytes>) -> Vec<Bytes> {
-    // Not before the token, which must come first.
+    // No unknown item comes before the token, which must be first.
     for at in [1, 2, items.len()] {
         items.insert(at.min(items.len()), unknown().into());
     }
