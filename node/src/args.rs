@@ -45,11 +45,11 @@ pub struct Arguments {
 /// Runs the program until SIGTERM or SIGINT, or with `--once` until one state is applied.
 ///
 /// # Errors
-/// A flag or the configuration is invalid, the source is unusable, or the kernel cannot be programmed at all. With `--once`, any
-/// other failure is an error, too.
+/// Returns an error if a flag or the configuration is invalid, the source is unusable, or the kernel cannot be programmed at
+/// all. With `--once`, any other failure is an error, too.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     arguments.backend.check()?;
-    // The backend that an empty mode selects.
+    // The backend to use if the configuration names no mode.
     let preferred = arguments.backend.chosen.unwrap_or(&BACKENDS[0]);
     let Some(running) = arguments.config.begin(preferred.mode)? else { return Ok(()) };
     let config = running.config();

@@ -20,16 +20,17 @@ use crate::FeedSource;
 
 /// All backends.
 pub static BACKENDS: &[Entry] = &[
-    // The first one also serves the modes that no other backend has.
+    // The first backend also serves the modes that no backend has.
     Entry::of::<localnet_nft::Nft>(),
     Entry::of::<localnet_iptables::Iptables>(),
     Entry::of::<localnet_ipvs::Ipvs>(),
 ];
 
-/// The future of a call. The backend runs in the task that calls.
+/// The future of a call. It runs in the task of the caller.
 type Work<'a> = Pin<Box<dyn Future<Output = anyhow::Result<()>> + 'a>>;
 
-/// A backend in the registry: the parts of a [`BackendProgram`]. `own` holds the values of the flags that only this backend has.
+/// A backend in the registry: the parts of a [`BackendProgram`]. Its functions get `own`, the values of the flags that only this
+/// backend has.
 pub struct Entry {
     /// See [`BackendProgram::NAME`].
     pub name: &'static str,
@@ -103,16 +104,16 @@ impl fmt::Debug for BackendArgs {
 const FLAG: &str = "backend";
 
 impl BackendArgs {
-    /// The backend for a configured mode: the chosen one, the one of that mode, or else the first one.
+    /// The backend for a configured mode: the one that `--backend` names, else the backend of that mode, else the first backend.
     pub fn of(&self, mode: Mode) -> &'static Entry {
         let of_mode = || BACKENDS.iter().find(|entry| entry.mode == mode);
         self.chosen.or_else(of_mode).unwrap_or(&BACKENDS[0])
     }
 
-    /// Checks that the flags of one backend are not given for another one.
+    /// Checks that no flag belongs to another backend than the one that `--backend` names.
     ///
     /// # Errors
-    /// Returns an error that names the flag.
+    /// Returns an error with the name of the flag, if a flag belongs to another backend.
     pub fn check(&self) -> anyhow::Result<()> {
         let Some(chosen) = self.chosen else { return Ok(()) };
         for entry in BACKENDS.iter().filter(|entry| entry.name != chosen.name) {

@@ -4,7 +4,7 @@ use localnet_brain::{feed::Feed, reports::Reports};
 use localnet_client::{Report, Revision, Source, SourceError};
 use localnet_proto::Update;
 
-/// A source that reads a feed, and records reports where the brain records those of other backends.
+/// A source that reads a feed, and records its backend's reports together with the reports of other backends.
 #[derive(Clone, Debug)]
 pub struct FeedSource {
     feed: Feed,

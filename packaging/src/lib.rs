@@ -36,7 +36,7 @@ pub fn programs() -> Vec<Command> {
 /// Writes manual pages and completions into a folder, and creates the folder if necessary.
 ///
 /// # Errors
-/// A folder cannot be created, or a file cannot be written.
+/// Returns an error if a folder cannot be created, or a file cannot be written.
 pub fn write(folder: &Path) -> anyhow::Result<()> {
     let folder = |parts: &[&str]| -> anyhow::Result<PathBuf> {
         let path = parts.iter().fold(folder.to_owned(), |path, part| path.join(part));
@@ -66,7 +66,7 @@ fn write_manual(command: &Command, name: &str, folder: &Path) -> anyhow::Result<
     let path = folder.join(format!("{name}.{SECTION}"));
     let mut page = Vec::new();
     let manual = Man::new(command.clone()).section(SECTION).source("localnet");
-    // Without a date, the page is the same at each build.
+    // Without a date, each build writes the same page.
     manual.date("").render(&mut page)?;
     fs::write(&path, page).with_context(|| format!("writing {}", path.display()))?;
     for subcommand in command.get_subcommands().filter(|subcommand| subcommand.get_name() != "help") {
