@@ -8,7 +8,7 @@ use localnet_linux::ipvs::{Flags, InvalidScheduler, Scheduler, Timeouts};
 /// How virtual servers are created, and which ones the backend never changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The scheduler that chooses the destination of a new connection, unless the Service names one.
+    /// The scheduler that chooses the destination of a new connection, unless the Service requests another one.
     pub scheduler: Scheduler,
     /// Virtual servers with an address in these CIDRs belong to other programs.
     pub exclude_cidrs: Vec<IpNet>,

@@ -50,10 +50,10 @@ pub struct Question {
 }
 
 impl Question {
-    /// Parses what a user writes, such as `shop/web:http`.
+    /// Builds the question from the flags `--why-not`, `--from` and `--to`.
     ///
     /// # Errors
-    /// Returns an error if the text names no port of a Service.
+    /// Returns an error if `why_not` is not a port of a Service, or if `to` is not an address.
     pub fn new(why_not: To, from: Option<From>, to: Option<&To>) -> Result<Self, String> {
         let At::Service(service, port) = why_not.at else {
             return Err("--why-not needs a port of a Service, such as shop/web:80".to_owned());

@@ -8,7 +8,7 @@
 //! endpoint default/web http 10.1.0.1 8080 internal+external+established
 //! affinity default/web 10800
 //! ```
-//! The first line names the state (InstanceID and Rev); the others come in any order. `vip` is `cluster`, `external` or
+//! The first line identifies the state (InstanceID and Rev); the others come in any order. `vip` is `cluster`, `external` or
 //! `balancer`. `-` stands for the empty name of a port, and 0 for a port without NodePort. The scopes of an endpoint are
 //! `internal`, `external`, `shortcircuit` and `established`, in this order, or `-`. A backend omits ports of protocols that it
 //! does not know, and the endpoints of these ports.
@@ -27,7 +27,7 @@ pub struct Dump {
 }
 
 impl Dump {
-    /// Parses a dump; `None` if its first line names no state.
+    /// Parses a dump; `None` if its first line contains no revision.
     pub fn parse(text: &str) -> Option<Self> {
         let mut lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty());
         let mut first = lines.next()?.split(' ');

@@ -18,7 +18,7 @@ pub struct Failure {
 /// The meaning of a failure for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The object, or an object that the document names, does not exist.
+    /// The object, or an object that the document refers to, does not exist.
     NotFound,
     /// The port of a load balancer or the identifier is taken.
     Exists,
@@ -96,7 +96,7 @@ impl Failure {
         Self { call, hresult: hresult.cast_signed(), record: record.into() }
     }
 
-    /// Returns the meaning. If the HRESULT means success, the record decides.
+    /// Returns the meaning of the failure. If the HRESULT means success, the meaning follows from the error record.
     pub fn reason(&self) -> Reason {
         let code = if self.hresult < 0 { Some(self.hresult) } else { self.recorded_code() };
         let Some(code) = code.map(i32::cast_unsigned) else { return Reason::Other };

@@ -24,7 +24,7 @@ const SOURCE_VIP: u128 = 0x8003;
 const VARIANT: u128 = 0x8000_0000_0000_0000;
 
 impl Guid {
-    /// The identifier with this number. Its hexadecimal digits are those of the number, in the same order.
+    /// The identifier with this number. It is written with the number's hexadecimal digits, in the same order.
     pub const fn new(number: u128) -> Self {
         Self(number)
     }
