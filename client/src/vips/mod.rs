@@ -80,7 +80,7 @@ pub struct Vips {
     node: Option<Node>,
     /// The facts that the present plans were made from.
     facts: Option<Facts>,
-    /// Services that differ from the planned ones; `None` for a deleted service.
+    /// The services that changed since they were planned; `None` for a deleted service.
     staged: BTreeMap<ServiceKey, Option<Arc<Service>>>,
     services: BTreeMap<ServiceKey, Arc<Service>>,
     /// The services that the kernel refused, and why.
