@@ -36,8 +36,8 @@ pub struct Reconciler {
     pending: BTreeSet<Selection>,
     /// Whether the next run checks all flows, whatever changed.
     everything: bool,
-    /// The selections of the next follow-up. The first follow-up reads those of the last run. Each further one reads
-    /// those in which the previous follow-up found stale flows.
+    /// The selections of the next follow-up. The first follow-up reads the selections of the last run. Each
+    /// further follow-up reads the selections in which the previous follow-up found stale flows.
     follow_up: BTreeSet<Selection>,
     /// The number of follow-ups since the last run that was not a follow-up.
     follow_ups: u32,

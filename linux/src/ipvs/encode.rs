@@ -106,7 +106,7 @@ fn write_server(writer: &mut Writer, server: &VirtualServer) {
     writer.nest(attribute::SERVICE, |writer| {
         write_name(writer, &server.frontend);
         writer.string(service::SCHEDULER, server.scheduler.as_str());
-        // The mask is all ones, so that the kernel replaces all flags and keeps no former one.
+        // All bits of the mask are set, so that the kernel replaces all flags.
         let mut flags = [0; 8];
         flags[..4].copy_from_slice(&(server.flags.bits() | persistent).to_ne_bytes());
         flags[4..].copy_from_slice(&u32::MAX.to_ne_bytes());

@@ -3,7 +3,7 @@
 use crate::sysctl::{Error, Set, Settings};
 
 /// Applies the settings, and returns the outcome of each with its path. A failure does not stop the others. Settings under
-/// `net` belong to the network namespace of the calling thread; those of IPVS apply to IPv6, too. `strict_arp`: whether to
+/// `net` belong to the network namespace of the calling thread; the settings of IPVS apply to IPv6, too. `strict_arp`: whether to
 /// answer ARP for an address only on the interface that has it, for networks where an external load balancer announces the
 /// virtual addresses.
 pub fn apply_settings(settings: &Settings, strict_arp: bool) -> Vec<Result<(&'static str, Set), Error>> {

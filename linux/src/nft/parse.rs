@@ -101,8 +101,8 @@ impl Expression {
     }
 }
 
-/// Whether the attribute is nested, as those of comparisons, masks and verdicts are. The kernel does not always set the
-/// nested flag.
+/// Whether the attribute is nested: the values of comparisons, masks and verdicts are. The kernel does not always set
+/// the nested flag.
 fn is_nested(name: &str, kind: u16) -> bool {
     matches!((name, kind), ("cmp", 3) | ("bitwise", 4 | 5) | ("immediate", 2))
 }
