@@ -1,4 +1,4 @@
-//! The sets and maps. They are the same for all services; those of affinity exist only while a service has it.
+//! The sets and maps. They are the same for all services. The sets of session affinity exist only while a service has it.
 
 use localnet_linux::nft::{FieldType, Name, Set, Table};
 use localnet_linux_backend::sets::Shape;
