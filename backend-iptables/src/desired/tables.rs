@@ -53,7 +53,7 @@ pub(super) struct Tables {
     /// The ports and groups whose chains may differ from the live state.
     stale: ByFamily<Stale>,
     pub(super) rulesets: ByFamily<Ruleset>,
-    /// An empty comment that replaces those of VIPs, which only other backends use.
+    /// An empty comment. It replaces the comments of VIPs, which only other backends use.
     no_comment: Arc<str>,
 }
 
