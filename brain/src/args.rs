@@ -80,8 +80,8 @@ pub struct SourceArgs {
 }
 
 impl SourceArgs {
-    /// The source of the objects: `--source`, or else the API server of kube-proxy's configuration. `master` is a URL that overrides
-    /// that of the kubeconfig.
+    /// The source of the objects: `--source`, or else the API server of kube-proxy's configuration. `master` is a URL that
+    /// overrides the URL in the kubeconfig.
     ///
     /// # Errors
     /// Returns an error if `master` is not a URL.

@@ -21,11 +21,11 @@ pub struct Batch {
 /// How a source learned of the events of a batch.
 #[derive(Clone, Debug)]
 pub enum Origin {
-    /// It received each change by itself.
+    /// It received each change individually.
     Changes,
-    /// It has read files again. Deletions are objects that the files no longer contain.
+    /// It has read files again. A deletion means that the files no longer contain the object.
     Reread,
-    /// Lists and watches of an API server.
+    /// It lists and watches the objects of an API server.
     ApiServer {
         /// Requests another list of this kind.
         relist: Arc<Notify>,

@@ -1,5 +1,5 @@
-//! `localnet-brain check`: which Services would behave differently from kube-proxy, and why. Reads the cluster once and serves
-//! nothing. The numbers are those of docs/differences.md.
+//! `localnet-brain check`: which Services would behave differently from kube-proxy, and why. Reads the cluster once and
+//! serves nothing. The numbers of differences refer to docs/differences.md.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -45,8 +45,8 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The differences from kube-proxy with the same configuration. Pure. `localized` is the whole state, and `backend` the mode of
-/// the backend that is to replace kube-proxy.
+/// The differences from kube-proxy with the same configuration. Pure. `localized` is the whole state. `backend` is the mode
+/// of the backend that is to replace kube-proxy.
 pub fn differences(localized: &Localized, config: &Config, backend: Mode) -> Vec<Difference> {
     let mut found = BTreeSet::new();
     let services: Vec<&Service> = localized.services.iter().filter_map(|(_, service)| service.as_deref()).collect();

@@ -52,7 +52,7 @@ pub struct Configured {
     servers: Option<Servers>,
     metrics_at: SocketAddr,
     status: Option<Servers>,
-    /// Whether there is a configuration file, whose contradictions to the node are then reported.
+    /// Whether there is a configuration file. Only then are contradictions between the configuration and the node reported.
     chosen: bool,
     complaints: Vec<Diagnostic>,
 }
@@ -108,7 +108,8 @@ impl Configured {
         }
     }
 
-    /// Posts one event about each port that cannot be opened. `of_node` makes the event of a port without a Service.
+    /// Posts one event about each port that cannot be opened. `of_node` creates the event for a port that belongs to no
+    /// Service.
     fn post_failures(
         &self,
         ports: Option<&mut watch::Receiver<Status>>,

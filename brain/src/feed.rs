@@ -126,8 +126,8 @@ impl Feed {
             if state.revision != held {
                 return state;
             }
-            // `publish` stores the state before it sends the revision, so the caller can hold a state that is newer than
-            // `revision`. Its revision is sent next.
+            // `publish` stores the state before it sends the revision, so the caller may already hold a state that is newer
+            // than `revision`. In that case, wait until the revision of that state is sent.
             let _ = revision.changed().await;
         }
     }
@@ -138,8 +138,8 @@ impl Feed {
     }
 }
 
-/// A Service of a state, encoded as readers get it. Its decoded form is not kept: these entries and the cluster are most of
-/// the brain's memory.
+/// A Service of a state, encoded as readers get it. Its decoded form is not kept, because these entries and the cluster
+/// account for most of the brain's memory.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
     /// The revision in which it last changed.

@@ -1,7 +1,8 @@
 //! The shrink guard (docs/decisions/0021-shrink-guard.md): delays removals when a list suddenly lacks many objects.
 //!
-//! The guard holds only removals that follow from an absence. Objects that a list contains are applied immediately, and so
-//! are deletions that a watch reports. This module decides and keeps the state; the pump has the clock and acts.
+//! The guard holds only removals of objects that a list lacks. Objects in the list are applied immediately, and so are
+//! deletions that a watch reports. This module decides which removals to hold. The pump provides the time and carries the
+//! decisions out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -48,7 +49,7 @@ impl Guard {
         matches!(kind, Kind::Service | Kind::Slice)
     }
 
-    /// Returns those of the `missing` objects that may be removed now: all or none. `missing` are all known objects that the
+    /// Returns the `missing` objects if they may be removed now, otherwise nothing. `missing` are all known objects that the
     /// source lacks.
     ///
     /// If the source supports `relist`, a list that arrives after the hold time and still lacks the objects confirms the
@@ -93,7 +94,7 @@ impl Guard {
         self.held.values().map(|held| held.next).min()
     }
 
-    /// Requests further lists, and returns the objects that may be removed now.
+    /// Requests the further lists that are due, and returns the objects that may be removed now.
     pub(crate) fn act(&mut self, now: Instant) -> Vec<(Kind, ServiceKey)> {
         let mut released = Vec::new();
         let step = self.hold / LISTS;

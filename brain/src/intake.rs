@@ -87,7 +87,7 @@ impl Intake {
         }
     }
 
-    /// Applies a list of an API server that is not the first of its kind.
+    /// Applies a list from an API server that has already listed this kind.
     fn list(
         &mut self,
         cluster: &mut Cluster,
@@ -107,7 +107,7 @@ impl Intake {
         }
     }
 
-    /// Applies the changes of files. Their removals are judged together with those that are held already.
+    /// Applies the changes of files. Their removals are judged together with the removals that are already held.
     fn reread(&mut self, cluster: &mut Cluster, events: Vec<Event>, now: Instant) {
         let mut others = Vec::new();
         let mut missing = [Kind::Service, Kind::Slice].map(|kind| (kind, self.guard.held(kind)));

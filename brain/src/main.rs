@@ -18,7 +18,7 @@ use localnet_config::{
 use localnet_config_file::{Begin, Running, begin, last_words};
 use tracing::warn;
 
-/// jemalloc returns the memory that is needed only for the first list and the first full state.
+/// jemalloc returns to the kernel the memory that only the first list and the first full state need.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

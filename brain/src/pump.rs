@@ -47,8 +47,8 @@ pub fn questions() -> (Questions, Queries) {
 }
 
 impl Questions {
-    /// The decisions about a Service and their reasons, with the revision that they belong to. `None` if there is no complete
-    /// state yet, or if the brain has stopped.
+    /// Explains how the Service is localized in the newest state, and returns the revision of that state. `None` if there is
+    /// no complete state yet, or if the brain has stopped.
     pub async fn why(&self, service: ServiceKey) -> Option<(Revision, Reasons)> {
         let (sender, answer) = oneshot::channel();
         self.0.send(Question(service, sender)).await.ok()?;
@@ -57,7 +57,7 @@ impl Questions {
 }
 
 impl Question {
-    /// Answers from the cluster that the newest state was made of. Only the pump changes the two.
+    /// Answers from the cluster. It matches the newest state of the feed, because only the pump changes the two.
     fn answer(self, cluster: &Cluster, feed: &Feed) {
         let Self(service, waiting) = self;
         let revision = feed.state().revision();

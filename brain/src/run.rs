@@ -58,7 +58,7 @@ impl Brain {
         &self.feed
     }
 
-    /// Requests for explanations of Services.
+    /// The queue for questions about Services.
     pub fn questions(&self) -> &Questions {
         &self.questions
     }

@@ -11,7 +11,7 @@ pub enum Source {
     Kube {
         /// The kubeconfig. `None` means the default places.
         kubeconfig: Option<PathBuf>,
-        /// A URL that overrides that of the kubeconfig.
+        /// A URL that overrides the URL in the kubeconfig.
         server: Option<http::Uri>,
     },
 }

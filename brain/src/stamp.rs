@@ -24,7 +24,7 @@ impl Stamp {
         fs::metadata(path).map(|file| Self::from(&file))
     }
 
-    /// Whether the last change was at least `age` before `now`. A change in the future was not.
+    /// Whether the last change was at least `age` before `now`. False if the last change is in the future.
     pub(crate) fn is_older_than(&self, now: SystemTime, age: Duration) -> bool {
         let Ok(since_1970) = now.duration_since(SystemTime::UNIX_EPOCH) else { return false };
         let Some(before) = since_1970.checked_sub(age) else { return false };

@@ -71,7 +71,8 @@ impl From<Feed> for Views {
 }
 
 impl Views {
-    /// The view of this node, and those of the `allowed` nodes, or of all nodes if `*` is among them. `open` starts their brains.
+    /// The view of this node, and the views of the `allowed` nodes, or of all nodes if `allowed` contains `*`. `open` starts
+    /// the brains of the other nodes.
     pub fn with_others(
         own: Feed,
         allowed: Vec<String>,

@@ -19,7 +19,7 @@ use crate::{reports::Reports, watch::kube::ApiServer};
 const QUEUE: usize = 64;
 /// Pause between two attempts to post an event.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// Maximum number of attempts to post an event: ten minutes.
+/// Maximum number of attempts to post an event. Together, they take ten minutes.
 const ATTEMPTS: u32 = 120;
 /// Maximum length of an event's note, in bytes (the validation of events.k8s.io/v1).
 const MAX_NOTE: usize = 1024;
@@ -31,7 +31,7 @@ const MAX_REASON: usize = 128;
 pub enum NodeEvent {
     /// The program has started.
     Starting,
-    /// A backend warns about its configuration. The ipvs backend has kube-proxy's `IPVSDeprecation`.
+    /// A backend warns about its configuration. For example, the ipvs backend posts kube-proxy's `IPVSDeprecation`.
     BackendWarning {
         /// The reason, in CamelCase.
         reason: String,

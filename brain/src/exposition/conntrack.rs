@@ -1,4 +1,4 @@
-//! Metrics of connection tracking. If its table is full, the kernel drops new connections, whatever the backend.
+//! Metrics of connection tracking. If its table is full, the kernel drops new connections, whichever backend is in use.
 
 use std::fs;
 
@@ -24,7 +24,8 @@ pub(super) fn add(page: &mut Page) {
     }
 }
 
-/// The sum of the column `drop` over all processors. The kernel counts there if the table is full or memory is short.
+/// The sum of the column `drop` over all processors. In this column, the kernel counts packets that it dropped because the
+/// table was full or memory was short.
 fn dropped(text: &str) -> Option<u64> {
     let mut lines = text.lines();
     let place = lines.next()?.split_whitespace().position(|column| column == "drop")?;

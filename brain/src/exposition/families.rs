@@ -77,7 +77,7 @@ pub(super) fn of_reports(page: &mut Page, reports: &BTreeMap<String, Received>) 
     }
 }
 
-/// Adds the metrics that have the names of one of kube-proxy's modes.
+/// Adds the metrics whose names kube-proxy uses in only one of its modes.
 fn of_mode(page: &mut Page, mode: Option<Mode>, family: Family, report: &FamilyReport) {
     let labels = ("ip_family", family.as_str());
     match mode {

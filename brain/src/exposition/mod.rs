@@ -32,7 +32,7 @@ pub fn text(metrics: &Metrics, state: &State, reports: &BTreeMap<String, Receive
     let mut families: Vec<_> = metrics.gather().into_iter().chain(page.families()).collect();
     families.sort_by(|one, other| one.name().cmp(other.name()));
     let mut text = Vec::new();
-    // This fails only for an empty family. The registry skips those, and a page has none.
+    // This fails only for a metric family without metrics. The registry skips such families, and a page contains none.
     if let Err(error) = TextEncoder::new().encode(&families, &mut text) {
         tracing::warn!(%error, "failed to write metrics");
     }

@@ -28,7 +28,7 @@ enum Stage {
         delta: bool,
     },
     Node,
-    /// These Services, sorted by name.
+    /// The Services to send, sorted by name.
     Few(vec::IntoIter<Arc<Entry>>),
     /// The Services after this one that changed after `since`.
     All(Option<ServiceKey>),

@@ -68,8 +68,8 @@ pub fn service(key: &ServiceKey, ready: usize, proxy_healthy: bool) -> Answer {
 fn proxy(health: &Health, node_eligible: Option<bool>, now: SystemTime) -> Answer {
     let healthy = health.is_healthy();
     let good = healthy && node_eligible.unwrap_or(true);
-    // As in kube-proxy: if the answer is healthy, `lastUpdated` is the current time. Some clients take an old time for a proxy
-    // that hangs.
+    // As in kube-proxy: if the answer is healthy, `lastUpdated` is the current time. From an old time, some clients conclude
+    // that the proxy hangs.
     let last_updated = if good { Some(now) } else { health.last_updated() };
     let status = health.families.iter().map(|(family, health)| {
         (family.as_str(), ProxierHealth { last_updated: time(health.last_updated), healthy: health.is_healthy() })
@@ -91,7 +91,7 @@ pub fn of_type(content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     answer
 }
 
-/// The same with `X-Content-Type-Options: nosniff`, so that browsers do not guess another type.
+/// A response like that of [`of_type`], with `X-Content-Type-Options: nosniff`, so that browsers do not guess another type.
 pub fn unsniffed(content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     typed(Response::new(Full::new(body.into())), content_type)
 }

@@ -16,7 +16,7 @@ pub(super) const MAX_OF_PEER: usize = 32;
 /// The connections of a port. `H` is the handle that closes one.
 #[derive(Debug)]
 pub(super) struct Connections<H> {
-    /// The number of the last event, which increases with each event.
+    /// The number of the latest event on any connection. It increases with each event.
     turn: u64,
     present: BTreeMap<u64, Connection<H>>,
 }
@@ -26,7 +26,7 @@ struct Connection<H> {
     peer: PeerId,
     /// Whether one of its requests is in progress.
     busy: bool,
-    /// The number of its last event: it was accepted, a request arrived, or an answer was ready.
+    /// The number of the connection's last event: it was accepted, a request arrived, or an answer was ready.
     last: u64,
     handle: H,
 }

@@ -98,7 +98,7 @@ struct Open {
     task: JoinHandle<()>,
 }
 
-/// Keeps the right ports open, until it is dropped or the feed ends.
+/// Keeps exactly the required ports open, until this future is dropped or the feed ends.
 pub(super) async fn run(addresses: NodePortAddresses, inputs: Arc<Inputs>, status: watch::Sender<Status>) {
     let mut facts = inputs.facts.clone();
     let mut ticks = interval(POLL_INTERVAL);

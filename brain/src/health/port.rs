@@ -1,5 +1,6 @@
-//! One port: opens it, with retries, and lets hyper serve HTTP/1 on it. hyper's deadline for the head of a request is the same
-//! for each request; the test `a_connection_without_a_request_is_closed` needs a shorter one for the first.
+//! Opens one port, with retries, and lets hyper serve HTTP/1 on it. hyper has the same deadline for the head of every
+//! request. This module adds a shorter deadline for the first request, which the test
+//! `a_connection_without_a_request_is_closed` requires.
 
 use std::{
     collections::BTreeMap,
@@ -70,7 +71,7 @@ pub enum Listening {
 /// The status of all ports that have been tried at least once.
 pub type Status = BTreeMap<Port, Listening>;
 
-/// Running servers. Dropping it closes all of their ports.
+/// Running servers. Dropping this value closes all of their ports.
 #[derive(Debug)]
 pub struct Servers {
     work: JoinSet<()>,
@@ -87,8 +88,8 @@ impl Servers {
         self.status.clone()
     }
 
-    /// Resolves when a task has panicked. A task that ends is no failure: its feed was dropped, which the owner of the feed
-    /// notices. Cancel safe.
+    /// Resolves when a task has panicked. If a task ends without a panic, its feed was dropped. That is no failure, because
+    /// the owner of the feed notices it. Cancel safe.
     pub async fn failed(&mut self) -> anyhow::Error {
         while let Some(ended) = self.work.join_next().await {
             if let Err(error) = ended {
@@ -133,7 +134,7 @@ impl Retry {
     }
 }
 
-/// Keeps a port open until it is dropped. `what` is the purpose of the port, for the log.
+/// Keeps a port open until this future is dropped. `what` is the purpose of the port, for the log.
 pub(crate) async fn keep(
     port: Port,
     answers: Answers,
@@ -203,7 +204,7 @@ pub(crate) fn listen(port: &Port) -> io::Result<TcpListener> {
     }
 }
 
-/// Checks whether a server for `what` can listen on its address, if it has one.
+/// Checks whether a server for `what` can listen on `address`. Without an address, there is nothing to check.
 ///
 /// # Errors
 /// Returns an error if another process uses the port, or if the node does not have the address.

@@ -49,7 +49,7 @@ pub struct Progress {
 #[derive(Clone, Copy, Debug)]
 struct Applied {
     rev: u64,
-    /// When it was last successful, or when its first report arrived.
+    /// When the backend was last successful, or when its first report arrived.
     updated: SystemTime,
     /// When the backend first appeared. It has the whole timeout from then on to apply older revisions.
     since: Instant,

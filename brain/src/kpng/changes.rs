@@ -1,4 +1,4 @@
-//! The steps from one state to another.
+//! Computes the changes from one state to another, as KPNG's clients receive them.
 
 use std::{iter, sync::Arc};
 
@@ -20,9 +20,9 @@ pub fn reset() -> Bytes {
     item(Op::Reset(EmptyOp {}))
 }
 
-/// Serialized `OpItem`s that lead from `before`, or from an empty state, to `now`. Each is created when it is sent. The order is
-/// KPNG's: the node's facts; Services that are set, in order of their paths; deleted endpoints, in reverse order; endpoints that
-/// are set; deleted Services; Sync. KPNG's clients rely on one property of this order: a Service exists as long as it has
+/// Serialized `OpItem`s that lead from `before`, or from an empty state, to `now`. Each item is created when it is sent. The
+/// order is that of KPNG: the node's facts; set Services, by path; deleted endpoints, by path in reverse order; set
+/// endpoints; deleted Services; Sync. KPNG's clients rely on one property of this order: a Service exists as long as it has
 /// endpoints.
 pub fn changes(before: Option<&State>, now: &State) -> impl Iterator<Item = Bytes> + Send + use<> {
     let differing = now.differing(before).into_iter();

@@ -49,8 +49,8 @@ impl View {
     }
 }
 
-/// The target port of a port. KPNG's clients find the number on an endpoint by the name of the port. For an unnamed port, they
-/// use the number of the Service.
+/// The target port of a Service's port. KPNG's clients find the port number of an endpoint by the name of the port. For an
+/// unnamed port, they use this target port.
 fn target_port(port: &PortMapping, endpoints: &[Endpoint]) -> i32 {
     if !port.name.is_empty() {
         return 0;

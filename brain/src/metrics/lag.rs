@@ -18,7 +18,8 @@ type Part = (String, Family);
 pub(super) struct Lag {
     newest: Revision,
     published: VecDeque<(u64, Instant)>,
-    /// When the oldest revision was published that the backend has not applied. `None` if it has applied all.
+    /// When the oldest revision that the backend has not applied was published. `None` if the backend has applied all
+    /// revisions.
     parts: BTreeMap<Part, Option<Instant>>,
 }
 
@@ -43,7 +44,7 @@ impl Lag {
             let first = self.published.iter().find(|(rev, _)| *rev > applied);
             match (first, previous) {
                 (Some((rev, at)), _) if *rev == applied + 1 => *at,
-                // The time of the first missing revision is forgotten, so it is older than all remembered times.
+                // The time of the first missing revision is no longer remembered, so it is older than all remembered times.
                 (_, Some(Some(since))) => since,
                 (Some((_, at)), _) => *at,
                 (None, _) => now,

@@ -1,5 +1,5 @@
-//! The metrics of a brain and its backends, for Prometheus. Metrics that kube-proxy has, too, have its names, types, labels and
-//! buckets. The others begin with `localnet_`.
+//! The metrics of a brain and its backends, for Prometheus. Metrics that kube-proxy also exports have the same names, types,
+//! labels and buckets as there. The names of all other metrics begin with `localnet_`.
 //!
 //! ```text
 //! feed: each revision, with what changed  ─┐
@@ -61,7 +61,7 @@ struct Inner {
     apply: HistogramVec,
     served: IntCounter,
     readers: IntGauge,
-    /// Has no labels, and no value until there is a certificate.
+    /// A vector without labels, so that there is no value until there is a certificate.
     certificate_expires: GaugeVec,
     requests: Requests,
     troubles: Troubles,

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::register::Register;
 
-/// The troubles, by what cannot be read. Clones share them.
+/// The troubles, each with a label for what cannot be read. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Troubles {
     failing: GaugeVec,

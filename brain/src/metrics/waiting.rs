@@ -7,7 +7,7 @@ use std::{
 
 use localnet_proto::{Family, Revision};
 
-/// Maximum number of revisions that are remembered. There are more only if no backend reports.
+/// Maximum number of revisions that are remembered. This maximum is reached only if no backend reports.
 const REMEMBERED: usize = 4096;
 
 /// A published revision.

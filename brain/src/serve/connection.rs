@@ -27,7 +27,7 @@ use crate::throttle::Throttle;
 
 /// The HTTP/2 connection preface (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Concurrent streams of one connection.
+/// Maximum number of concurrent streams of one connection.
 const MAX_STREAMS: u32 = 32;
 /// Bytes of one answer that are buffered for a reader that does not read. Every call can cost this much: 64 KiB would cost
 /// 250 MiB for 600 connections.

@@ -2,8 +2,8 @@
 //!
 //! `SO_PEERCRED` has the user, the primary group and the process ID at the time of the connect. `SO_PEERGROUPS` has the
 //! supplementary groups, but no crate offers it without `unsafe`, so they are read from `/proc` when they are needed. By
-//! then the process may have ended, and another one may have its ID. Its groups count only if it has the same user and
-//! primary group: a program of the same user can do whatever the peer can do.
+//! then, the process may have ended, and another process may have its ID. The groups of such a process count only if it has
+//! the peer's user and primary group: a program of the same user can do whatever the peer can do.
 
 use std::io;
 
@@ -29,7 +29,8 @@ impl Peer {
     /// Checks whether the peer is one of these users, or a member of one of these groups.
     ///
     /// # Errors
-    /// Returns the reason if it is neither, or if its supplementary groups matter and cannot be read.
+    /// Returns the reason if the peer is neither. Supplementary groups that cannot be read count as missing, and the reason
+    /// then says so.
     pub(super) fn check(&self, uids: &[u32], gids: &[u32]) -> Result<(), String> {
         if uids.contains(&self.uid) || gids.contains(&self.gid) {
             return Ok(());

@@ -223,7 +223,7 @@ pub(super) struct Accepted {
 /// An authenticated peer.
 pub(super) struct Established {
     pub(super) io: Box<dyn Io>,
-    /// Resolves to the reason when the client has to reconnect.
+    /// Resolves when the client has to reconnect, with the reason.
     pub(super) retired: Retired,
 }
 

@@ -33,7 +33,7 @@ impl Next {
         verbatim::grpc().server_streaming(self, request).await
     }
 
-    /// Waits for a state with a revision other than that of `request`.
+    /// Waits for a state whose revision differs from that of `request`.
     async fn answer(self, request: NextFilter) -> Result<Paced, Status> {
         let reader = self.feed.metrics().reader();
         let held = Revision { instance: request.instance_id, rev: request.rev };

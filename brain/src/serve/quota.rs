@@ -20,7 +20,7 @@ pub(super) const MAX_CALLS: usize = 2 * MAX_CONNECTIONS;
 /// report now and then.
 pub(super) const MAX_CALLS_OF_PEER: usize = MAX_OF_PEER * 3 / 2;
 
-/// The identity that connections share a quota by.
+/// The identity of a peer. Connections with the same identity share a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum PeerId {
     /// A user, on a unix socket.
@@ -57,7 +57,7 @@ pub(super) struct Peers {
     quotas: Arc<Mutex<HashMap<PeerId, Weak<Quota>>>>,
 }
 
-/// What one peer may still use.
+/// The remaining quota of one peer.
 #[derive(Debug)]
 struct Quota {
     connections: Arc<Semaphore>,

@@ -1,4 +1,5 @@
-//! Routes requests to the gRPC services by path. tonic routes all of them except for those whose answers are encoded already.
+//! Routes requests to the gRPC services by path. tonic routes all requests except for those whose answers are already
+//! encoded.
 
 use bytes::Bytes;
 use localnet_proto::{
@@ -12,7 +13,7 @@ use tower::{BoxError, ServiceExt as _};
 
 use super::{ServerState, next::Next, reasons::Explainer, stall::Stalls, watch::Watch};
 
-/// The service that serves the state, and a name that health clients may query.
+/// The name of the service that serves the state. Health clients may query it, too.
 pub(super) const ENDPOINTS: &str = endpoints_server::SERVICE_NAME;
 /// The service that serves the state to newer KPNG clients.
 pub(super) const SETS: &str = localv1::sets_server::SERVICE_NAME;

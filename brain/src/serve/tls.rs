@@ -43,7 +43,7 @@ impl TlsFiles {
         [&self.certificate, &self.key, &self.client_ca].map(|path| Stamp::of(path).ok())
     }
 
-    /// Loads the files. Clients with a name in `allowed` may connect, or all clients if it is empty.
+    /// Loads the files. Clients with a name in `allowed` may connect. If `allowed` is empty, all clients may.
     fn config(&self, allowed: &[Name]) -> anyhow::Result<Usable> {
         let provider = Arc::new(ring::default_provider());
         let authorities = certificates(&self.client_ca)?;
@@ -141,7 +141,7 @@ struct Loaded {
 }
 
 impl Tls {
-    /// Loads `files`. Clients with a name in `allowed` may connect, or all clients if it is empty.
+    /// Loads `files`. Clients with a name in `allowed` may connect. If `allowed` is empty, all clients may.
     ///
     /// # Errors
     /// Returns an error if a file cannot be read or parsed, or if the key and the certificate do not match.

@@ -100,7 +100,7 @@ impl Socket {
         if self.file.as_ref().is_some_and(SocketFile::is_ours) {
             return;
         }
-        // Dropped before the bind: the new file may get the inode number of this one, and would be removed.
+        // Drop the old file before the bind. The new file may get its inode number, and would be removed by a later drop.
         self.file = None;
         match bind(&self.path, self.gid) {
             Ok((listener, file)) => {

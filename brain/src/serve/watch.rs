@@ -97,7 +97,7 @@ struct Session {
     requests: Streaming<WatchReq>,
     /// Counts this reader in the metrics.
     reader: Arc<Reader>,
-    /// The first request, between its `Reset` and its changes.
+    /// The first request, while its `Reset` is being sent. Its changes follow.
     first: Option<WatchReq>,
     /// The node whose state the client receives.
     view: Option<View>,

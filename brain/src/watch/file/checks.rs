@@ -178,7 +178,7 @@ impl List {
             if let Some(hostname) = &endpoint.hostname {
                 self.label(format!("endpoints[{position}].hostname"), hostname);
             }
-            // It is compared with the names of Nodes, so it need not be a valid name. But it must fit into a message.
+            // A node name is only compared with the names of Nodes, so it need not be valid. But it must fit into a message.
             let odd = |node: &&str| node.len() > 253 || node.contains(char::is_control);
             if let Some(node) = endpoint.node.as_deref().filter(odd) {
                 let field = format!("endpoints[{position}].nodeName");

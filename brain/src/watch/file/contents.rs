@@ -34,8 +34,8 @@ use super::{
 use crate::stamp::Stamp;
 use localnet_cluster::objects::{Event, Kind, Object, ServiceType};
 
-/// A file may change twice between two ticks of the clock that stamps it. So a file that changed this shortly before it was read
-/// is read again, whatever its stamp.
+/// A file that changed less than this time before it was read is read again, even if its stamp is unchanged: it may have
+/// changed twice between two ticks of the clock that stamps it.
 const TICKS: Duration = Duration::from_secs(2);
 
 /// The content of the files at the last read without a problem.
@@ -53,7 +53,7 @@ pub(super) struct Contents {
 #[derive(Clone, Debug)]
 struct File {
     stamp: Stamp,
-    /// Whether any other content would have another stamp.
+    /// Whether any later change of the content would change the stamp, too.
     settled: bool,
     texts: Vec<Text>,
     ignored: Vec<Diagnostic>,
@@ -203,8 +203,8 @@ impl News {
 }
 
 impl Contents {
-    /// Reads the changes. The calling thread must have the stack of `super::thread`. If any file cannot be read, there is no
-    /// news.
+    /// Reads the changes. If any file cannot be read, returns all problems instead. The calling thread must have the stack
+    /// of `super::thread`.
     pub(super) fn read(&self, path: &Path, now: SystemTime) -> Result<News, Vec<Diagnostic>> {
         let (mut news, mut problems) = (News::default(), Vec::new());
         let paths = folder::files(path, &mut problems).map_err(|error| vec![problems::unreadable(path, &error)])?;
@@ -233,7 +233,7 @@ impl Contents {
                     }
                     Err(_) => problems.push(problems::not_text(&file)),
                 },
-                // The file was deleted after it was listed. The watch reports its successor.
+                // The file was deleted after it was listed. If there is a new file in its place, the watch reports that.
                 Err(Refused::Failed(error)) if error.kind() == io::ErrorKind::NotFound && *file != *path => {
                     if before.is_some() {
                         news.files.insert(file, None);

@@ -2,8 +2,8 @@
 
 /// Maximum depth of nesting. The reading thread has enough stack for it.
 pub(super) const DEEPEST: usize = 128;
-/// Maximum number of maps, lists and scalars in a document. A list of 10,000 Services with three endpoints each has a third of
-/// it. The parser keeps the keys of a map until the map ends, so this limit bounds its memory.
+/// Maximum number of maps, lists and scalars in a document. A list of 10,000 Services with three endpoints each has a third
+/// of this number. The parser keeps the keys of a map until the map ends, so this limit bounds its memory.
 const NODES: usize = 3_000_000;
 /// Maximum number of nodes that come from aliases.
 const FROM_ALIASES: usize = 50_000;

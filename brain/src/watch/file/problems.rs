@@ -35,7 +35,7 @@ pub(super) fn emptied(file: &Path) -> Diagnostic {
     whole_file(Code::FileEmptied, file, "is empty, but had objects before", remedy)
 }
 
-/// The diagnostic for a folder whose mount has disappeared, so that an empty folder is visible below.
+/// The diagnostic for a folder whose mount has disappeared. The folder below the mount is empty.
 pub(super) fn unmounted(folder: &Path) -> Diagnostic {
     let problem = "is another, empty file system, but had objects before";
     let remedy = "mount it again; to remove all objects, write a file that contains a List with items: []";

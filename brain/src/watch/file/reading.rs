@@ -67,7 +67,8 @@ impl Meaning {
     }
 }
 
-/// The meaning of a document whose kind is on a plain line, as in nearly all documents.
+/// The meaning of a document, without parsing it. `None` unless its apiVersion and kind are on plain lines, as in nearly all
+/// documents.
 fn quick_meaning(text: &str) -> Option<Meaning> {
     let plain = |name: &str| {
         let mut lines = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
@@ -118,7 +119,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Reads the fields of a document, whose items have been read already.
+    /// Reads the fields of a document whose items have already been read.
     fn body(&mut self, body: &Tree) {
         match meaning(body) {
             Meaning::List => {}
@@ -176,7 +177,7 @@ impl Reader<'_> {
             Err(misfit) => problems.push(misfit),
         }
         for mut problem in problems {
-            // A file may contain the single address instead of the list.
+            // Instead of the list of addresses, a file may contain the field for a single address.
             if problem.field == FIRST_IP && tree.at(FIRST_IP).is_none() && tree.at(ONE_IP).is_some() {
                 problem.field = ONE_IP.to_owned();
             }

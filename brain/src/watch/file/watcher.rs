@@ -224,7 +224,7 @@ async fn has_changed(path: &Path, seen: u64, quiet: Duration) -> bool {
 
 async fn fingerprint_of(path: &Path) -> u64 {
     let of = path.to_owned();
-    // If the check fails, the files are read, and the read reports the reason.
+    // If the check fails, the files are read in any case, and reading them reports the reason.
     on_thread(move || fingerprint::of_path(&of)).await.ok().flatten().unwrap_or_default()
 }
 
@@ -328,9 +328,9 @@ impl Watch {
     }
 }
 
-/// Whether a file with a new name was complete before it got that name: a symbolic or hard link to an existing file. For such a
-/// file, there is no event of a finished write. A file that is still being written has one name, and its last change is its last
-/// write.
+/// Whether a file was already complete when it got this name, as a symbolic or hard link to an existing file. For such a
+/// file, no event reports a finished write. A file that is still being written has only one name, and was not changed after
+/// its last write.
 fn was_created_complete(file: &Path) -> bool {
     let changed = |metadata: &Metadata| (metadata.ctime(), metadata.ctime_nsec());
     let written = |metadata: &Metadata| (metadata.mtime(), metadata.mtime_nsec());

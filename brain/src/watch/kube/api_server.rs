@@ -31,7 +31,7 @@ const ANSWER: Duration = Duration::from_secs(30);
 pub struct ApiServer {
     url: watch::Receiver<String>,
     service: Connection,
-    /// The number of watches that cannot reach it.
+    /// The number of watches that cannot reach the API server.
     unreachable: Arc<AtomicUsize>,
     /// Notified of every answer, whatever its status.
     reached: watch::Sender<()>,
@@ -50,11 +50,11 @@ impl ApiServer {
     /// account of a pod). This sends no request, so the API server may be unavailable. The files are checked again before each
     /// request, because credentials may change at any time.
     ///
-    /// `server` is a URL that overrides that of the configuration, as with kube-proxy's `--master`. If there is a URL, the
-    /// configuration is optional.
+    /// `server` is a URL that overrides the URL in the configuration, as with kube-proxy's `--master`. If `server` is given,
+    /// the configuration is optional.
     ///
     /// # Errors
-    /// Returns an error if there is neither a configuration nor a URL, or if the configuration is invalid.
+    /// Returns an error if there is neither a configuration nor `server`, or if the configuration is invalid.
     pub async fn from_kubeconfig(
         kubeconfig: Option<&Path>,
         server: Option<http::Uri>,

@@ -46,7 +46,7 @@ use super::{
 struct Location {
     /// `None` means `KUBECONFIG`, `~/.kube/config`, or the service account of a pod.
     kubeconfig: Option<PathBuf>,
-    /// The URL of the API server, which overrides that of the files.
+    /// The URL of the API server, which overrides the URL in the files.
     server: Option<http::Uri>,
 }
 
@@ -105,17 +105,18 @@ struct Token {
     trouble: Option<String>,
 }
 
-/// Whether the user has credentials that precede a token file and a plugin. The order is that of kube and client-go.
+/// Whether the user has credentials that take precedence over a token file and a plugin. The precedence is that of kube and
+/// client-go.
 fn precedes_files(user: &AuthInfo) -> bool {
     let password = user.username.is_some() && user.password.is_some();
     user.auth_provider.is_some() || password || user.token.is_some()
 }
 
 impl Token {
-    /// Takes the token file out of the credentials, if no other credentials precede it.
+    /// Takes the token file out of the credentials, if no other credentials take precedence over it.
     ///
     /// # Errors
-    /// Returns an error if the file counts and cannot be read.
+    /// Returns an error if the token file takes effect and cannot be read.
     fn take(user: &mut AuthInfo) -> anyhow::Result<Option<Self>> {
         if precedes_files(user) {
             return Ok(None);
@@ -180,7 +181,7 @@ struct Failed {
     why: String,
 }
 
-/// Minimum time between two runs of a failing credential plugin, which four watches request at once.
+/// Minimum time between two runs of a failing credential plugin. Without it, four watches would run the plugin at once.
 const PLUGIN_PAUSE: Duration = Duration::from_secs(1);
 
 impl Configured {

@@ -60,7 +60,7 @@ struct Listed<K> {
     items: Vec<K>,
 }
 
-/// Reads `null` as an empty list, because Go may write it so.
+/// Reads `null` as an empty list, because Go may write an empty list as `null`.
 fn items<'de, K: Deserialize<'de>, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<K>, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
@@ -111,7 +111,7 @@ where
     }
 }
 
-/// Decodes a change whose object cannot be decoded.
+/// Decodes as much as possible of a change whose object cannot be decoded completely.
 fn unreadable<K: DeserializeOwned>(line: &str) -> Option<Change<K>> {
     let (object, deleted) = match serde_json::from_str(line).ok()? {
         WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
@@ -126,7 +126,7 @@ fn unreadable<K: DeserializeOwned>(line: &str) -> Option<Change<K>> {
     Some(Change::Applied(item(&object)?, version))
 }
 
-/// Decodes a status without the envelope of a change, which some servers send.
+/// Decodes a status that is not wrapped in a change. Some servers send this.
 fn refused<K>(line: &str) -> Option<Change<K>> {
     let status: Status = serde_json::from_str(line).ok()?;
     (status.code != 0).then(|| Change::Refused(status.boxed()))

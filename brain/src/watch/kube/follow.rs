@@ -289,8 +289,8 @@ impl Intake {
         self.absent == Absent::Tolerated && matches!(trouble, Trouble::Unknown | Trouble::Forbidden { .. })
     }
 
-    /// Returns an empty list if `trouble` means that the kind has no objects. `times` is the number of its occurrences in a row. A
-    /// list that was sent already stays.
+    /// Returns an empty list if `trouble` means that the kind has no objects. `times` is the number of occurrences of the
+    /// trouble in a row. Returns `None` if a list was already sent, whose objects then remain.
     fn tolerate(&mut self, trouble: &Trouble, times: u32) -> Option<Event> {
         let premature = matches!(trouble, Trouble::Forbidden { .. }) && times < TRANSIENT;
         if self.synced || premature || !self.is_tolerable(trouble) {
@@ -303,7 +303,8 @@ impl Intake {
         Some(self.replace(Vec::new()))
     }
 
-    /// The delay before the next attempt, if it does not depend on the backoff: an API server gets a new kind by an upgrade.
+    /// The delay before the next attempt, if it is fixed instead of growing with each attempt. It is fixed if the API server
+    /// does not have the kind, because only an upgrade can add the kind.
     fn fixed_delay(&self, trouble: &Trouble) -> Option<Duration> {
         (self.absent == Absent::Tolerated && *trouble == Trouble::Unknown).then_some(UNKNOWN_KIND_RETRY)
     }

@@ -142,7 +142,7 @@ struct ListWatch {
     silent_at: Option<u64>,
     /// The name of an object whose change the silent watch did not deliver.
     missed: Option<String>,
-    /// The versions before and in the last list, if the API server has gone back.
+    /// The last known version and the older version of the last list, if the API server has gone back.
     restored: Option<(u64, u64)>,
 }
 

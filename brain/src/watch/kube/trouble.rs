@@ -115,8 +115,8 @@ impl Trouble {
     }
 }
 
-/// Describes the failure of a credential plugin. The error text of kube contains the whole output of the plugin, which may be
-/// secret; this one contains the first line of its standard error at most.
+/// Describes the failure of a credential plugin. The description contains at most the first line of the plugin's standard
+/// error. The error text of kube contains the plugin's whole output, which may be secret.
 pub(super) fn plugin(error: &AuthError) -> String {
     match error {
         AuthError::AuthExecRun { out, .. } => {

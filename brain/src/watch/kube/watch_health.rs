@@ -91,7 +91,7 @@ impl WatchHealth {
         }
     }
 
-    /// When the watch will have recovered, if it stays open until then.
+    /// When the watch counts as recovered, if it stays open until then.
     pub(super) fn due(&self) -> Option<Instant> {
         let silent = matches!(self.since.trouble, Some(Trouble::Silent(_))) && !self.delivered;
         let failed = self.since.trouble.is_some() || self.since.backoff.is_running();
@@ -102,13 +102,13 @@ impl WatchHealth {
         self.opened.is_some_and(|opened| opened.elapsed() >= STABLE)
     }
 
-    /// Whether the last trouble is that the API server is unreachable.
+    /// Whether the last trouble affects the watches of all kinds, as an unreachable API server does.
     fn is_cut_off(&self) -> bool {
         self.since.trouble.as_ref().is_some_and(Trouble::is_of_all_kinds)
     }
 
-    /// Whether an answer to another watch ends the backoff of this one. It does so once, because the other watch may lose the server
-    /// again.
+    /// Whether an answer to another watch ends the backoff of this watch. Such an answer ends it only once, because the
+    /// other watch may lose the server again.
     pub(super) fn may_be_woken(&self) -> bool {
         self.is_cut_off() && !self.since.woken
     }
