@@ -103,7 +103,7 @@ pub(super) fn mode<'a>(endpoints: impl Iterator<Item = &'a Candidate<'a>> + Clon
 enum Gap {
     /// The ready endpoint at this position has no hint.
     Hint(usize),
-    /// No hint names this node or its zone.
+    /// No hint is for this node or its zone.
     Here,
 }
 

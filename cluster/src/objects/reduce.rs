@@ -1,10 +1,10 @@
 //! Converts Kubernetes' types to the reduced ones. The conversion is total: it accepts every object.
 //!
-//! This module decides how to read an object, in the same way as the API server and kube-proxy. It fills in defaults for missing
-//! fields (TCP, ready, three hours of affinity). If two fields contradict each other, it decides between them (`clusterIPs`
-//! before `clusterIP`, internal addresses of a Node before external ones). It drops what service proxies ignore (addresses of
-//! `ipMode: Proxy`, all but the first address of an endpoint). [`crate::localize`] decides about the meaning of an object on this
-//! node.
+//! This module decides how to read an object, in the same way as the API server and kube-proxy. It fills in defaults for
+//! missing fields (TCP, ready, three hours of affinity). If two fields contradict each other, it chooses one of them
+//! (`clusterIPs` before `clusterIP`, internal addresses of a Node before external addresses). It drops what service proxies
+//! ignore (addresses of `ipMode: Proxy`, all but the first address of an endpoint). [`crate::localize`] decides what an
+//! object means for this node.
 
 use std::{collections::BTreeMap, net::IpAddr, num::NonZeroI64, sync::Arc};
 
@@ -24,7 +24,7 @@ use super::{
     SliceObject, SlicePort, address,
 };
 
-/// Label of a Service that excludes it from the ordinary service proxy. Its value names the proxy that serves it.
+/// Label of a Service that excludes it from the ordinary service proxy. Its value is the name of the proxy that serves it.
 pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// Label of the EndpointSlices of headless Services.
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
@@ -32,12 +32,12 @@ pub const HEADLESS: &str = "service.kubernetes.io/headless";
 pub const IPVS_SCHEDULER: &str = "localnet.dev/ipvs-scheduler";
 /// Annotation of a Service that makes kube-proxy on Windows preserve the destination of packets.
 pub const PRESERVE_DESTINATION: &str = "preserve-destination";
-/// Label of an EndpointSlice that names its Service.
+/// Label of an EndpointSlice: the name of its Service.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Annotation of an EndpointSlice: the time, in RFC 3339, at which the pod or Service changed that caused the slice's last
 /// change.
 pub const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-/// Label of a Node that names its zone.
+/// Label of a Node: the name of its zone.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// The default timeout of session affinity in the API server.
