@@ -12,13 +12,24 @@ use ipnet::IpNet;
 use localnet_core::Severity;
 
 use crate::{
-    decode::{DecodeError, service_error},
     model::{
         Endpoint, EndpointPort, Family, Node, Port, Protocol, Scopes, Service, ServiceKey, SourceFilter, Verdict,
         WhenEmpty,
     },
     wire,
 };
+
+/// The error for an answer that is not a valid state.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{object}: {field}: {problem}")]
+pub struct DecodeError {
+    /// The invalid object: `service ns/name`, `node` or `answer`.
+    pub object: String,
+    /// The field, named as in the proto.
+    pub field: &'static str,
+    /// The problem.
+    pub problem: String,
+}
 
 impl From<&Node> for wire::NodeState {
     fn from(node: &Node) -> Self {
@@ -355,6 +366,10 @@ fn port_number(number: i32) -> Result<u16, String> {
 /// Converts a port number; 0 becomes `None`.
 fn optional_port(number: i32) -> Result<Option<u16>, String> {
     if number == 0 { Ok(None) } else { port_number(number).map(Some) }
+}
+
+pub(crate) fn service_error(key: &ServiceKey, field: &'static str, problem: impl Display) -> DecodeError {
+    DecodeError { object: format!("service {key}"), field, problem: problem.to_string() }
 }
 
 /// Lets services and endpoints share equal names, because a backend keeps them in memory for as long as it runs.

@@ -8,23 +8,13 @@ use std::{collections::BTreeMap, fmt::Display, sync::Arc};
 use prost::Message as _;
 
 use crate::{
-    convert::{Names, endpoint_of, service_of},
+    convert::{Names, endpoint_of, service_error, service_of},
     model::{Node, Revision, Service, ServiceKey, Snapshot},
     update::{Change, Update},
     wire,
 };
 
-/// The error for an answer that is not a valid state.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{object}: {field}: {problem}")]
-pub struct DecodeError {
-    /// The invalid object: `service ns/name`, `node` or `answer`.
-    pub object: String,
-    /// The field, named as in the proto.
-    pub field: &'static str,
-    /// The problem.
-    pub problem: String,
-}
+pub use crate::convert::DecodeError;
 
 /// Collects the items of one answer. Once the stream has ended with OK, [`Assembler::finish`] returns the update.
 #[derive(Debug, Default)]
@@ -123,10 +113,6 @@ impl Assembler {
 
 fn answer_error(field: &'static str, problem: impl Display) -> DecodeError {
     DecodeError { object: "answer".to_owned(), field, problem: problem.to_string() }
-}
-
-pub(crate) fn service_error(key: &ServiceKey, field: &'static str, problem: impl Display) -> DecodeError {
-    DecodeError { object: format!("service {key}"), field, problem: problem.to_string() }
 }
 
 fn service_key(namespace: &str, name: &str) -> Result<ServiceKey, DecodeError> {
