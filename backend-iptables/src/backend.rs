@@ -35,7 +35,7 @@ use crate::{
 pub struct IptablesBackend<K> {
     kernel: K,
     desired: Desired,
-    /// Whether nothing was applied yet.
+    /// Whether nothing has been applied yet.
     first: bool,
     /// The VIPs that the tables contained when they were last read.
     found: ByFamily<Vec<Frontend>>,

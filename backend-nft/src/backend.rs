@@ -247,7 +247,7 @@ impl<K: Kernel> NftBackend<K> {
         None
     }
 
-    /// Removes the substitute, which is needed only until the table is complete. It may be absent.
+    /// Removes the substitute table if it exists. It is needed only until the main table is complete.
     fn remove_substitute(&mut self, family: Family) -> Result<(), Error> {
         if !self.has_substitute[family] {
             return Ok(());

@@ -164,7 +164,7 @@ impl LogArgs {
         // An empty environment variable counts as unset.
         let level = self.log_level.as_deref().filter(|level| !level.is_empty()).unwrap_or(config.logging.level());
         let (format, colours) = (self.log_format.unwrap_or(config.logging.format), io::stderr().is_terminal());
-        start_log(format, level, io::stderr, colours).context("--log-level, or RUST_LOG")
+        start_log(format, level, io::stderr, colours).context("invalid log level (--log-level or RUST_LOG)")
     }
 }
 

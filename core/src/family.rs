@@ -72,7 +72,7 @@ impl<T> ByFamily<T> {
         Family::BOTH.into_iter().zip(&self.0)
     }
 
-    /// The families with their values to change, IPv4 first.
+    /// The families with mutable references to their values, IPv4 first.
     pub fn iter_mut(&mut self) -> impl DoubleEndedIterator<Item = (Family, &mut T)> {
         Family::BOTH.into_iter().zip(&mut self.0)
     }

@@ -48,7 +48,7 @@ pub enum Error {
         kind: String,
     },
     /// The interface was deleted.
-    #[error("the interface {name} was deleted: create it again")]
+    #[error("another program deleted the interface {name}")]
     Deleted {
         /// The name of the interface.
         name: String,

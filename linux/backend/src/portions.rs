@@ -252,7 +252,7 @@ fn vip(family: Family, key: &ElementKey) -> &[u8] {
     key.get(..length).unwrap_or(key)
 }
 
-/// Appends changes, renamed to apply to `table`.
+/// Appends the changes, redirected to `table`.
 fn append(transaction: &mut Transaction, changes: &Transaction, table: &Table) {
     for change in changes.changes() {
         let mut change = change.clone();

@@ -149,7 +149,7 @@ impl Set {
         Self { data: SetData::Values(values.into()), ..Self::new(name, key) }
     }
 
-    /// The same set whose elements may be ranges and prefixes.
+    /// The same set, but its elements may be ranges or prefixes.
     pub fn interval(mut self) -> Self {
         self.flags.interval = true;
         self

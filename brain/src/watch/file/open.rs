@@ -72,7 +72,7 @@ pub(super) enum Entry {
     Nothing,
 }
 
-/// Checks a name in a folder.
+/// Decides whether a directory entry is a file to read.
 pub(super) fn entry(path: &Path) -> Result<Entry, Refused> {
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => Ok(Entry::Nothing),

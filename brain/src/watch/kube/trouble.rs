@@ -75,7 +75,7 @@ impl Trouble {
         }
     }
 
-    /// Whether the trouble affects the watches of all kinds.
+    /// Whether the trouble affects the watches of every resource kind.
     pub(super) fn is_of_all_kinds(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::NoCredentials(_))
     }
