@@ -130,9 +130,15 @@ fn datagrams_count_as_inactive_and_bound_clients_as_persistent() {
             for server in &servers {
                 server.set_nonblocking(true).unwrap();
             }
-            for _ in 0..5 {
-                // All datagrams of one client go to one destination.
-                UdpSocket::bind("10.244.0.1:0").unwrap().send_to(b"x", "10.96.0.1:53").unwrap();
+            let clients = [(); 5].map(|()| UdpSocket::bind("10.244.0.1:0").unwrap());
+            for client in &clients {
+                // All datagrams of one client go to one destination. The kernel may deliver a datagram after `send_to` returns.
+                client.send_to(b"x", "10.96.0.1:53").unwrap();
+                let sent = Instant::now();
+                while !servers.iter().any(|server| server.recv(&mut [0; 1]).is_ok()) {
+                    assert!(sent.elapsed() < PATIENCE, "no server received the datagram");
+                    std::thread::yield_now();
+                }
             }
             let counts: Vec<_> = connections(&mut socket, Protocol::Udp, "10.96.0.1:53");
             let counted: Vec<_> = counts.iter().map(|(.., counts)| [counts.inactive, counts.persistent]).collect();
