@@ -51,7 +51,7 @@ impl Walk<'_> {
                     let path = format!("{path}[{position}]");
                     match item.node {
                         Node::Null => {
-                            self.mistyped(&path, item.line(), item, "a string", "write it, or remove the item")
+                            self.mistyped(&path, item.line(), item, "a string", "write it, or remove the item");
                         }
                         _ => self.at(&path, item.line(), item, &pattern),
                     }
