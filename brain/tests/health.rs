@@ -137,7 +137,7 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
 
 fn options(healthz: Option<SocketAddr>) -> Options {
     Options {
-        healthz: healthz,
+        healthz,
         node_port_addresses: NodePortAddresses::Cidrs(vec!["127.0.0.1/32".parse().unwrap()]),
         timeout: Duration::from_secs(10),
     }

@@ -106,7 +106,7 @@ impl<K: Kernel> WinBackend<K> {
             }
             // An object that we do not know still uses the endpoint. The next sync retries the deletion.
             Err(failure) if failure.reason() == Reason::InUse => {
-                debug!(%id, %failure, "keeping an endpoint that is still in use")
+                debug!(%id, %failure, "keeping an endpoint that is still in use");
             }
             Err(failure) => return Err(failure),
         }

@@ -100,7 +100,7 @@ impl Explanation {
                 let found = row.found.as_ref().map(|found| format!("  (found: {found})")).unwrap_or_default();
                 let text = format!("{}{found}", row.text);
                 table.add(|to| {
-                    _ = to.toned(word, Some(tone)).cell(&row.place).toned(handle, Some(Tone::Dim)).cell(text)
+                    _ = to.toned(word, Some(tone)).cell(&row.place).toned(handle, Some(Tone::Dim)).cell(text);
                 });
             }
             text.push_str(&table.text(style, 2));

@@ -105,17 +105,17 @@ impl<S: Sets> TableState<S> {
     /// Sets the chains that always exist.
     pub fn set_fixed_chains(&mut self, chains: Vec<Chain>) {
         let before = std::mem::take(&mut self.fixed);
-        self.fixed = self.replace_chains(before, chains);
+        self.fixed = self.replace_chains(&before, chains);
     }
 
     /// Sets how many numbered sets there are, and the chains that use them. The optional sets exist if there is at least one.
     pub fn set_numbered(&mut self, count: u32, chains: Vec<Chain>) {
         let before = std::mem::take(&mut self.numbered_chains);
-        self.numbered_chains = self.replace_chains(before, chains);
+        self.numbered_chains = self.replace_chains(&before, chains);
         self.numbered = count;
     }
 
-    fn replace_chains(&mut self, before: Vec<Name>, chains: Vec<Chain>) -> Vec<Name> {
+    fn replace_chains(&mut self, before: &[Name], chains: Vec<Chain>) -> Vec<Name> {
         let names: Vec<Name> = chains.iter().map(|chain| chain.name.clone()).collect();
         before.iter().filter(|name| !names.contains(name)).for_each(|name| self.chains.remove(name));
         chains.into_iter().for_each(|chain| self.chains.set(chain.name.clone(), Some(Arc::new(chain))));
@@ -433,8 +433,11 @@ fn without_rules(chain: &Chain) -> Arc<Chain> {
     Arc::new(Chain { rules: Vec::new(), ..chain.clone() })
 }
 
-/// The kernel's sets by their position, and the numbered sets. `None` if a declaration differs in more than its size.
-fn compatible_sets<S: Sets>(family: Family, found: &LiveTable) -> Option<(Vec<Option<Arc<Set>>>, Vec<Arc<Set>>)> {
+/// The kernel's sets by their position, and the numbered sets.
+type Compatible = (Vec<Option<Arc<Set>>>, Vec<Arc<Set>>);
+
+/// The sets of the kernel's table. `None` if a declaration differs in more than its size.
+fn compatible_sets<S: Sets>(family: Family, found: &LiveTable) -> Option<Compatible> {
     let mut sets = vec![None; S::ALL.len()];
     let mut numbered = BTreeMap::new();
     for found in &found.sets {
