@@ -11,7 +11,7 @@ fn read(version: &str, lines: &str, platform: Platform) -> (Vec<String>, Vec<Str
     }
 }
 
-/// Lines that are wrong in v1alpha1 and in v1alpha2, and what is said of each; an empty string where a version has no such field.
+/// Invalid lines in v1alpha1 and v1alpha2, and the error for each; an empty string where a version has no such field.
 #[track_caller]
 fn check(v1alpha1: &str, v1alpha2: &str, expected: &[&str]) {
     for (version, lines) in [("v1alpha1", v1alpha1), ("v1alpha2", v1alpha2)] {

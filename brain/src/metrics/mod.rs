@@ -61,7 +61,7 @@ struct Inner {
     apply: HistogramVec,
     served: IntCounter,
     readers: IntGauge,
-    /// A vector without labels, so that there is no value until there is a certificate.
+    /// A vector without labels: unlike a plain gauge, it exports no value until the brain has a certificate.
     certificate_expires: GaugeVec,
     requests: Requests,
     troubles: Troubles,
