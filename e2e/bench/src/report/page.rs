@@ -10,23 +10,28 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
     let machine = &figures.machine;
     let mut page = String::from(
         "# Performance\n\n\
-         This page compares the speed and memory of localnet and kube-proxy. `make bench` measures both in one run, as root, \
-         and writes this page, [performance.json](performance.json) and the plots. `QUICK=1` only checks that the benchmark \
-         works, and writes to `target/bench`.\n\n",
+         This page compares the speed and memory of localnet and kube-proxy. To measure both, run `make bench` as \
+         root. The command writes this page, [performance.json](performance.json) and the plots. `make bench QUICK=1` \
+         only checks that the benchmark works, and writes to `target/bench`.\n\n",
     );
     // Writing to a string cannot fail, here and below.
     _ = write!(
         page,
         "## What is measured\n\n\
-         The benchmark runs the programs as shipped (release build), one after the other. Each gets a fresh network \
-         namespace, and a fresh etcd and kube-apiserver with the same Services and EndpointSlices. The contestants are {}. \
-         kube-proxy has its default configuration. Its iptables mode and localnet-iptables use the legacy tools, because kube-proxy does not finish in time with \
-         the nf_tables flavour. The benchmark skips a contestant at sizes where, judging by its start at a smaller \
-         size, it would need more than three minutes.\n\n\
-         Only packets count: new TCP connections from a pod of the node, one every 0.2 ms while a change is pending. \
-         To measure a change, the benchmark moves a Service between two pods; one of them listens, the other does not. \
-         CPU time and memory come from the kernel. Reports of the contestants themselves are not used.\n\n\
-         Sizes are Services × endpoints of each. With fewer than 100 values, p99 is the maximum.\n\n",
+         The contestants are {}. A localnet contestant consists of a brain and the named backend. A kube-proxy \
+         contestant runs kube-proxy in the named mode, with its default configuration. Both iptables contestants use \
+         the legacy iptables tools: with the nf_tables tools, kube-proxy does not finish in time. All programs are \
+         release builds. The benchmark measures one contestant after the other. Each contestant gets a new network \
+         namespace, a new etcd and a new kube-apiserver, and all contestants get the same Services and \
+         EndpointSlices. If a contestant's start at one size shows that its start at a larger size would take more \
+         than three minutes, the benchmark skips the contestant at the larger size.\n\n\
+         The benchmark relies only on packets to determine when a contestant has applied a change. To measure a \
+         change, the benchmark replaces the only endpoint of a Service: a pod that listens replaces a pod that does \
+         not listen, or the reverse. During the change, a pod of the node opens a TCP connection to the Service every \
+         0.2 ms, until the answer shows that the packets go to the new endpoint. The CPU times and the sizes of \
+         memory come from the kernel. The benchmark does not use what the contestants report about themselves.\n\n\
+         The size 10000x3 means 10,000 Services with 3 endpoints each. n is the number of measured changes. If n is \
+         less than 100, p99 is the maximum.\n\n",
         ALL.iter().map(|contestant| contestant.name).collect::<Vec<_>>().join(", "),
     );
     page += "## Machine\n\n| | |\n|---|---|\n";
@@ -38,8 +43,8 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
     for (name, version) in &machine.versions {
         row(name, version);
     }
-    row("CPU used by other programs during the runs", &others(figures));
-    page += "\nTimes depend on the machine: compare only within one run.\n\n";
+    row("CPU time that other programs used during the measurements", &others(figures));
+    page += "\nTimes depend on the machine and on its load: compare a time only with other times on this page.\n\n";
     _ = write!(page, "## Goals\n\n{}\n", tables::goals(goals).markdown());
     for name in plots {
         _ = writeln!(page, "![{name}]({PLOTS}/{name}.svg)");
@@ -61,6 +66,10 @@ fn others(figures: &Figures) -> String {
     if figures.runs.is_empty() {
         return "–".to_owned();
     }
-    let busy = if most > 10.0 { ": **the machine was not idle, so times are too long**" } else { "" };
-    format!("{least:.0} to {most:.0} % of all processors, depending on the run{busy}")
+    let busy = if most > 10.0 {
+        ": **the machine was not idle, so the times are longer than on an idle machine**"
+    } else {
+        ""
+    };
+    format!("{least:.0} to {most:.0} % of all processors' time, depending on the contestant and the size{busy}")
 }

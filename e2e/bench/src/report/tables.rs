@@ -101,9 +101,10 @@ fn each(figures: &Figures, mut table: Table, row: impl Fn(&Run, Option<&Run>) ->
 fn start(figures: &Figures) -> Table {
     let table = Table::new(
         "Start → every Service answers",
-        "From the start of the programs, against a live API server that has all objects, until 33 Services, from the \
-         first to the last, each answer a packet. All others are checked afterwards; if one is missing, \
-         the time extends until it answers.",
+        "At the start, the API server is running and contains all objects. The time begins when the benchmark starts \
+         the programs of the contestant. It ends when each of 33 Services, at equal distances from the first to the \
+         last, has answered a packet. (At size 10x3, all 10 Services must answer.) Afterwards, the benchmark connects \
+         to every Service. If one does not answer, the time ends only when that Service answers.",
         &["size", "contestant", "time", "relative to localnet-nft", "CPU time"],
     );
     each(figures, table, |run, ours| {
@@ -145,8 +146,10 @@ fn quantiles(change: &Change) -> [String; 5] {
 fn change(figures: &Figures) -> Table {
     let table = Table::new(
         "One endpoint changed → packets go elsewhere",
-        "Nothing else changes. “Event” counts from the moment when the API server announces the change: in its answer to the \
-         write, or in a watch event to a third client. “Write” counts from the request to the API server.",
+        "Nothing else changes during this measurement. The table contains two times for each change; both end when a \
+         packet goes to the new endpoint. The “write” time begins when the benchmark sends the change to the API \
+         server. The “event” time begins when the API server announces the change to the benchmark: in its response \
+         to the write, or in a watch event, whichever comes first.",
         &[
             "size",
             "contestant",
@@ -169,10 +172,11 @@ fn change(figures: &Figures) -> Table {
 fn load(figures: &Figures) -> Table {
     let table = Table::new(
         "One endpoint changed while many other Services change",
-        "Each of the other changes is a write to the API server that replaces one endpoint of another Service. “Rate” \
-         is the number of writes that the API server accepted per second. “CPU” is that of the contestant with its \
-         child processes, beside that of the control plane and the benchmark on the same processors; 100 % is one \
-         processor.",
+        "“Event”, “write” and n are as in the previous table. Each of the other changes replaces one endpoint of \
+         another Service. “Rate” is the number of these other changes that the API server accepted per second. “CPU” \
+         contains two values, in percent of one processor: the CPU use of the contestant with its child processes \
+         and, after “beside”, the CPU use of the control plane and the benchmark, which run on the same processors. \
+         “Not seen” is the number of changes after which no packet went to the new endpoint within 60 s.",
         &[
             "size",
             "contestant",
@@ -201,8 +205,9 @@ fn load(figures: &Figures) -> Table {
 fn resident(figures: &Figures) -> Table {
     let table = Table::new(
         "Memory",
-        "Resident memory of each process after the start, after the load, and at its peak. The iptables tools and the \
-         kernel's own memory are not included.",
+        "The table shows the resident memory of each process after the measurement of the start, and after the \
+         measurement with many other changes (“load”). “Peak” is the maximum until then. The memory of the iptables \
+         tools and of the kernel is not included.",
         &["size", "contestant", "process", "after start", "after load", "peak"],
     );
     let mut table = table;
@@ -230,10 +235,13 @@ fn resident(figures: &Figures) -> Table {
 fn connect(figures: &Figures) -> Table {
     let table = Table::new(
         "A new TCP connection",
-        "From a pod of the node to an endpoint on another node; medians. “Bare” connects directly, before the \
-         contestant is started. “Direct” does so with the contestant's rules, alternating with three VIPs. “First”, \
-         “middle” and “last” are VIPs in the order of their addresses. kube-proxy's iptables rules are a list in \
-         another order, which changes with each full sync; direct connections pass the list as well.",
+        "The table shows how long a pod of the node takes to open a TCP connection to an endpoint on another node. \
+         All times are medians. “Bare” and “direct” connect to the address of the endpoint itself: “bare” before the \
+         start of the contestant, “direct” while the contestant's rules are in the kernel. “First”, “middle” and \
+         “last” connect to the first, middle and last VIP in the order of their addresses; “slowest” is the largest \
+         of these three medians. Connections to the four destinations take turns. The iptables rules of kube-proxy \
+         are a list in a different order, which changes with each full sync. Direct connections also traverse this \
+         list.",
         &["size", "contestant", "bare", "direct", "first", "middle", "last", "slowest − direct", "slowest − bare"],
     );
     each(figures, table, |run, _| {
@@ -249,8 +257,9 @@ fn connect(figures: &Figures) -> Table {
 fn delete(figures: &Figures) -> Table {
     let table = Table::new(
         "Everything deleted → nothing answers",
-        "The benchmark deletes all Services and all EndpointSlices with one request each. “After” counts from the API \
-         server's last answer.",
+        "The benchmark deletes every Service and every EndpointSlice, with a separate request for each object. “API \
+         server” is the time until the API server has answered all requests. “After” is the time from then until none \
+         of 33 Services (at size 10x3: 10) answers. “0 µs” means that they stopped earlier.",
         &["size", "contestant", "API server", "after", "CPU time"],
     );
     each(figures, table, |run, _| {
@@ -263,13 +272,15 @@ fn delete(figures: &Figures) -> Table {
 fn readers(figures: &Figures) -> Table {
     let table = Table::new(
         "Many readers",
-        "All readers read from the backend's brain. A stalled reader starts to read a full state and then stops \
-         reading.",
+        "For this measurement, the benchmark connects more readers to the brain of the contestant. “Without” and \
+         “with” mean without and with these readers. A stalled reader starts to read a full state and then stops \
+         reading. “Change” is the “event” time of one changed endpoint, as above. “Spread” is the time between the \
+         first and the last reader to receive the same change; stalled readers do not count.",
         &[
             "size",
             "contestant",
             "readers (stalled)",
-            "brain without / with",
+            "brain's memory without / with",
             "change p50 / p99 without",
             "with",
             "spread p50 / p99",
@@ -291,7 +302,9 @@ fn readers(figures: &Figures) -> Table {
 fn kernel(figures: &Figures) -> Table {
     let mut table = Table::new(
         "nft: empty kernel → all rules, from a state in memory",
-        "In one process, without brain and API server. For comparison, `nft -f` loads the same tables as text.",
+        "No brain and no API server run. One process has the state in memory, plans the rules, and writes them to \
+         the kernel in several commits. “Median” is the time until the kernel has acknowledged all of them. For \
+         comparison, the column “nft -f” contains the time in which `nft -f` loads the same tables as text.",
         &["size", "median", "longest commit", "nft -f", "relative to localnet"],
     );
     for kernel in &figures.kernel {
@@ -307,7 +320,12 @@ fn kernel(figures: &Figures) -> Table {
 }
 
 fn steps(figures: &Figures) -> Table {
-    let mut table = Table::new("Single steps", "In memory, measured with criterion.", &["step", "time"]);
+    let mut table = Table::new(
+        "Single steps",
+        "Criterion measured these steps of localnet with 10,000 Services of three endpoints each. A step with “one” \
+         processes one changed Service; a step with “all” processes all Services.",
+        &["step", "time"],
+    );
     for (name, nanoseconds) in &figures.steps {
         table.rows.push(vec![name.clone(), time(nanoseconds / 1e6)]);
     }
