@@ -14,11 +14,12 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/api.md");
 
 const HEAD: &str = "# The API
 
-The gRPC API that a brain serves, package `localnetv1`. `make bless` generates this page from the comments in
-[proto/localnetv1.proto](../proto/localnetv1.proto). Generate your code from that file. Messages only ever grow: fields are added,
-but never changed or removed.
+This page describes the gRPC API that a brain serves (package `localnetv1`). `make bless` generates this page from the comments in
+[proto/localnetv1.proto](../proto/localnetv1.proto). Generate your code from that file. Later versions of localnet may add fields to
+messages, but never change or remove existing fields.
 
-`grpcurl -plaintext -unix /run/localnet/brain.sock describe localnetv1.Endpoint` prints the same from a running brain.
+`grpcurl -plaintext -unix /run/localnet/brain.sock describe localnetv1.Endpoint` prints the description of one message (`Endpoint`) from a
+running brain.
 ";
 
 /// Field numbers in paths of `SourceCodeInfo`: see `descriptor.proto`.
