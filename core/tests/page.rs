@@ -8,22 +8,22 @@ const HEAD: &str = "# Diagnostics
 
 <!-- `make bless` generates this page from core/src/diagnostic/code.rs. -->
 
-This page explains each diagnostic that localnet reports. A diagnostic has the form `subject: field: problem; remedy`, and a **code** for programs. The
-meaning of a code never changes. Texts may change in any release, so programs should compare codes only.
+This page explains each diagnostic that localnet reports. For people, a diagnostic is a text of the form `subject: field: problem; remedy`. For programs,
+it has a **code**. The meaning of a code never changes. Texts may change in any release, so programs should compare only codes.
 
-| source | field with the code |
+| a program that reads | finds the code in |
 |---|---|
 | `localnet explain --why-not … -o json` | `causes[].code` |
 | `localnet doctor -o json` | `checks[].diagnostic.code` |
 | `localnetv1.Reasons/Why` | `Findings[].Code` |
 | `localnetv1.Reasons/Status` | `SourceProblems[].Code`, and each backend's `Skipped[].Code` and `Warnings[].Code` |
-| the brain's log | `code` of `skipped` and `suspicious` |
+| the brain's log | the field `code` of the messages `skipped` and `suspicious` |
 
-**Severity**: if it is `error`, localnet does not use or program the subject. If it is `warning`, localnet does, but you should check whether this is
-intended. The table has the usual severity of each code. A single diagnostic may have another severity. For example, `field-unknown` is a warning for
-v1alpha1, because kube-proxy ignores unknown fields there.
+**Severity**: with `error`, localnet does not use or program the subject. With `warning`, localnet uses or programs the subject, but you should check
+whether this is intended. The table below has the usual severity of each code. An individual diagnostic may have the other severity. For example,
+`field-unknown` is only a warning in a v1alpha1 file, because kube-proxy ignores unknown fields in v1alpha1.
 
-Newer versions of localnet may have further codes, and older versions send none. Programs must accept both.
+Newer versions of localnet may send codes that this page does not contain, and older versions send no codes. Programs must accept both.
 
 | code | severity | meaning | remedy |
 |---|---|---|---|

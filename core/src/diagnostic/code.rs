@@ -51,7 +51,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// A version of localnet that differs from this one reports a problem that this one does not know.
+    /// Another version of localnet reports a problem that this version does not know.
     Unknown = "unknown", Error, "Read the message.";
 
     // Files: a configuration, or objects that the brain serves without an API server.
@@ -63,7 +63,7 @@ codes! {
     FileUnsuitable = "file-unsuitable", Error, "Use a regular file within the size limit that the message names.";
     /// A file had objects and is now empty. The brain keeps the objects, because a program may still be writing the file.
     FileEmptied = "file-emptied", Error, "Write the file, delete it, or write a List without items.";
-    /// A folder had files and is now another, empty file system.
+    /// An empty file system has taken the place of a folder that had files.
     FolderUnmounted = "folder-unmounted", Error, "Mount the folder again.";
     /// The parser crashed while it read a file.
     ParserCrashed = "parser-crashed", Error, "Undo or simplify the last change of the file.";
@@ -77,7 +77,7 @@ codes! {
     KindIgnored = "kind-ignored", Warning, "None needed.";
     /// A required field is missing.
     FieldMissing = "field-missing", Error, "Add the field.";
-    /// The field does not exist. v1alpha1 ignores it, as kube-proxy does.
+    /// The field does not exist. In a v1alpha1 file, localnet ignores it, as kube-proxy does.
     FieldUnknown = "field-unknown", Error, "Correct the name of the field, or remove it.";
     /// The field occurs twice. In v1alpha1, the last occurrence counts, as in kube-proxy.
     FieldTwice = "field-twice", Error, "Remove one occurrence.";
@@ -97,7 +97,7 @@ codes! {
     NameInvalid = "name-invalid", Error, "Use only lower case letters, digits and '-'.";
 
     // Flags and configuration.
-    /// The flag has no effect here: a configuration file is given, or another program reads the flag.
+    /// The flag has no effect, because a configuration file is given, or because only another program uses the flag.
     FlagIgnored = "flag-ignored", Warning, "Remove the flag, or set its field in the configuration file.";
     /// The flag belongs to another operating system.
     FlagOfOtherSystem = "flag-of-other-system", Error, "Remove the flag.";
@@ -113,9 +113,9 @@ codes! {
     NodePortsOfOneFamily = "node-ports-of-one-family", Warning, "Name addresses of both families in nodePortAddresses.";
     /// The configuration names addresses of a family that the node does not have, or that is not the node's primary family.
     FamilyMismatch = "family-mismatch", Warning, "Use addresses of the node's primary family.";
-    /// The configuration requires both families, but the node has one.
+    /// The configuration requires both families, but the node has only one.
     DualStackMissing = "dual-stack-missing", Error, "Give the node addresses of both families, or use PreferDualStack.";
-    /// The configuration detects local traffic by spec.podCIDRs of the Node, which is empty.
+    /// The configuration recognizes local traffic by the Node's field spec.podCIDRs, but this field is empty.
     PodCidrsMissing = "pod-cidrs-missing", Warning, "Let kube-controller-manager allocate pod CIDRs, or configure clusterCIDRs.";
 
     // Objects of the cluster.
@@ -125,9 +125,9 @@ codes! {
     AddressReserved = "address-reserved", Error, "Use an address that is routed to the node.";
     /// An older Service claims the same address and port, or the same NodePort, and keeps it.
     AddressTaken = "address-taken", Error, "Give one of the two Services another address or port.";
-    /// The address is one of the node's own. The Service answers there in place of programs on the node.
+    /// The Service has one of the node's own addresses. On its ports, the Service answers instead of programs on the node.
     AddressOfNode = "address-of-node", Warning, "If this is not intended, give the Service an address of its own.";
-    /// spec.ipFamilies and spec.clusterIPs do not have the same order.
+    /// spec.ipFamilies and spec.clusterIPs do not have the families in the same order.
     AddressFamilyMismatch = "address-family-mismatch", Error, "Give both lists the same order.";
     /// A value is not a CIDR.
     CidrInvalid = "cidr-invalid", Error, "Write it like 203.0.113.0/24 or 2001:db8::/32.";
@@ -159,12 +159,12 @@ codes! {
     ApiResourceUnknown = "api-resource-unknown", Error, "Use a supported version of Kubernetes.";
     /// The API server reports an internal error.
     ApiFails = "api-fails", Error, "Check the log of the API server.";
-    /// The watch ends early again and again, or does not report changes.
+    /// The watch repeatedly ends early, or does not report changes.
     WatchFails = "watch-fails", Error, "Check the proxies between the node and the API server.";
-    /// The API server sent an object that the brain cannot decode. The brain keeps its previous version.
+    /// The API server sent an object that the brain cannot decode. The brain keeps the previous version of the object.
     ObjectUnreadable = "object-unreadable", Error, "Correct the field, or find the webhook that changes it.";
-    /// A new list lacks so many objects that the brain delays their removal.
-    RemovalsHeld = "removals-held", Warning, "If the objects should exist, bring them back. Otherwise wait.";
+    /// So many objects are missing from a new list that the brain delays their removal.
+    RemovalsHeld = "removals-held", Warning, "If the objects should exist, restore them. Otherwise wait.";
 
     // Parts of Services that a backend does not program.
     /// The kernel refuses an object that the Service needs. The backend retries with backoff.
@@ -175,7 +175,7 @@ codes! {
     SchedulerUnknown = "scheduler-unknown", Warning, "Load the module that the message names, or correct the annotation localnet.dev/ipvs-scheduler.";
     /// HNS does not support a feature that the Service uses.
     HnsUnsupported = "hns-unsupported", Warning, "Change the Service, or use a newer version of Windows.";
-    /// HNS has no endpoint for a pod on this node. The CNI plugin creates it.
+    /// HNS has no endpoint for a pod on this node. The CNI plugin should have created one.
     HnsEndpointMissing = "hns-endpoint-missing", Warning, "Check the CNI plugin.";
     /// HNS refuses a load balancer, or another program's load balancer uses the same address and port.
     HnsRefused = "hns-refused", Error, "Remove the other load balancer, or use direct server return (--enable-dsr).";
@@ -185,7 +185,7 @@ codes! {
     // Causes that `localnet explain --why-not` names if a Service does not answer.
     /// The brain cannot be reached, or has no state yet.
     BrainUnreachable = "brain-unreachable", Error, "Start localnet-brain, or select another brain with --api. Until then, the kernel stays unchanged.";
-    /// The brain cannot read changes of the cluster, and serves the last state that it could read.
+    /// The brain cannot read changes to the cluster, so it serves the last state that it could read.
     SourceFails = "source-fails", Error, "Correct the problem that the message names. Until then, the state stays unchanged.";
     /// The Service does not have the requested address.
     NotItsAddress = "not-its-address", Error, "Use one of the Service's addresses.";
@@ -203,7 +203,7 @@ codes! {
     ServiceOfAnotherProxy = "service-of-another-proxy", Error, "Remove the label service.kubernetes.io/service-proxy-name.";
     /// localnet can serve no part of the Service.
     ServiceUnusable = "service-unusable", Error, "Correct the field that the message names.";
-    /// localnet skips the port, because a field of it is invalid.
+    /// localnet skips the port, because a field of the port is invalid.
     PortSkipped = "port-skipped", Error, "Correct the field that the message names.";
     /// The Service has no such port.
     PortAbsent = "port-absent", Error, "Use one of spec.ports[].port; targetPort and nodePort are other numbers.";
@@ -229,21 +229,21 @@ codes! {
     PortProtocolMismatch = "port-protocol-mismatch", Error, "Use the same protocol in both.";
     /// The EndpointSlice's port has no valid number.
     PortNumberMissing = "port-number-missing", Error, "Use a number from 1 to 65535.";
-    /// The addressType of the EndpointSlice is not IPv4 or IPv6.
+    /// The addressType of the EndpointSlice is neither IPv4 nor IPv6.
     EndpointsWithoutAddress = "endpoints-without-address", Error, "Use an EndpointSlice of type IPv4 or IPv6.";
     /// The address of an endpoint is invalid or reserved, or does not have the family of its EndpointSlice.
     EndpointAddressRefused = "endpoint-address-refused", Error, "Correct the address in the EndpointSlice.";
-    /// Several entries name the same endpoint. The brain uses another entry.
+    /// Several EndpointSlice entries contain the same endpoint. The brain skips this entry and uses another one.
     EndpointDuplicated = "endpoint-duplicated", Error, "Remove one entry, unless the endpoint is moving between EndpointSlices.";
     /// A label assigns the EndpointSlice to a headless Service.
     SliceOfHeadlessService = "slice-of-headless-service", Error, "Remove the label service.kubernetes.io/headless.";
     /// The kernel has no route to an endpoint.
     NoRoute = "no-route", Error, "Check the CNI plugin, and the output of: ip route get ADDRESS.";
     /// The kernel does not have localnet's table.
-    TableMissing = "table-missing", Error, "Start the backend: it creates the table within a second. Its log names the program that deleted it.";
-    /// Chains in localnet's table are missing or differ from the plan.
+    TableMissing = "table-missing", Error, "Start the backend: it creates the table within a second. The backend's log names the program that deleted the table.";
+    /// Chains in localnet's table are missing, or differ from the plan (the desired state).
     RulesDiffer = "rules-differ", Error, "Start the backend: it repairs this within a second. localnet diff lists all differences.";
-    /// An element in localnet's table differs from the plan.
+    /// An element in localnet's table differs from the plan (the desired state).
     ElementsDiffer = "elements-differ", Error, "Start the backend: it repairs this within a second. localnet diff lists all differences.";
     /// An element is missing in localnet's table.
     ElementsMissing = "elements-missing", Error, "Start the backend: it repairs this within a second. localnet diff lists all differences.";
@@ -251,8 +251,8 @@ codes! {
     KernelDenied = "kernel-denied", Error, "Run it as root, on the node.";
     /// localnet did not read the kernel, so it checked only the state.
     KernelNotRead = "kernel-not-read", Warning, "The message gives the reason.";
-    /// Connection tracking is full, so that the kernel drops new connections; as a warning, it is nearly full.
-    TrackingFull = "tracking-full", Error, "Raise net.netfilter.nf_conntrack_max: localnet-nft init, conntrack.maxPerCore.";
+    /// Connection tracking is full, so the kernel drops new connections. If the severity is warning, connection tracking is nearly full.
+    TrackingFull = "tracking-full", Error, "Raise net.netfilter.nf_conntrack_max: set conntrack.maxPerCore, then run localnet-nft init.";
     /// IP forwarding is disabled on the node.
     ForwardingOff = "forwarding-off", Error, "Set net.ipv4.ip_forward and net.ipv6.conf.all.forwarding to 1.";
     /// Connection tracking has flows to an endpoint that is no longer eligible.
@@ -262,7 +262,7 @@ codes! {
     /// The backend skips part of the Service.
     BackendSkips = "backend-skips", Error, "Change the Service as the message says.";
     /// The backend cannot apply the newest state.
-    BackendFails = "backend-fails", Error, "Correct the problem that the error names. The backend retries by itself.";
+    BackendFails = "backend-fails", Error, "Correct the problem that the error names. The backend retries automatically.";
     /// The backend has not applied the newest state.
     BackendBehind = "backend-behind", Error, "Check that the backend runs and reaches the brain. Its log has the error.";
     /// Every backend has stopped: no backend waits for the next state.
@@ -273,7 +273,7 @@ codes! {
     ConfigurationUnknown = "configuration-unknown", Warning, "Pass the backend's configuration with --config or --cluster-cidr.";
     /// route_localnet is on: neighbours may reach programs that listen on 127.0.0.1 (CVE-2020-8558).
     RouteLocalnet = "route-localnet", Warning, "Set it to 0, unless you use NodePorts on localhost.";
-    /// kube-proxy's rules are in the kernel, too. The first rule that matches translates a packet.
+    /// The kernel also has kube-proxy's rules. The first matching rule, localnet's or kube-proxy's, translates a packet.
     OtherProxy = "other-proxy", Warning, "Stop kube-proxy, then run localnet-nft cleanup --kube-proxy.";
     /// ip_tables (iptables-legacy) has rules, which localnet does not read.
     LegacyRules = "legacy-rules", Warning, "List them with iptables-legacy-save.";
