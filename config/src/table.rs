@@ -113,13 +113,13 @@ pub const DROPPED: &[(&str, &str)] =
     &[("portRange", "remove it: no mode uses it since the userspace mode was removed")];
 
 const READS_JSON: &str = "the brain requests JSON from the API server";
-const NO_LIMIT: &str = "a brain makes few requests and delays none";
-const AT_ONCE: &str = "log lines are written at once to standard error";
+const NO_LIMIT: &str = "a brain makes few requests, and delays none of them";
+const AT_ONCE: &str = "localnet writes log lines immediately to standard error";
 
 section! {
     /// A configuration in the shape of v1alpha2, validated and with all defaults filled in.
     Config {
-        /// Feature gates, each with true or false.
+        /// Feature gates, each set to true or false.
         feature_gates: FeatureGates = field("featureGates").flag("feature-gates").brain().at_start();
         /// `clientConnection`: how to connect to the API server.
         client_connection: ClientConnection;
@@ -128,14 +128,14 @@ section! {
         /// Name of the Node. By default, the host's name in lower case.
         hostname_override: Option<String> as NodeName = field("hostnameOverride")
             .overriding_flag("hostname-override").brain().at_start();
-        /// Primary addresses of the node, at most one of each family. By default, those of the Node object. No program
-        /// listens on them.
+        /// Primary addresses of the node, at most one of each family. By default, those of the Node object. localnet
+        /// does not listen on these addresses.
         node_ip_override: Vec<IpAddr> = field("nodeIPOverride")
             .v1alpha1_text("bindAddress", Kind::Ip).v1alpha1_default("0.0.0.0").flag("bind-address").brain();
         /// Families of the node's primary addresses: `SingleStack`, `PreferDualStack` or `RequireDualStack`. By default, all
         /// families that the node has.
         ip_family_policy: Option<IpFamilyPolicy> = field("ipFamilyPolicy").new_in_v1alpha2();
-        /// Exit on errors of the configuration that are otherwise only warnings.
+        /// Exit on certain errors in the configuration. If false, these errors cause only warnings.
         config_hard_fail: bool = field("configHardFail").default("true").new_in_v1alpha2().v1alpha1_default("false");
         /// Address that serves `/healthz` and `/livez`: IP or IP:port. By default, all addresses and port 10256.
         ///
@@ -143,12 +143,12 @@ section! {
         healthz_bind_address: Option<SocketAddr> = field("healthzBindAddress").flag("healthz-bind-address").brain();
         /// Address that serves `/metrics`: IP or IP:port. By default, the loopback address and port 10249.
         metrics_bind_address: SocketAddr = field("metricsBindAddress").flag("metrics-bind-address").brain();
-        /// Exit if one of these two addresses cannot be bound.
+        /// Exit if `healthzBindAddress` or `metricsBindAddress` cannot be bound.
         bind_address_hard_fail: bool = field("bindAddressHardFail")
             .default("true").v1alpha1_default("false").flag("bind-address-hard-fail").brain().at_start();
-        /// Serve profiles at the address of metrics.
+        /// Serve profiles at `metricsBindAddress`.
         enable_profiling: bool = field("enableProfiling").flag("profiling").brain();
-        /// Previous minor version, to show the metrics that were hidden since then.
+        /// Previous minor version: show the metrics that are hidden since that version.
         show_hidden_metrics_for_version: Option<MinorVersion> = field("showHiddenMetricsForVersion")
             .flag("show-hidden-metrics-for-version").brain().no_effect("no metric is hidden");
         /// The kernel subsystem that the backend programs: `iptables`, `ipvs` or `nftables`; on Windows `kernelspace`. By
@@ -170,9 +170,10 @@ section! {
         winkernel: Winkernel;
         /// `detectLocalMode` and `detectLocal`: how to recognize traffic of the node's own pods.
         detect_local: DetectLocal;
-        /// CIDRs of the addresses that answer NodePorts, or `primary`. By default all addresses, in mode nftables `primary`.
+        /// CIDRs of the addresses that answer NodePorts, or `primary`. The default is `primary` if `mode` is
+        /// `nftables`, otherwise all addresses.
         node_port_addresses: NodePortAddresses = field("nodePortAddresses").flag("nodeport-addresses");
-        /// Interval of full syncs.
+        /// Interval between full syncs.
         sync_period: Duration as SyncPeriod = field("syncPeriod")
             .default("30s").empty_is_default()
             .v1alpha1_in_modes(&[
@@ -196,9 +197,9 @@ section! {
 section! {
     /// `clientConnection`: how to connect to the API server.
     ClientConnection {
-        /// Kubeconfig file. By default, the pod's service account.
+        /// Kubeconfig file. By default, the brain uses the pod's service account.
         kubeconfig: Option<PathBuf> = field("clientConnection.kubeconfig").flag("kubeconfig").brain().at_start();
-        /// Content types that are accepted from the API server.
+        /// Content types that the API server may use in its answers.
         accept_content_types: String = field("clientConnection.acceptContentTypes").no_effect(READS_JSON);
         /// Content type of requests to the API server.
         content_type: String = field("clientConnection.contentType")
@@ -207,7 +208,7 @@ section! {
         /// Requests per second to the API server. A negative value means no limit.
         qps: f32 = field("clientConnection.qps")
             .default("5.0").empty_is_default().flag("kube-api-qps").no_effect(NO_LIMIT);
-        /// Burst of requests beyond that rate.
+        /// Number of requests that may exceed the rate of `clientConnection.qps` for a short time.
         burst: u32 as Burst = field("clientConnection.burst")
             .default("10").empty_is_default().flag("kube-api-burst").no_effect(NO_LIMIT);
     }
@@ -222,21 +223,21 @@ section! {
         /// Format of log lines: `text` or `json`.
         format: LogFormat = field("logging.format")
             .default("text").empty_is_default().overriding_flag("logging-format").at_start();
-        /// Log verbosity. 4 and above is debug, 6 and above is trace.
+        /// Log verbosity. 0 to 3 mean info, 4 and 5 mean debug, higher values mean trace.
         verbosity: u32 as Verbosity = field("logging.verbosity").overriding_flag("v").at_start();
-        /// Verbosity of source files: items of `filePattern` and `verbosity`.
+        /// Verbosity of individual source files: a list of items with `filePattern` and `verbosity`.
         vmodule: Vec<VModule> = field("logging.vmodule")
             .overriding_flag("vmodule").no_effect("localnet does not have kube-proxy's source files");
-        /// Format text: write errors to standard error, and the rest to standard output.
+        /// With format `text`: write errors to standard error, and all other log lines to standard output.
         text_split_stream: bool as SplitStream = field("logging.options.text.splitStream")
             .overriding_flag("log-text-split-stream").no_effect(AT_ONCE);
-        /// Format text: size of the buffer for standard output.
+        /// With format `text`: size of the buffer for standard output.
         text_info_buffer_size: u64 as BufferSize = field("logging.options.text.infoBufferSize")
             .overriding_flag("log-text-info-buffer-size").no_effect(AT_ONCE);
-        /// Format json: write errors to standard error, and the rest to standard output.
+        /// With format `json`: write errors to standard error, and all other log lines to standard output.
         json_split_stream: bool as SplitStream = field("logging.options.json.splitStream")
             .overriding_flag("log-json-split-stream").no_effect(AT_ONCE);
-        /// Format json: size of the buffer for standard output.
+        /// With format `json`: size of the buffer for standard output.
         json_info_buffer_size: u64 as BufferSize = field("logging.options.json.infoBufferSize")
             .overriding_flag("log-json-info-buffer-size").no_effect(AT_ONCE);
     }
@@ -251,7 +252,7 @@ section! {
         masquerade_all: bool = field("linux.masqueradeAll")
             .v1alpha1_in_modes(&[("iptables.masqueradeAll", "false"), ("nftables.masqueradeAll", "false")])
             .flag("masquerade-all").backend();
-        /// OOM score adjustment of the process, from -1000 (never end it when memory is short) to 1000.
+        /// OOM score adjustment of the process, from -1000 (the kernel never kills the process to free memory) to 1000.
         oom_score_adj: i16 = field("linux.oomScoreAdj")
             .default("-999").v1alpha1("oomScoreAdj").flag("oom-score-adj").backend();
     }
@@ -260,7 +261,8 @@ section! {
 section! {
     /// `linux.conntrack`: sysctls of connection tracking, under `net.netfilter`.
     Conntrack {
-        /// Maximum of tracked connections per processor core. 0 keeps the kernel's limit, whatever the minimum is.
+        /// Maximum number of tracked connections per processor core. 0 keeps the kernel's limit, and then
+        /// `linux.conntrack.min` has no effect.
         max_per_core: Option<u32> = field("linux.conntrack.maxPerCore")
             .default("32768").v1alpha1("conntrack.maxPerCore").flag("conntrack-max-per-core").backend();
         /// Tracking timeout of idle TCP connections. 0 keeps the kernel's timeout.
@@ -271,7 +273,8 @@ section! {
         tcp_close_wait_timeout: Option<Duration> = field("linux.conntrack.tcpCloseWaitTimeout")
             .default("1h0m0s").v1alpha1("conntrack.tcpCloseWaitTimeout").flag("conntrack-tcp-timeout-close-wait")
             .backend();
-        /// Accept TCP packets outside of the window. If false, the kernel's setting stays unchanged.
+        /// Let connection tracking accept TCP packets outside of the window. If false, the kernel's setting stays
+        /// unchanged.
         tcp_be_liberal: bool = field("linux.conntrack.tcpBeLiberal")
             .v1alpha1("conntrack.tcpBeLiberal").flag("conntrack-tcp-be-liberal").backend();
         /// Tracking timeout of UDP flows without an answer. 0 keeps the kernel's timeout.
@@ -280,7 +283,7 @@ section! {
         /// Tracking timeout of UDP flows with an answer. 0 keeps the kernel's timeout.
         udp_stream_timeout: Option<Duration> = field("linux.conntrack.udpStreamTimeout")
             .v1alpha1("conntrack.udpStreamTimeout").flag("conntrack-udp-timeout-stream").backend();
-        /// Minimum for the limit of tracked connections.
+        /// Minimum of the limit that `linux.conntrack.maxPerCore` sets for the whole node.
         min: u32 as Count = field("linux.conntrack.min")
             .default("131072").v1alpha1("conntrack.min").flag("conntrack-min").backend();
     }
@@ -300,7 +303,7 @@ section! {
     /// `iptables`: options of the mode iptables.
     #[derive(Copy)]
     Iptables {
-        /// Modes iptables and ipvs: bit of the packet mark that requests masquerading, 0 to 31.
+        /// Mode iptables (as a flag, also mode ipvs): bit of the packet mark that requests masquerading, 0 to 31.
         masquerade_bit: u8 = field("iptables.masqueradeBit").default("14").flag("iptables-masquerade-bit").backend();
         /// Mode iptables: NodePorts also answer on 127.0.0.1.
         localhost_node_ports: bool = field("iptables.localhostNodePorts")
@@ -314,7 +317,7 @@ section! {
         /// Mode ipvs: bit of the packet mark that requests masquerading, 0 to 31.
         masquerade_bit: u8 = field("ipvs.masqueradeBit")
             .default("14").v1alpha1("iptables.masqueradeBit").flag("iptables-masquerade-bit").backend();
-        /// Mode ipvs: scheduler. By default `rr`.
+        /// Mode ipvs: scheduler for Services that do not select one. By default `rr`.
         scheduler: Option<String> = field("ipvs.scheduler").flag("ipvs-scheduler").backend().of_mode();
         /// Mode ipvs: CIDRs whose virtual servers belong to other programs and stay unchanged.
         exclude_cidrs: Vec<IpNet> as Cidrs = field("ipvs.excludeCIDRs").flag("ipvs-exclude-cidrs").backend().of_mode();
@@ -341,13 +344,14 @@ section! {
 section! {
     /// `winkernel`: options of the mode kernelspace.
     Winkernel {
-        /// Mode kernelspace: name of the HNS network. By default, the one that the CNI plugin names, or the first one.
+        /// Mode kernelspace: name of the HNS network. By default, the network that the environment variable
+        /// `KUBE_NETWORK` names, or else the only network of type Overlay, L2Bridge or L2Tunnel.
         network_name: Option<String> = field("winkernel.networkName").flag("network-name").of_mode();
         /// Mode kernelspace: source address of load-balanced traffic in an overlay network.
         source_vip: Option<IpAddr> = field("winkernel.sourceVip").flag("source-vip").of_mode();
-        /// Mode kernelspace: direct server return.
+        /// Mode kernelspace: use direct server return.
         enable_dsr: bool = field("winkernel.enableDSR").flag("enable-dsr").of_mode();
-        /// Mode kernelspace: HNS endpoint of the root network namespace on an l2bridge. By default `cbr0`.
+        /// Mode kernelspace: name of the HNS endpoint of the root network namespace on an l2bridge. By default `cbr0`.
         ///
         /// On Windows it is never `None`.
         root_hns_endpoint_name: Option<String> as RootEndpoint = field("winkernel.rootHnsEndpointName")
@@ -365,13 +369,14 @@ section! {
         /// How this node's pods are recognized: `ClusterCIDR`, `NodeCIDR`, `BridgeInterface` or `InterfaceNamePrefix`. By
         /// default `ClusterCIDR`.
         mode: DetectLocalMode = field("detectLocalMode").flag("detect-local-mode").backend();
-        /// For `BridgeInterface`: bridge of this node's pods.
+        /// If `detectLocalMode` is `BridgeInterface`: bridge of this node's pods.
         bridge_interface: String as Interface = field("detectLocal.bridgeInterface")
             .flag("pod-bridge-interface").backend();
-        /// For `ClusterCIDR`: CIDRs of all pods, at most one of each family. By default, no pod is recognized.
+        /// If `detectLocalMode` is `ClusterCIDR`: CIDRs of all pods, at most one of each family. By default, no pod is
+        /// recognized.
         cluster_cidrs: Vec<IpNet> as ClusterCidrs = field("detectLocal.clusterCIDRs")
             .v1alpha1_text("clusterCIDR", Kind::Text).flag("cluster-cidr").backend();
-        /// For `InterfaceNamePrefix`: prefix of the interface names of this node's pods.
+        /// If `detectLocalMode` is `InterfaceNamePrefix`: prefix of the interface names of this node's pods.
         interface_name_prefix: String as Interface = field("detectLocal.interfaceNamePrefix")
             .flag("pod-interface-name-prefix").backend();
     }

@@ -307,7 +307,7 @@ fn the_flags_for_node_name_and_logging_apply_beside_a_file() {
     let (config, warnings) = read(&given, Some(FILE)).unwrap_or_else(|problems| panic!("{problems:?}"));
     assert_eq!(
         warnings,
-        ["--log-flush-frequency: has no effect: log lines are written at once to standard error; remove it"]
+        ["--log-flush-frequency: has no effect: localnet writes log lines immediately to standard error; remove it"]
     );
     assert_eq!(config.hostname_override.as_deref(), Some("from-flag"));
     assert_eq!((config.logging.verbosity, config.logging.format.as_str()), (5, "text"));

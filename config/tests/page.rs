@@ -12,12 +12,12 @@ const HEAD: &str = "# Configuration
 
 <!-- Made from config/src/table.rs by `make bless`. -->
 
-The programs read a `KubeProxyConfiguration` of `v1alpha1` or `v1alpha2` from the file of `--config`, or kube-proxy's flags. To check a file and to convert it
-to `v1alpha2`, use [`--write-config-to`](../migrating.md#1-check-the-configuration).
+The brain and the backends read a `KubeProxyConfiguration` (`v1alpha1` or `v1alpha2`) from the file that `--config` specifies. Without `--config`, they read
+kube-proxy's flags. To check a file and to convert it to `v1alpha2`, use [`--write-config-to`](../migrating.md#1-check-the-configuration).
 
-- `v1alpha1` is parsed as kube-proxy parses it: an unknown field is a warning. In `v1alpha2` it is an error.
-- With `--config`, only the flags with a star apply. They override the file.
-- A change of the file takes effect at once, except for these fields, which need a restart: ";
+- In a `v1alpha1` file, an unknown field causes only a warning, as in kube-proxy. In a `v1alpha2` file, an unknown field is an error.
+- With `--config`, only the flags with a star (*) have an effect. They override the file.
+- If the file changes, most new values take effect immediately. These fields need a restart: ";
 
 const TABLE: &str = "
 ## Fields
@@ -83,7 +83,7 @@ fn the_page_lists_every_field_and_flag() {
         page += &format!("| {} | {}.{none} |\n", flag(given.name, given.beside_config), given.help);
     }
     let gone = FLAGS.iter().filter(|flag| flag.sets == Sets::Nothing).map(|given| flag(given.name, false));
-    page += "\nFlags of earlier versions of kube-proxy are accepted, but have no effect: ";
+    page += "\nThe programs accept these flags of earlier versions of kube-proxy, but ignore them: ";
     page += &format!("{}.\n", gone.collect::<Vec<_>>().join(", "));
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations/configuration.md");
     if env::var_os("UPDATE_EXPECT").is_some() {

@@ -104,7 +104,7 @@ impl Flag {
 
 /// The flags that select what the program does, and the deprecated ones for ports.
 fn of_program() -> [Flag; 9] {
-    let no_cadvisor = Some("neither localnet nor kube-proxy reads it");
+    let no_cadvisor = Some("neither localnet nor kube-proxy reads these files");
     let flag = |name, kind, help| Flag::new(name, kind, Sets::Program, help);
     let port =
         |name, path, help| Flag { used_by: Some(Part::Brain), ..Flag::new(name, Kind::Int, Sets::Port(path), help) };
@@ -116,13 +116,13 @@ fn of_program() -> [Flag; 9] {
         beside(flag(
             "config",
             Kind::Path,
-            "File with a KubeProxyConfiguration, v1alpha1 or v1alpha2. It replaces nearly all flags",
+            "File with a KubeProxyConfiguration, v1alpha1 or v1alpha2. With this file, most other flags have no effect",
         )),
         beside(flag("init-only", Kind::Bool, "Apply the settings that need more privileges, and exit")),
         beside(flag("write-config-to", Kind::Path, "Write the configuration as a v1alpha2 file, and exit")),
         Flag {
             used_by: Some(Part::Brain),
-            ..beside(flag("master", Kind::Text, "URL of the API server, instead of the kubeconfig's"))
+            ..beside(flag("master", Kind::Text, "URL of the API server; overrides the URL in the kubeconfig"))
         },
         port("healthz-port", "healthzBindAddress", "Deprecated: use --healthz-bind-address. 0 disables health checks"),
         port("metrics-port", "metricsBindAddress", "Deprecated: use --metrics-bind-address"),
