@@ -259,7 +259,7 @@ fn delete(figures: &Figures) -> Table {
         "Everything deleted → nothing answers",
         "The benchmark deletes every Service and every EndpointSlice, with a separate request for each object. “API \
          server” is the time until the API server has answered all requests. “After” is the time from then until none \
-         of 33 Services (at size 10x3: 10) answers. “0 µs” means that they stopped earlier.",
+         of 33 Services (at size 10x3: 10) answers. “0 µs” means that these Services stopped answering earlier.",
         &["size", "contestant", "API server", "after", "CPU time"],
     );
     each(figures, table, |run, _| {
@@ -303,8 +303,8 @@ fn kernel(figures: &Figures) -> Table {
     let mut table = Table::new(
         "nft: empty kernel → all rules, from a state in memory",
         "No brain and no API server run. One process has the state in memory, plans the rules, and writes them to \
-         the kernel in several commits. “Median” is the time until the kernel has acknowledged all of them. For \
-         comparison, the column “nft -f” contains the time in which `nft -f` loads the same tables as text.",
+         the kernel in several commits. “Median” is the median time until the kernel has acknowledged the last \
+         commit. For comparison, the column “nft -f” contains the time in which `nft -f` loads the same tables as text.",
         &["size", "median", "longest commit", "nft -f", "relative to localnet"],
     );
     for kernel in &figures.kernel {
@@ -322,8 +322,8 @@ fn kernel(figures: &Figures) -> Table {
 fn steps(figures: &Figures) -> Table {
     let mut table = Table::new(
         "Single steps",
-        "Criterion measured these steps of localnet with 10,000 Services of three endpoints each. A step with “one” \
-         processes one changed Service; a step with “all” processes all Services.",
+        "The library criterion measured these steps of localnet with 10,000 Services of three endpoints each. \
+         A step with “one” processes one changed Service; a step with “all” processes all Services.",
         &["step", "time"],
     );
     for (name, nanoseconds) in &figures.steps {
