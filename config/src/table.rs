@@ -205,7 +205,7 @@ section! {
         content_type: String = field("clientConnection.contentType")
             .default("application/vnd.kubernetes.protobuf").empty_is_default().flag("kube-api-content-type")
             .no_effect(READS_JSON);
-        /// Requests per second to the API server. A negative value means no limit.
+        /// Maximum number of requests per second to the API server. A negative value means no limit.
         qps: f32 = field("clientConnection.qps")
             .default("5.0").empty_is_default().flag("kube-api-qps").no_effect(NO_LIMIT);
         /// Number of requests that may exceed the rate of `clientConnection.qps` for a short time.
@@ -283,7 +283,7 @@ section! {
         /// Tracking timeout of UDP flows with an answer. 0 keeps the kernel's timeout.
         udp_stream_timeout: Option<Duration> = field("linux.conntrack.udpStreamTimeout")
             .v1alpha1("conntrack.udpStreamTimeout").flag("conntrack-udp-timeout-stream").backend();
-        /// Minimum of the limit that `linux.conntrack.maxPerCore` sets for the whole node.
+        /// Lower bound for the node's limit, which is otherwise `linux.conntrack.maxPerCore` times the number of cores.
         min: u32 as Count = field("linux.conntrack.min")
             .default("131072").v1alpha1("conntrack.min").flag("conntrack-min").backend();
     }

@@ -264,7 +264,7 @@ codes! {
     /// The backend cannot apply the newest state.
     BackendFails = "backend-fails", Error, "Correct the problem that the error names. The backend retries automatically.";
     /// The backend has not applied the newest state.
-    BackendBehind = "backend-behind", Error, "Check that the backend runs and reaches the brain. Its log has the error.";
+    BackendBehind = "backend-behind", Error, "Check that the backend runs and reaches the brain. The backend's log has the error.";
     /// Every backend has stopped: no backend waits for the next state.
     BackendStopped = "backend-stopped", Error, "Start the backend. Its log has the error.";
     /// The brain does not report its status.
