@@ -85,6 +85,23 @@ impl Monitor {
         })
     }
 
+    /// Stops the notifications. The kernel then builds none for the commits of this process, which makes a commit of many elements
+    /// about twice as fast. Until [`Self::resume`], commits of other processes go unnoticed, too.
+    ///
+    /// # Errors
+    /// Returns an error if the socket fails. Subscribe again after an error.
+    pub fn pause(&mut self) -> Result<(), Error> {
+        Ok(self.netlink.socket_ref().drop_membership(uapi::MULTICAST_GROUP)?)
+    }
+
+    /// Subscribes again after [`Self::pause`].
+    ///
+    /// # Errors
+    /// Returns an error if the socket fails. Subscribe again after an error.
+    pub fn resume(&mut self) -> Result<(), Error> {
+        Ok(self.netlink.socket_ref().add_membership(uapi::MULTICAST_GROUP)?)
+    }
+
     /// Waits for the next event. Cancel-safe.
     ///
     /// # Errors
@@ -103,12 +120,27 @@ impl Monitor {
                 }
                 Err(error) => match errno(&error) {
                     Some(Errno::NOBUFS) => {
-                        self.commits = Commits::default();
+                        self.discard();
                         self.pending.push_back(Event::Lost);
                     }
                     Some(Errno::INTR) => {}
                     _ => return Err(Error::Io(error)),
                 },
+            }
+        }
+    }
+
+    /// Discards what the socket holds. After the kernel dropped one notification, it drops all others without another error until
+    /// the socket is empty (`netlink_overrun`). Only an [`Event::Lost`] after that covers all of them.
+    fn discard(&mut self) {
+        self.commits = Commits::default();
+        loop {
+            self.buffer.clear();
+            match self.netlink.socket_ref().recv(&mut self.buffer, 0) {
+                Ok(_) => {}
+                Err(error) if matches!(errno(&error), Some(Errno::NOBUFS | Errno::INTR)) => {}
+                // The socket is empty. If it failed, the next read returns the error.
+                Err(_) => return,
             }
         }
     }

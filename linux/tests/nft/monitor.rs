@@ -62,5 +62,28 @@ fn notifications_beyond_the_buffer_are_reported_as_lost() {
             socket.commit(&transaction).unwrap();
         }
         assert_eq!(runtime.block_on(monitor.next()).unwrap(), Event::Lost);
+        // While its queue is not empty, the kernel drops further notifications without an error.
+        nft(&["add", "table", "inet", "elsewhere"], "");
+        match runtime.block_on(monitor.next()).unwrap() {
+            Event::Committed(commit) => assert_eq!(commit.generation, socket.generation().unwrap()),
+            Event::Lost => panic!("the queue was empty"),
+        }
+    });
+}
+
+#[test]
+fn a_paused_monitor_reports_nothing() {
+    isolated(|| {
+        let runtime = runtime();
+        let _entered = runtime.enter();
+        let mut monitor = Monitor::subscribe(Vec::new()).unwrap();
+        monitor.pause().unwrap();
+        nft(&["add", "table", "ip", "unseen"], "");
+        monitor.resume().unwrap();
+        nft(&["add", "table", "ip", "seen"], "");
+        match runtime.block_on(monitor.next()).unwrap() {
+            Event::Committed(commit) => assert_eq!(commit.tables, [Table::new(Family::V4, "seen")].into()),
+            Event::Lost => panic!("nothing was lost"),
+        }
     });
 }
