@@ -8,7 +8,7 @@ use localnet_linux_backend::{
     blocking,
     live::{Live, Verdict},
 };
-use localnet_proto::Family;
+use localnet_proto::{Changes, Family};
 use tracing::{info, warn};
 
 use crate::{
@@ -81,7 +81,7 @@ impl localnet_linux_backend::live::Watch<IptablesBackend<Tools>> for Tables {
         }
     }
 
-    fn before_sync(&mut self, backend: &mut IptablesBackend<Tools>) {
+    fn before_sync(&mut self, backend: &mut IptablesBackend<Tools>, _: &Changes) {
         self.before = Some(self.watch.before(backend.kernel()));
     }
 

@@ -20,7 +20,6 @@ use localnet_linux_backend::{
     elements::live_vips,
     live::LinuxBackend,
     portions::{Limits, Portions},
-    table::TableState,
 };
 use localnet_proto::{ByFamily, Changes, Family, ServiceKey, Snapshot};
 use tracing::{debug, info, warn};
@@ -154,6 +153,12 @@ impl<K: Kernel> NftBackend<K> {
         self.generations.undisturbed.is_none() || self.kernel.generation() != self.generations.undisturbed
     }
 
+    /// Whether the next sync knows the contents of the tables, and need not read them.
+    pub fn knows_tables(&mut self) -> bool {
+        let tables = self.desired.tables();
+        Family::BOTH.into_iter().all(|family| tables[family].is_known() || !self.kernel.has_family(family))
+    }
+
     fn apply_transaction(&mut self, transaction: &Transaction) -> Result<TransactionSize, Error> {
         let sent = self.kernel.apply(transaction)?;
         let next = self.generations.undisturbed.map(|last| last.wrapping_add(1));
@@ -176,10 +181,8 @@ impl<K: Kernel> NftBackend<K> {
                 }
                 failed.extend(self.write_table(family, &mut refused).err().map(|error| (family, error)));
             }
-            let here = |table: &&TableState<SetId>| self.kernel.has_family(table.family());
-            let is_forgotten = self.desired.tables().values().iter().filter(here).any(|table| !table.is_known());
             // A table that failed is unknown as well, but an immediate retry would fail again.
-            if refused == refused_before && (!failed.is_empty() || !is_forgotten) {
+            if refused == refused_before && (!failed.is_empty() || self.knows_tables()) {
                 return failed;
             }
         }

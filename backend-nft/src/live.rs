@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use localnet_client::vips::Config;
+use localnet_client::{Changes, vips::Config};
 use localnet_linux::{
     addresses::NodeAddresses,
     nft::{Commit, Event, Subscription},
@@ -30,19 +30,27 @@ pub async fn open(config: Config, resync_every: Option<Duration>) -> anyhow::Res
     Ok(Live::new(backend, tables, NodeAddresses::default()).await)
 }
 
+/// A sync of this many changed services pauses the subscription.
+const LARGE: usize = 256;
+
 /// Notices when other programs change the tables.
 #[derive(Debug)]
 pub struct Tables {
     commits: Subscription,
     /// The process ID of another localnet backend on this node, if a warning has named it already.
     rival: Option<u32>,
+    /// Whether the subscription is paused.
+    is_paused: bool,
+    /// Whether commits of other processes may have gone unnoticed.
+    is_blind: bool,
     /// The period of checks without a notification, and when the next one is due.
     resync: Option<(Duration, Instant)>,
 }
 
 impl Tables {
     fn new(commits: Subscription, resync_every: Option<Duration>) -> Self {
-        Self { commits, rival: None, resync: resync_every.map(|period| (period, Instant::now() + period)) }
+        let resync = resync_every.map(|period| (period, Instant::now() + period));
+        Self { commits, rival: None, is_paused: false, is_blind: false, resync }
     }
 
     /// Processes an event. Returns whether the tables need a repair.
@@ -77,6 +85,10 @@ impl Watch<NftBackend<Netlink>> for Tables {
     const OBJECTS: &'static str = "the tables ip localnet and ip6 localnet";
 
     async fn changed(&mut self, backend: &mut NftBackend<Netlink>) {
+        if std::mem::take(&mut self.is_blind) && backend.lost_sight() {
+            info!("another program changed nf_tables during a large sync; resyncing");
+            return;
+        }
         loop {
             select! {
                 event = self.commits.next() => {
@@ -94,6 +106,22 @@ impl Watch<NftBackend<Netlink>> for Tables {
             }
         }
     }
+
+    /// Pauses the subscription during a large sync: to notify of each element takes the kernel and this process as long as
+    /// to add it.
+    fn before_sync(&mut self, backend: &mut NftBackend<Netlink>, changes: &Changes) {
+        self.is_paused = !backend.knows_tables() || changes.everything || changes.services.len() >= LARGE;
+        if self.is_paused {
+            self.commits.pause();
+        }
+    }
+
+    fn after_sync(&mut self, _: &mut NftBackend<Netlink>) {
+        if std::mem::take(&mut self.is_paused) {
+            self.commits.resume();
+            self.is_blind = true;
+        }
+    }
 }
 
 /// Resolves at `instant`. Never resolves if there is none.
@@ -108,7 +136,7 @@ async fn at(instant: Option<Instant>) {
 mod tests {
     use std::{process::Command, thread};
 
-    use localnet_client::{Backend as _, Changes, Snapshot};
+    use localnet_client::{Backend as _, Snapshot};
 
     use super::*;
 
@@ -116,6 +144,32 @@ mod tests {
         let run = Command::new("nft").args(words.split(' ')).output().expect("nft is installed");
         assert!(run.status.success(), "nft {words}: {}", String::from_utf8_lossy(&run.stderr));
         String::from_utf8(run.stdout).unwrap()
+    }
+
+    /// While the subscription is paused for a large sync, another program's commit must not go unnoticed.
+    #[test]
+    fn a_change_during_a_large_sync_is_noticed_after_it() {
+        let in_namespace = thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let kernel = Netlink::open().unwrap();
+                let mut tables = Tables::new(Subscription::subscribe(kernel.port()), None);
+                let mut backend = NftBackend::new(Config::default(), kernel);
+                let (state, everything) = (Snapshot::default(), Changes::everything());
+                for is_disturbed in [false, true] {
+                    tables.before_sync(&mut backend, &everything);
+                    assert!(backend.apply(&state, &everything).unwrap().failed.is_empty());
+                    if is_disturbed {
+                        nft("delete table ip localnet");
+                    }
+                    tables.after_sync(&mut backend);
+                    let noticed = time::timeout(Duration::from_millis(500), tables.changed(&mut backend)).await;
+                    assert_eq!(noticed.is_ok(), is_disturbed);
+                }
+            });
+        });
+        in_namespace.join().unwrap();
     }
 
     /// Without notifications, the periodic check must find the change.

@@ -51,8 +51,8 @@ pub trait Watch<B: LinuxBackend>: Send {
         Verdict::Repair
     }
 
-    /// Called before each sync.
-    fn before_sync(&mut self, _: &mut B) {}
+    /// Called before each sync, with what changed since the last one.
+    fn before_sync(&mut self, _: &mut B, _: &Changes) {}
 
     /// Called after each sync.
     fn after_sync(&mut self, _: &mut B) {}
@@ -138,7 +138,7 @@ impl<B: LinuxBackend, W: Watch<B>> Backend for Live<B, W> {
             self.recheck.rules_changed();
             self.counts.send_modify(|counts| counts.repairs += 1);
         }
-        self.watch.before_sync(&mut self.backend);
+        self.watch.before_sync(&mut self.backend, changes);
         let result = self.backend.sync(state, changes).await;
         self.watch.after_sync(&mut self.backend);
         if repairs && self.pace.repaired(Instant::now(), began.elapsed()) {

@@ -66,6 +66,22 @@ impl Subscription {
         }
     }
 
+    /// Stops the events during a large commit of our own, see [`Monitor::pause`].
+    pub fn pause(&mut self) {
+        self.try_monitor(Monitor::pause);
+    }
+
+    /// Continues the events after [`Self::pause`].
+    pub fn resume(&mut self) {
+        self.try_monitor(Monitor::resume);
+    }
+
+    fn try_monitor(&mut self, act: impl FnOnce(&mut Monitor) -> Result<(), Error>) {
+        if let Some(Err(error)) = self.monitor.as_mut().map(act) {
+            self.lose(&error);
+        }
+    }
+
     fn lose(&mut self, error: &Error) {
         warn!(%error, "lost the subscription to nf_tables; subscribing again");
         self.monitor = None;
