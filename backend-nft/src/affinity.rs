@@ -1,8 +1,8 @@
 //! The slot of each endpoint, for ports of Services with session affinity, and the pending changes to the clients that
 //! the kernel remembers.
 //!
-//! This is the only data of the backend that depends on history. The kernel holds it, too, and a new process reads it
-//! from there. No I/O.
+//! The slots are the only data of the backend that depends on history. The kernel also holds them, so a new process
+//! reads them from the kernel. No I/O.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,12 +23,14 @@ use crate::plan::{
 /// The slots of both families.
 #[derive(Debug, Default)]
 pub struct Affinity {
-    /// The ports by number: the programmed ports, and other ports whose clients the kernel may still remember.
+    /// The ports by the IDs that they have in the kernel: the programmed ports, and other ports whose clients the
+    /// kernel may still remember.
     ports: BTreeMap<Number, Port>,
     numbers: BTreeMap<PortKey, u32>,
-    /// Numbers that were read from the kernel and that no port has claimed yet, by the comment of their VIPs.
+    /// IDs that were read from the kernel and that no port has claimed yet. The key contains the comment of the VIPs
+    /// with this ID.
     found: BTreeMap<(Family, Name), u32>,
-    /// The last assigned number.
+    /// The ID that was assigned last in each family.
     last: ByFamily<u32>,
     programmed: BTreeSet<VipKey>,
     /// Ports that changed since the last commit.
@@ -40,7 +42,7 @@ pub struct Affinity {
     none: Slots,
 }
 
-/// The identity of a Service's port in the kernel.
+/// The ID of a Service's port in the kernel. It is not a port number.
 type Number = (Family, u32);
 
 /// A port of a Service in one family. kube-proxy remembers clients by the same key.
@@ -68,7 +70,7 @@ struct Port {
     timeouts: BTreeSet<u64>,
 }
 
-/// The set of the clients of a slot.
+/// Identifies the set that contains the clients of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// The family of the table.
@@ -80,9 +82,9 @@ pub struct Place {
 /// The pending changes to the clients in a [`Place`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chore {
-    /// Ports whose endpoint left the slot. Their clients are to be deleted.
+    /// The IDs of ports whose endpoint left the slot. Their clients are to be deleted.
     forget: BTreeSet<u32>,
-    /// Ports whose timeout changed. Their clients get the new timeout, in milliseconds.
+    /// The IDs of ports whose timeout changed. Their clients get the new timeout, in milliseconds.
     renew: BTreeMap<u32, u64>,
 }
 
@@ -101,8 +103,8 @@ pub enum Fate {
 const MOMENT: u64 = 100;
 
 impl Chore {
-    /// What happens to a client in the set. The time since the client's last connection counts, as if the timeout had
-    /// always had the present value.
+    /// Returns what happens to a client in the set. A new timeout counts from the client's last connection, not from
+    /// now.
     pub fn fate(&self, family: Family, client: &Element) -> Fate {
         let Some(number) = number_of_client(family, client) else { return Fate::Stays };
         if self.forget.contains(&number) {
@@ -150,7 +152,7 @@ impl Affinity {
         self.touched.insert(number);
     }
 
-    /// Assigns a number to a port: the one that it has in the kernel, otherwise an unused one.
+    /// Assigns an ID to a port: the ID that the port has in the kernel, or else an unused ID.
     fn claim(&mut self, key: PortKey, vip: &Vip) -> Number {
         let family = key.family;
         let is_free = |number: &u32| self.ports.get(&(family, *number)).is_some_and(|port| port.key.is_none());
@@ -231,7 +233,7 @@ impl Affinity {
 
     /// Processes the sets that were read from the kernel. The first call for a family adopts the slots in these sets.
     /// No VIP of the family may be programmed before this call, and all VIPs must be programmed after it. Every call
-    /// plans to delete the clients of unused slots, and to update the clients that have another timeout.
+    /// plans to delete the clients of unused slots, and to update the clients whose timeout differs from their port's.
     pub fn adopt<'a>(&mut self, family: Family, sets: impl Iterator<Item = (&'a Set, &'a [Element])> + Clone) {
         let of =
             |id: SetId| sets.clone().filter(move |(set, _)| *set.name == *id.name()).flat_map(|(_, elements)| elements);
@@ -305,7 +307,7 @@ impl Affinity {
     }
 }
 
-/// The port's number in an element of a set of clients.
+/// The port's ID in an element of a set of clients.
 fn number_of_client(family: Family, client: &Element) -> Option<u32> {
     let number = client.key.start().as_bytes().get(FieldType::address(family).padded_len()..)?;
     Some(u32::from_ne_bytes(number.try_into().ok()?))

@@ -58,15 +58,15 @@ pub struct NftBackend<K> {
 struct Generations {
     /// The generation at which each table was read.
     read: ByFamily<Option<u32>>,
-    /// The newest generation up to which no other process has changed the tables since they were read.
+    /// No other process changed the tables between the read and this generation.
     undisturbed: Option<u32>,
 }
 
-/// How many times clients are read again because some expired before they were changed.
+/// How many times the clients are read again if some of them expire before they are changed.
 const ATTEMPTS: usize = 8;
 
-/// The largest number of services that may be refused in one sync. With more, the cause is something else, and the
-/// sync fails.
+/// The largest number of services that may be refused in one sync. If the kernel refuses more, the services are not at
+/// fault, and the sync fails.
 const MAX_REFUSED: usize = 16;
 
 impl<K: Kernel> NftBackend<K> {
@@ -94,7 +94,8 @@ impl<K: Kernel> NftBackend<K> {
         &self.kernel
     }
 
-    /// Checks that nf_tables can be used at all. Without privileges, for instance, retries are useless.
+    /// Checks that nf_tables can be used at all. If it cannot, for instance because privileges are missing, retries are
+    /// useless.
     ///
     /// # Errors
     /// Returns an error with the cause and its remedy.
@@ -107,8 +108,8 @@ impl<K: Kernel> NftBackend<K> {
     /// independent: if the kernel cannot translate IPv6, IPv4 is still programmed.
     ///
     /// # Errors
-    /// Returns an error if both families fail, because the kernel refuses something that belongs to no single service,
-    /// or because it cannot be reached.
+    /// Returns an error if neither family can be programmed: the kernel refuses something that belongs to no single
+    /// service, or it cannot be reached.
     pub fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
             info!("this host has no IPv6; programming only IPv4");
@@ -142,7 +143,7 @@ impl<K: Kernel> NftBackend<K> {
             });
             return false;
         }
-        // What was read includes all commits from before the read.
+        // A read includes all commits that precede it.
         let is_newer = |read: u32| generation.wrapping_sub(read).cast_signed() > 0;
         touched.any(|family| self.generations.read[family].is_none_or(is_newer))
     }
@@ -168,8 +169,8 @@ impl<K: Kernel> NftBackend<K> {
         Ok(sent)
     }
 
-    /// Writes both tables. Repeats this if a service that the second table refused must also leave the first one, or if
-    /// another program turned out to have changed the tables.
+    /// Writes both tables. Repeats this if the kernel refused a service, because the service must then leave the other
+    /// table as well. Also repeats it if another program has changed the tables.
     fn write(&mut self) -> Vec<(Family, anyhow::Error)> {
         let mut refused = 0;
         loop {
@@ -238,7 +239,7 @@ impl<K: Kernel> NftBackend<K> {
         }
     }
 
-    /// Applies the portions in order. Returns the first one that failed, with its index.
+    /// Applies the portions in order. If one fails, stops and returns its index, its transaction and the error.
     fn apply_portions(&mut self, family: Family, portions: &Portions<SetId>) -> Option<(usize, Transaction, Error)> {
         for index in 0..portions.count() {
             let transaction = self.desired.tables()[family].transaction(portions, index);
@@ -265,8 +266,8 @@ impl<K: Kernel> NftBackend<K> {
         Ok(())
     }
 
-    /// Fills new chains before elements lead to them. If this fails, the transaction with the elements contains these
-    /// chains, too, and its errors are handled.
+    /// Adds and fills new chains before elements lead to them. A failure needs no handling here: the transaction with
+    /// the elements then also contains these chains, and its errors are handled.
     fn prepare(&mut self, family: Family) {
         let mut transaction = Transaction::new();
         let names = self.desired.tables()[family].preparation(&mut transaction);
@@ -279,8 +280,9 @@ impl<K: Kernel> NftBackend<K> {
         }
     }
 
-    /// Finds the element that the kernel refuses. The errors of older kernels identify only the set, so each element is
-    /// sent as a change of its own. Returns `None` if the kernel accepts all of them now.
+    /// Finds the element that the kernel refuses. The errors of older kernels identify only the set, so this sends the
+    /// transaction again, with each element of that set as a change of its own. Returns `None` if the kernel now
+    /// accepts the transaction.
     fn pinpoint(&mut self, transaction: Transaction, error: Error) -> Option<(Transaction, Error)> {
         let change = match &error {
             Error::Refused { change, element: None, .. } if !error.is_shortage() => *change,
@@ -349,8 +351,8 @@ impl<K: Kernel> NftBackend<K> {
         }
     }
 
-    /// Removes chains that nothing refers to. They are harmless: if the kernel still refuses the removal, a later sync
-    /// retries it.
+    /// Removes chains that nothing refers to. Such chains are harmless: if the kernel still refuses the removal, a
+    /// later sync retries it.
     fn remove_stale_chains(&mut self) {
         for family in Family::BOTH {
             let removal = self.desired.tables()[family].removal();
@@ -462,7 +464,7 @@ impl<K: Kernel> Backend for NftBackend<K> {
     }
 }
 
-/// The sets whose VIPs a table answers.
+/// The sets whose elements are the VIPs that a table answers.
 const ANSWERING: [SetId; 4] = [SetId::Services, SetId::LocalServices, SetId::NoEndpoints, SetId::AffinityVips];
 
 fn name(table: &Table) -> String {

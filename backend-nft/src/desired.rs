@@ -39,7 +39,8 @@ pub struct Desired {
 struct Tables {
     names: ChainNames,
     tables: ByFamily<TableState<SetId>>,
-    /// VIPs that changed since `take_moved`, with the endpoints that may answer now; `None` for a removed VIP.
+    /// VIPs that changed since the last call of `take_moved`, with the endpoints that may answer now; `None` for a
+    /// removed VIP.
     moved: HashMap<VipKey, Option<Endpoints>>,
     affinity: Affinity,
     /// What the chains and sets of session affinity depend on.

@@ -17,8 +17,8 @@ use crate::{Netlink, NftBackend};
 /// The nft backend of the node, or of the network namespace in which it was opened.
 pub type LiveBackend = Live<NftBackend<Netlink>, Tables>;
 
-/// Opens the backend. `resync_every`: how often it checks the tables without a notification, which is cheap if no program has
-/// changed them. It programs nothing yet. Must be called in a tokio runtime.
+/// Opens the backend, which programs nothing yet. `resync_every` is the interval of the checks that need no notification. Such a
+/// check is cheap if no program has changed the tables. Must be called in a tokio runtime.
 ///
 /// # Errors
 /// Returns an error if nf_tables cannot be used at all, for instance without privileges.
@@ -37,13 +37,13 @@ const LARGE: usize = 256;
 #[derive(Debug)]
 pub struct Tables {
     commits: Subscription,
-    /// The process ID of another localnet backend on this node, if a warning has named it already.
+    /// The process ID of another localnet backend on this node, if a warning has already reported it.
     rival: Option<u32>,
     /// Whether the subscription is paused.
     is_paused: bool,
     /// Whether commits of other processes may have gone unnoticed.
     is_blind: bool,
-    /// The period of checks without a notification, and when the next one is due.
+    /// The interval of the checks that need no notification, and when the next check is due.
     resync: Option<(Duration, Instant)>,
 }
 
@@ -107,8 +107,8 @@ impl Watch<NftBackend<Netlink>> for Tables {
         }
     }
 
-    /// Pauses the subscription during a large sync: to notify of each element takes the kernel and this process as long as
-    /// to add it.
+    /// Pauses the subscription during a large sync. For the kernel and this process, the notification of an element takes as long
+    /// as its addition.
     fn before_sync(&mut self, backend: &mut NftBackend<Netlink>, changes: &Changes) {
         self.is_paused = !backend.knows_tables() || changes.everything || changes.services.len() >= LARGE;
         if self.is_paused {

@@ -1,4 +1,4 @@
-//! The program `localnet-nft`.
+//! `localnet-nft` as a [`BackendProgram`]: its flags, its help and its commands.
 
 use std::convert::Infallible;
 

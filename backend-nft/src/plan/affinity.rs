@@ -1,10 +1,10 @@
 //! Session affinity: a client of a Service's port keeps its endpoint, whichever VIP of the port it connects to.
 //!
 //! ```text
-//!  services: `affinity-vips` gives the port's number, which is kept in the packet's priority
-//!     └─► affinity ─► lb-affinity-N ─┬─ client . number is in `affinity-S`, the VIP uses slot S ─► slot-S   for each slot S
+//!  services: `affinity-vips` gives the ID of the Service port, which is kept in the packet's priority
+//!     └─► affinity ─► lb-affinity-N ─┬─ client . ID is in `affinity-S`, the VIP uses slot S ─────► slot-S   for each slot S
 //!                                    └─ else `affinity-picks`, at random ────────────────────────► slot-S
-//!  slot-S: client . number goes into `affinity-S` for the VIP's timeout, then translation to the endpoint in slot S
+//!  slot-S: client . ID goes into `affinity-S` for the VIP's timeout, then translation to the endpoint in slot S
 //! ```
 //!
 //! The priority is the only field of a packet that nothing else reads between the lookups: docs/decisions/0022.
@@ -28,10 +28,10 @@ use super::{
     stable_slots::Slots,
 };
 
-/// Counts of what the VIPs with affinity of one family use.
+/// How many VIPs use each pool, number of slots and timeout. Only the VIPs of one family that have session affinity count.
 #[derive(Clone, Debug, Default)]
 pub struct Uses {
-    /// The number of VIPs by pool and size, and by the number of slots they need.
+    /// For each pool and size, the number of VIPs by the number of slots that they need.
     pools: BTreeMap<(Pool, u32), BTreeMap<u32, usize>>,
     timeouts: BTreeMap<u32, usize>,
 }
@@ -39,7 +39,7 @@ pub struct Uses {
 /// What the chains and sets of session affinity depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// The number of slots to search for clients, by pool and size.
+    /// The number of slots in which to search for a client, by pool and size.
     pools: BTreeMap<(Pool, u32), u32>,
     /// The timeouts in seconds.
     timeouts: BTreeSet<u32>,
@@ -67,7 +67,7 @@ impl Uses {
         }
     }
 
-    /// The shape: what is used at least once.
+    /// The pools, sizes and timeouts that at least one VIP uses.
     pub fn shape(&self) -> Shape {
         let top = |(pool, tops): (&_, &BTreeMap<u32, usize>)| Some((*pool, *tops.last_key_value()?.0));
         Shape { pools: self.pools.iter().filter_map(top).collect(), timeouts: self.timeouts.keys().copied().collect() }
@@ -115,7 +115,8 @@ pub fn of_vip(tuple: &Tuple, vip: &Vip, slots: &Slots, emit: &mut impl FnMut(Set
             continue;
         }
         emit(pool.affinity_sizes(), Element::new(with(super::slots(endpoints.len()))));
-        // In the order of slots. Number 0 is the fallback, so it leads to a chain that has existed for a long time.
+        // The picks have the order of the slots. Pick 0 is the fallback, so it leads to the lowest slot in use, whose chain has
+        // existed for a long time.
         let in_use: BTreeSet<u32> = endpoints.iter().filter_map(|endpoint| slots.of(endpoint)).collect();
         for (index, slot) in (0..).zip(in_use) {
             emit(pool.affinity_slots(), Element::new(with(slot)));
@@ -149,8 +150,8 @@ impl Shape {
         dispatch.into_iter().chain(sizes).chain(slots).collect()
     }
 
-    /// Dispatches by size. Each VIP has one size. While the size changes, a packet may match neither the old nor the
-    /// new size. The chain that searches the most slots is the fallback.
+    /// Dispatches by size. Each VIP has one size. While the size changes, a packet may match neither the old nor the new size.
+    /// For such a packet, the chain that searches the most slots is the fallback.
     fn dispatch(&self, pool: Pool) -> Chain {
         let chain = Chain::new(pool.affinity_chain()).comment("session affinity, by the number of endpoints");
         let sizes = || self.pools.iter().filter(|((of, _), _)| *of == pool).map(|((_, size), top)| (*size, *top));
@@ -180,8 +181,8 @@ impl Shape {
     }
 }
 
-/// The chain that searches for the client, and then picks an endpoint at random. If a lookup misses because the slot
-/// was released in between, the next rule follows.
+/// The chain that searches for the client, and then picks an endpoint at random. If a lookup misses because the slot was released
+/// in between, the packet continues at the next rule.
 fn lb(pool: Pool, size: u32, top: u32) -> Chain {
     let pick = |modulus| Statement::vmap(numbered(Generator::Random(modulus)), pool.affinity_picks().name());
     let chain = (0..top).fold(Chain::new(lb_chain(pool, size)), |chain, slot| {
@@ -204,7 +205,7 @@ fn lb_chain(pool: Pool, size: u32) -> Name {
     .into()
 }
 
-/// Stores the number of the VIP's port in the packet's priority. For VIPs without affinity the rule ends here.
+/// Stores the ID of the VIP's Service port in the packet's priority. For VIPs without affinity the rule ends here.
 pub fn numbering() -> Statement {
     Statement::PriorityMap(VIP.into(), SetId::AffinityVips.name().into())
 }

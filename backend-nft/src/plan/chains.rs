@@ -1,4 +1,4 @@
-//! The chains and their rules. No rule names a service, because services are elements of sets and maps.
+//! The chains and their rules. No rule mentions a service, because services are elements of sets and maps.
 
 use localnet_client::vips::Facts;
 use localnet_linux::nft::{Chain, ChainKind, HookPoint, Rule, Statement, Verdict};
@@ -70,7 +70,8 @@ fn external_local(facts: &Facts, family: Family, affinity: bool) -> Chain {
     chain.rule(Rule::from(Statement::Verdict(Verdict::Accept)).comment("no local endpoint: not translated"))
 }
 
-/// Adds the rules for senders that external policy Local does not concern. `of_node` is for packets from the node itself.
+/// Adds the rules for senders to which external policy Local does not apply. `of_node` is the statement for packets from the node
+/// itself.
 fn own_traffic(chain: Chain, facts: &Facts, family: Family, of_node: Statement) -> Chain {
     rules::for_pods(chain, facts, family, Statement::Verdict(Verdict::Return)).rule(rules::for_node(of_node))
 }
@@ -80,10 +81,10 @@ fn masquerading(facts: &Facts) -> Chain {
     rules::masquerading(facts).rule([Statement::ConnectionDnat, is_hairpin, Statement::Masquerade])
 }
 
-/// The chain for VIPs whose only endpoints are on other nodes, under external policy Local. The kernel does not call a
-/// connection translated if its endpoint has the VIP's own address and port, such as a pod of the host network behind
-/// its node's address. So this chain checks the sender instead: pods of this node and the node itself always have an
-/// endpoint.
+/// The chain for VIPs whose only endpoints are on other nodes, under external policy Local. The kernel does not treat a
+/// connection as translated if the endpoint has the VIP's own address and port, for example if the VIP is a node's address and
+/// the endpoint is a host-network pod of that node. So this chain checks the sender instead: pods of this node and the node
+/// itself always have an endpoint.
 fn unserved_local(facts: &Facts, family: Family) -> Chain {
     let chain = Chain::new(names::UNSERVED_LOCAL).comment("external traffic policy Local without a local endpoint");
     own_traffic(chain, facts, family, Statement::Verdict(Verdict::Return)).rule(Statement::Verdict(Verdict::Drop))

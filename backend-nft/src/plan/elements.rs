@@ -64,8 +64,8 @@ fn pool(tuple: &Tuple, vip: &Vip, pool: Pool, names: &ChainNames, emit: &mut imp
     let chain = names.chain(pool, slots(endpoints.len())).clone();
     let verdict = match pool {
         Pool::Cluster => Verdict::Goto(chain),
-        // Returns to `external-local`, which ends there: a packet without a match must not reach the
-        // endpoints of the whole cluster.
+        // A packet without a match returns to `external-local`, which accepts it untranslated, so that it does not
+        // reach the endpoints of the whole cluster.
         Pool::Local => Verdict::Jump(chain),
     };
     emit(pool.services(), Element::verdict(tuple.clone(), verdict).comment(vip.comment.clone()));

@@ -30,7 +30,7 @@ pub enum SetId {
     Firewalled,
     /// VIP and source range that may reach it.
     AllowedSources,
-    /// VIP with session affinity → the number of its Service's port.
+    /// VIP with session affinity → the ID of its Service's port.
     AffinityVips,
     /// VIP and timeout in seconds.
     AffinityTimeouts,
@@ -100,7 +100,7 @@ impl Sets for SetId {
         self as usize
     }
 
-    /// Whether it exists only while something has session affinity.
+    /// Whether the set exists only while a VIP has session affinity.
     fn is_optional(self) -> bool {
         self >= Self::AffinityVips
     }
@@ -129,7 +129,7 @@ pub fn clients(family: Family, slot: u32) -> Set {
 /// How many clients each slot remembers.
 const CLIENTS: u32 = 65_536;
 
-/// The slot of a set of clients with this name; `None` if it is no such name.
+/// The slot whose set of clients has this name; `None` if no set of clients can have it.
 pub fn slot_of_clients(name: &str) -> Option<u32> {
     let number = name.strip_prefix("affinity-")?.parse().ok()?;
     (*clients_name(number) == *name).then_some(number)

@@ -1,7 +1,7 @@
 //! Session affinity: the slot of each endpoint of a Service's port.
 //!
 //! The kernel remembers the slot of each client of the port. An endpoint therefore keeps its slot while any VIP of the
-//! port uses it. A slot that lost its endpoint gets no other one until the kernel has forgotten its clients.
+//! port uses it. A slot that lost its endpoint gets no new endpoint until the kernel has forgotten the slot's clients.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -21,12 +21,12 @@ pub struct Slots {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Used {
     slot: u32,
-    /// How many VIPs use the endpoint. At zero it keeps the slot until the change is applied.
+    /// How many VIPs use the endpoint. When none does, the endpoint keeps its slot until the change is applied.
     vips: usize,
 }
 
 impl Slots {
-    /// No slots yet, for the port with this number.
+    /// Creates the slots of the port with this ID. The port has none yet.
     pub fn new(number: u32) -> Self {
         Self { number, ..Self::default() }
     }
@@ -36,7 +36,7 @@ impl Slots {
         let mut votes: BTreeMap<(SocketAddr, u32), usize> = BTreeMap::new();
         seen.into_iter().for_each(|pair| *votes.entry(pair).or_default() += 1);
         let mut pairs: Vec<_> = votes.into_iter().collect();
-        // If the VIPs disagree, another program changed them; the majority counts.
+        // If the VIPs disagree about an endpoint's slot, another program changed one of them, so the majority counts.
         pairs.sort_by_key(|((_, slot), votes)| (std::cmp::Reverse(*votes), *slot));
         let mut slots = Self::new(number);
         let mut taken = BTreeSet::new();
@@ -51,7 +51,7 @@ impl Slots {
         slots
     }
 
-    /// The number of the port in the kernel.
+    /// The ID of the port in the kernel.
     pub fn number(&self) -> u32 {
         self.number
     }
