@@ -45,8 +45,8 @@ pub struct Arguments {
 /// Runs the program until SIGTERM or SIGINT, or with `--once` until one state is applied.
 ///
 /// # Errors
-/// Returns an error if a flag or the configuration is invalid, the source is unusable, or the kernel cannot be programmed at
-/// all. With `--once`, any other failure is an error, too.
+/// Returns an error if a flag or the configuration is invalid, the source is unusable, or the kernel cannot be programmed at all.
+/// With `--once`, every other failure is an error as well; without it, the program retries.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     arguments.backend.check()?;
     // The backend to use if the configuration names no mode.

@@ -20,7 +20,7 @@ use crate::FeedSource;
 
 /// All backends.
 pub static BACKENDS: &[Entry] = &[
-    // The first backend also serves the modes that no backend has.
+    // The first backend is also the default for the modes of kube-proxy that no backend corresponds to.
     Entry::of::<localnet_nft::Nft>(),
     Entry::of::<localnet_iptables::Iptables>(),
     Entry::of::<localnet_ipvs::Ipvs>(),
@@ -29,8 +29,8 @@ pub static BACKENDS: &[Entry] = &[
 /// The future of a call. It runs in the task of the caller.
 type Work<'a> = Pin<Box<dyn Future<Output = anyhow::Result<()>> + 'a>>;
 
-/// A backend in the registry: the parts of a [`BackendProgram`]. Its functions get `own`, the values of the flags that only this
-/// backend has.
+/// A backend in the registry: the parts of a [`BackendProgram`]. The parameter `own` of its functions contains the values of the
+/// flags that only this backend has.
 pub struct Entry {
     /// See [`BackendProgram::NAME`].
     pub name: &'static str,
@@ -110,10 +110,10 @@ impl BackendArgs {
         self.chosen.or_else(of_mode).unwrap_or(&BACKENDS[0])
     }
 
-    /// Checks that no flag belongs to another backend than the one that `--backend` names.
+    /// Checks that each flag of a single backend belongs to the backend that `--backend` names.
     ///
     /// # Errors
-    /// Returns an error with the name of the flag, if a flag belongs to another backend.
+    /// Returns an error if a flag belongs to another backend. The error contains the flag and its backend.
     pub fn check(&self) -> anyhow::Result<()> {
         let Some(chosen) = self.chosen else { return Ok(()) };
         for entry in BACKENDS.iter().filter(|entry| entry.name != chosen.name) {

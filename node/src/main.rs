@@ -1,4 +1,4 @@
-//! The program `localnet-node`: brain and one backend in one process.
+//! The program `localnet-node`, which runs the brain and one backend in one process.
 
 use std::process::ExitCode;
 
@@ -6,7 +6,7 @@ use clap::Parser as _;
 use localnet_config::flags::spelled;
 use localnet_node::args::{self, Arguments};
 
-/// jemalloc returns to the kernel the memory that is needed only to read and write the first state.
+/// Reading and writing the first state needs much memory. jemalloc returns this memory to the kernel afterwards.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
