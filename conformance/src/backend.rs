@@ -1,4 +1,4 @@
-//! The running COMMAND, and the state that it holds.
+//! The backend under test: runs its command, and reads the state that it holds.
 
 use std::{
     fs::{self, File},
@@ -23,7 +23,7 @@ const POLL: Duration = Duration::from_millis(3);
 /// How many lines of a log an error shows.
 const TAIL: usize = 12;
 
-/// A command with placeholders.
+/// The command that starts a backend, with its placeholders.
 #[derive(Clone, Debug)]
 pub struct BackendCommand {
     text: String,
@@ -32,8 +32,8 @@ pub struct BackendCommand {
 }
 
 impl BackendCommand {
-    /// A backend's command. Its files are in `folder`. The brain listens on `port` of the loopback interface, or on a unix socket in
-    /// the folder.
+    /// The command of a backend whose files are in `folder`. The brain listens on `port` of the loopback interface, or on a unix
+    /// socket in the folder.
     pub fn new(text: &str, folder: &Path, port: Option<u16>) -> Self {
         let api = port.map_or_else(|| Address::Unix(folder.join("brain.sock")), loopback);
         Self { text: text.to_owned(), folder: folder.to_owned(), api }
@@ -200,8 +200,8 @@ impl Backend {
     /// Waits until the backend holds exactly `state`.
     ///
     /// # Errors
-    /// Returns an error if the backend does not hold `state` within `patience`, holds another state of this revision, or reports
-    /// an error.
+    /// Returns an error if the backend does not hold `state` within `patience`, holds a different state under this revision, or
+    /// reports an error.
     pub fn await_state(
         &mut self,
         brain: &Brain,

@@ -75,7 +75,8 @@ impl Brain {
         })
     }
 
-    /// Closes each connection at once, like a brain that is starting or stopping. [`Log::refused_connections`] counts them.
+    /// Closes each new connection immediately, like a brain that is starting or stopping. [`Log::refused_connections`] counts
+    /// them.
     ///
     /// # Errors
     /// Returns an error if the address cannot be bound.
@@ -155,7 +156,8 @@ impl Brain {
     /// Waits until `condition`, called with the log, returns a value.
     ///
     /// # Errors
-    /// Returns an error that contains `what` if there is no value within `patience`.
+    /// Returns an error if `condition` returns no value within `patience`. The error contains `what`, the description of the
+    /// condition.
     pub fn wait<T>(
         &self,
         patience: Duration,
@@ -168,7 +170,7 @@ impl Brain {
     /// Like [`Self::wait`], but stops waiting as soon as `check` fails.
     ///
     /// # Errors
-    /// Returns an error if the condition does not return a value within `patience`, or if `check` fails.
+    /// Returns an error if `condition` returns no value within `patience`, or if `check` fails.
     pub fn wait_while<T>(
         &self,
         patience: Duration,
@@ -187,7 +189,7 @@ impl Brain {
             if left.is_zero() {
                 let calls = log.calls.len();
                 bail!(
-                    "{what}: not within {patience:?}; the backend called Next {calls} times, last with {:?}",
+                    "expected {what} within {patience:?}; the backend called Next {calls} times, last with {:?}",
                     log.calls.last()
                 );
             }

@@ -1,7 +1,7 @@
 //! What a backend claims to support. Pure.
 //!
-//! A level checks only what a backend claims, so that the kit can also test a simple proxy in user space. The table counts the
-//! checks that the backend does not claim, so no check is skipped silently.
+//! A level checks only what a backend claims, so that the kit can also test a simple proxy in user space. The table of results
+//! counts the checks for which a claim is missing, so no check is skipped silently.
 
 use std::{collections::BTreeSet, fmt, net::SocketAddr, str::FromStr};
 
@@ -205,8 +205,8 @@ fn is_of(service: &localnet_proto::Service, to: SocketAddr) -> bool {
     external.clone().any(|ip| *ip == to.ip()) || service.ports.iter().any(|port| port.node_port == Some(to.port()))
 }
 
-/// The claim for the flow's destination. A Service owns all ports of its ClusterIPs; of other addresses, it owns only the ports
-/// that it has itself.
+/// The claim for the flow's destination. A Service owns all ports of its ClusterIPs. On its other addresses, it owns only its own
+/// ports.
 fn destination(flow: &Flow, state: &Snapshot) -> Claim {
     let (ip, number) = (flow.to.ip(), flow.to.port());
     let any = |of: &dyn Fn(&Service) -> bool| state.services.values().any(|service| of(service));

@@ -67,7 +67,7 @@ impl Listener {
         })
     }
 
-    /// Closes each connection at once, and calls `refused_connections` for each.
+    /// Closes each new connection immediately, and calls `refused_connections` for each.
     pub(crate) async fn refuse_connections(self, refused_connections: impl Fn()) {
         loop {
             if self.accept().await.is_ok() {

@@ -1,4 +1,5 @@
-//! The brain's gRPC services `Endpoints` and `Backends`. Answers come from the feed, each with the next fault.
+//! The brain's gRPC services `Endpoints` and `Backends`. Each answer comes from the feed, with the next fault that a
+//! check has requested.
 
 use std::{
     convert::Infallible,

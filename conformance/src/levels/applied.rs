@@ -1,4 +1,4 @@
-//! Checks of the level `life`: a backend must not present a state as applied too early, in its tokens and reports.
+//! Checks of the level `life`: the tokens and reports of a backend must not present a state as applied before it is.
 
 use anyhow::Context as _;
 use localnet_proto::wire::NextFilter;
@@ -6,7 +6,7 @@ use localnet_proto::wire::NextFilter;
 use super::fixture::{Life, command, serving};
 use crate::outcome::Verdict;
 
-/// If a backend sends the token of a state, it has applied that state, or applies it without a further change.
+/// If a backend sends the token of a state, it has applied that state, or applies it even if no further change arrives.
 pub(super) fn token_after_state(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.start()?;
     for pods in [1, 2, 1] {
@@ -16,7 +16,7 @@ pub(super) fn token_after_state(life: &mut Life<'_>) -> anyhow::Result<Verdict> 
             let names = |call: &NextFilter| (call.instance_id, call.rev) == (revision.instance, revision.rev);
             log.calls.iter().any(names).then_some(())
         })?;
-        // The backend may still be writing the state; it must finish without a further change.
+        // The backend may still be writing the state; it must finish even if no further change arrives.
         life.bench.await_state(revision, &serving(pods))?;
         life.await_packets(pods)?;
     }
@@ -34,7 +34,7 @@ pub(super) fn apply_fails(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     command(life, &obstruct)?;
     let answers_started = life.bench.brain.answers_started();
     let revision = life.bench.brain.publish(&serving(2));
-    let what = "another attempt after one that failed: the same request again, or a report with an error or of success";
+    let what = "a retry after a failed change: the same request again, or a report of the error or of success";
     life.bench.brain.wait(life.bench.options.patience, what, |log| {
         let reported =
             log.reports.iter().any(|report| (report.instance_id, report.rev) == (revision.instance, revision.rev));

@@ -39,7 +39,7 @@ pub(super) enum Node<'a> {
 }
 
 impl Node<'_> {
-    /// A node of its own, if the kit runs as root.
+    /// Creates a network for the backend, or uses this machine if the kit does not run as root.
     pub(super) fn own() -> anyhow::Result<Self> {
         if !rustix::process::geteuid().is_root() {
             return Ok(Self::Here);
@@ -147,13 +147,15 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Passed if anything has shown the backend's state, otherwise not claimed. A report does not prove anything.
+    /// The verdict is passed if anything has shown the backend's state, otherwise not claimed. A report does not prove
+    /// anything.
     pub(super) fn verdict(&self) -> Verdict {
         let unseen = "nothing shows its state: use {dump}, claim packets (as root), or pass --read-back";
         if self.shown { Verdict::Passed } else { Verdict::NotClaimed(unseen.to_owned()) }
     }
 
-    /// Fails if the backend holds a revision that it cannot have, or reports it as applied.
+    /// Fails if the backend holds a revision of which it received no complete answer, or reports this revision as
+    /// applied.
     pub(super) fn ensure_not_applied(&mut self, revision: Revision) -> anyhow::Result<()> {
         let backend = self.backend.as_mut().context("the backend is not running")?;
         backend.is_alive()?;

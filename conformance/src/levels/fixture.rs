@@ -22,7 +22,7 @@ pub(super) struct PodNetwork {
 }
 
 impl PodNetwork {
-    /// `None` if the kit does not run as root.
+    /// Creates the network; `None` if the kit does not run as root.
     pub(super) fn build() -> anyhow::Result<Option<Self>> {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);
@@ -62,7 +62,7 @@ impl<'a> Life<'a> {
         self.bench.start_backend()
     }
 
-    /// The network, if all of `needed` is claimed.
+    /// The network, if the backend makes all the claims in `needed`.
     pub(super) fn claimed(&self, needed: &[Claim]) -> Option<&'a PodNetwork> {
         let claims = &self.bench.options.claims;
         self.lab.filter(|_| needed.iter().all(|claim| claims.has(*claim)))

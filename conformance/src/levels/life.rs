@@ -1,4 +1,4 @@
-//! The level `life`: failures that a backend must survive. If it claims packets, they are checked, too.
+//! The level `life`: failures that a backend must survive. If the backend claims packets, the checks also send packets.
 
 use anyhow::Context as _;
 use rustix::process::Signal;
@@ -87,7 +87,7 @@ fn stop_and_check_exit(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
         options.stop,
         backend.log_tail()
     );
-    // The check concerns only the exit, so it passes even if nothing has shown the backend's state.
+    // The check concerns only the exit, so the check passes even if nothing has shown the backend's state.
     Ok(Verdict::Passed)
 }
 

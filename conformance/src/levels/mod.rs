@@ -90,7 +90,7 @@ impl Options {
     }
 }
 
-/// Runs the checks, and calls `report` with each outcome at once.
+/// Runs the checks, and calls `report` with each outcome as soon as it is known.
 ///
 /// # Errors
 /// Returns an error if a level cannot start, because a Case cannot be read or network namespaces cannot be created.

@@ -24,7 +24,7 @@ const CHANGES: u16 = 20;
 /// How many connections test affinity. A random choice between two endpoints would pass once in 32,768 times.
 const AFFINITY_PROBES: usize = 16;
 
-/// The network for packets, if all of `needed` is claimed and the kit runs as root.
+/// The network for packets, if the kit runs as root and the backend makes all the claims in `needed`.
 fn lab<'a>(life: &Life<'a>, needed: &[Claim]) -> Result<&'a PodNetwork, Verdict> {
     let words: Vec<_> = needed.iter().map(|claim| claim.as_str()).collect();
     let missing = || Verdict::NotClaimed(format!("this check needs root, and the claims {}", words.join(", ")));
@@ -173,6 +173,6 @@ pub(super) fn stale_udp(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     };
     life.eventually(|_| answered_by(PODS[0]))?;
     life.bench.apply(&of(PODS[1])?)?;
-    life.eventually(|_| answered_by(PODS[1])).context("the endpoint of a UDP flow was replaced")?;
+    life.eventually(|_| answered_by(PODS[1])).context("after the endpoint of a UDP flow was replaced")?;
     Ok(Verdict::Passed)
 }

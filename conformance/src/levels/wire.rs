@@ -182,7 +182,7 @@ fn starts_without_a_token(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     let first = bench.brain.wait(bench.options.patience, "a call of Next", |log| log.calls.first().copied())?;
     anyhow::ensure!(
         (first.instance_id, first.rev) == (0, 0),
-        "the backend's first call names state {}:{}, which it cannot have",
+        "the backend's first call of Next has the token {}:{}, although the backend had not received a state yet",
         first.instance_id,
         first.rev
     );
@@ -216,7 +216,7 @@ fn await_token(bench: &Bench<'_>, revision: Revision) -> anyhow::Result<usize> {
     })
 }
 
-/// A cut stream has no effect: the backend requests the answer again, and until then applies no part of it.
+/// A stream that is cut has no effect: the backend requests the answer again, and applies no part of the incomplete answer.
 fn cut(bench: &mut Bench<'_>, fault: Fault) -> anyhow::Result<()> {
     let before = state([service(1, 1), service(2, 1), service(3, 1)]);
     let held = bench.apply(&before)?;
