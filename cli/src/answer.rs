@@ -70,7 +70,7 @@ impl Show for Answer {
             _ = writeln!(text, "{}", style.paint(Tone::Good, "no problem found on this node"));
             _ = writeln!(
                 text,
-                "   what remains to check: the endpoints, network policies beyond this node, the way back"
+                "   what remains to check: the endpoints, network policies on other nodes, and the route of the replies"
             );
         }
         for checked in self.checked.iter().filter(|_| style.wide || self.causes.is_empty()) {

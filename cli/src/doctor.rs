@@ -62,7 +62,7 @@ pub struct Evidence {
     pub api: String,
     /// The status of the brain and its backends, or why it is unknown.
     pub status: Option<Result<Status, String>>,
-    /// The number of Services in the state and of those without an eligible endpoint, or why there is no state.
+    /// The number of Services in the state, and how many of them have no eligible endpoint; or why there is no state.
     pub state: Option<Result<(usize, usize), String>>,
     /// The configuration that the checks use.
     pub configuration: Option<Origin>,
@@ -74,7 +74,7 @@ pub struct Evidence {
     pub forwards: ByFamily<Option<bool>>,
     /// The setting `route_localnet` of all interfaces.
     pub route_localnet: Option<i64>,
-    /// The number of tracked flows and its limit.
+    /// The number of tracked flows, and the largest number that the kernel tracks.
     pub tracked: Option<(i64, i64)>,
     /// Whether legacy ip_tables are in use.
     pub legacy: bool,
@@ -149,7 +149,7 @@ impl Findings {
                     None if status.unread => {
                         let age = backend.age_millis / 1000;
                         let problem = format!(
-                            "the backend {name} last reported in {} {age} s ago, and no backend waits for the next state",
+                            "the backend {name} sent its last report for {} {age} s ago, and no backend waits for the next state",
                             family.family
                         );
                         self.add("backends", of(Code::BackendStopped, problem));
@@ -177,7 +177,7 @@ impl Findings {
     fn tables(&mut self, evidence: &Evidence) {
         match &evidence.tables {
             None => {}
-            // The reason may name a further remedy.
+            // The reason may contain a further remedy.
             Some(Err(unread)) => {
                 let remedy = if unread.code == Code::KernelDenied { unread.code.remedy() } else { "" };
                 self.add("tables", unread.clone().remedy(remedy));
@@ -279,7 +279,7 @@ pub fn read_kernel(
     evidence.legacy = std::fs::read_to_string("/proc/net/ip_tables_names").is_ok_and(|names| !names.trim().is_empty());
 }
 
-/// Returns the number of Services in a state, and of those without an eligible endpoint.
+/// Returns the number of Services in a state, and how many of them have no eligible endpoint.
 pub fn count(state: &Snapshot) -> (usize, usize) {
     let is_served = |service: &Service| service.endpoints.iter().any(|endpoint| endpoint.scopes.is_eligible());
     let bare = state.services.values().filter(|service| !is_served(service));

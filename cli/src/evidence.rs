@@ -29,7 +29,8 @@ pub struct Evidence {
     pub status: Option<Status>,
     /// The requested address family, if the Service has no address of it.
     pub lacks_family: Option<Family>,
-    /// If the requested address does not belong to the Service: that address, and the addresses of the Service.
+    /// A sentence with the requested address and the addresses of the Service, if the requested address is not one of
+    /// these.
     pub not_its_address: Option<String>,
     /// The addresses that clients can connect to.
     pub fronts: Vec<Front>,

@@ -1,7 +1,7 @@
 //! `localnet explain`: follows one packet, from the outcome in the brain's state to the kernel's rules.
 //!
 //! ```text
-//!  state ─► oracle (client::route) ─► outcome ─┬─► reasons: endpoints that are not eligible, and the rule that decides
+//!  state ─► oracle (client::route) ─► outcome ─┬─► reasons: endpoints that are not eligible, and why
 //!                                              ├─► path: chains, rules, elements ─► kernel: whether it holds them
 //!                                              └─► connection tracking: the existing flows
 //! ```
@@ -30,7 +30,7 @@ use crate::{
     world::{Judged, World},
 };
 
-/// How many flows an answer names.
+/// How many flows an answer lists.
 const MOST_FLOWS: usize = 20;
 
 /// The outcome for a packet, and the reasons.

@@ -104,7 +104,7 @@ impl fmt::Display for PortText<'_> {
 pub const SERVICE_HEADINGS: [&str; 7] =
     ["NAMESPACE", "NAME", "TYPE", "CLUSTER-IP", "EXTERNAL-IP", "PORTS", "ENDPOINTS"];
 
-/// Adds a Service to a table row.
+/// Adds the cells of a Service to a table row.
 pub fn service_row(row: &mut Row<'_>, service: &Service) {
     let all = service.endpoints.len();
     let serve = service.endpoints.iter().filter(|endpoint| endpoint.scopes.is_eligible()).count();

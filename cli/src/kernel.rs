@@ -1,7 +1,8 @@
 //! Reads the kernel: our rules in nf_tables, the rules of other programs, routes, flows and settings. No other file of the
 //! command reads the kernel.
 //!
-//! If a privilege or nf_tables is missing, the answer contains the reason as text, and everything that needs no kernel.
+//! If the process lacks a privilege or the kernel lacks nf_tables, the answer contains the reason as text. It still contains
+//! everything that follows from the state.
 
 use std::{
     collections::HashMap,
@@ -67,7 +68,7 @@ impl Kernel {
         })
     }
 
-    /// Returns the chains of our table; `None` if there is no table. They are read once.
+    /// Returns the chains of our table; `None` if there is no table. Only the first call for a family reads them from the kernel.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses the request.
@@ -149,7 +150,7 @@ impl Kernel {
         Ok(endpoints)
     }
 
-    /// Returns those of the `wanted` chains that are missing from the kernel or differ there.
+    /// Returns the names of the `wanted` chains that the kernel lacks or holds in another form.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses the request.
@@ -272,7 +273,8 @@ pub fn setting(name: &str) -> Option<i64> {
     Settings::default().get(name).ok()
 }
 
-/// Returns the number of tracked flows and its limit; `None` if connection tracking is not loaded.
+/// Returns the number of tracked flows, and the largest number that the kernel tracks; `None` if connection tracking is not
+/// loaded.
 pub fn tracked() -> Option<(i64, i64)> {
     let of = |name: &str| setting(&format!("proc/sys/net/netfilter/nf_conntrack_{name}"));
     of("count").zip(of("max"))

@@ -81,7 +81,7 @@ impl<'a> Path<'a> {
         &self.chains
     }
 
-    /// Returns the steps of a packet to a VIP. `at_node` tells whether the destination is an address of the node.
+    /// Returns the steps of a packet to a VIP. `at_node` is true if the destination is an address of the node.
     pub fn to_vip(
         mut self,
         packet: &Packet,

@@ -2,7 +2,7 @@
 //!
 //! | `--from` | |
 //! |---|---|
-//! | `10.244.0.7` | the node, if the address is its own; a pod of this node, if the detector recognizes it; any other sender |
+//! | `10.244.0.7` | the node, if the address is its own; a pod of this node, if the detector recognizes it; otherwise any other sender |
 //! | `pod`, `pod:10.244.0.7` | a pod of this node |
 //! | `node` | the node itself |
 //! | `outside`, `outside:203.0.113.2` | any other sender |
@@ -168,7 +168,7 @@ pub fn destination(to: &To, family: Option<Family>, state: &Snapshot) -> Result<
 pub struct Here<'a> {
     /// The addresses of its interfaces.
     pub local: &'a [IpAddr],
-    /// The interface that leads to the sender, if the kernel was read. The sender's packets arrive there, too.
+    /// The interface that leads to the sender, if the kernel was read. The sender's packets arrive at the same interface.
     pub interface: Option<&'a str>,
 }
 
@@ -190,7 +190,8 @@ pub fn packet(from: From, to: (SocketAddr, Protocol), state: &Snapshot, facts: &
             Some(PodSource::InterfacePrefix(prefix)) if interface.is_some_and(|of| of.starts_with(&**prefix)) => {
                 Origin::Pod
             }
-            // The sender's interface is unknown, because the kernel was not read. So the pod CIDRs of the node decide.
+            // The sender's interface is unknown, because the kernel was not read. So the node's pod CIDRs determine whether the
+            // sender is a pod.
             Some(PodSource::Interface(_) | PodSource::InterfacePrefix(_))
                 if interface.is_none() && state.node.pod_cidrs.iter().any(|cidr| cidr.contains(&address)) =>
             {

@@ -97,7 +97,7 @@ impl Global {
     }
 
     fn saved(&self) -> anyhow::Result<Snapshot> {
-        let path = self.state.as_deref().context("--state names no file")?;
+        let path = self.state.as_deref().context("--state is missing")?;
         let wrong = || format!("{} is not a state saved by `localnet get state -o yaml`", path.display());
         read(&text_of(path)?).with_context(wrong)
     }
@@ -117,7 +117,7 @@ pub fn text_of(path: &Path) -> anyhow::Result<String> {
 /// Reads a saved state from JSON or YAML.
 ///
 /// # Errors
-/// Returns an error with its position if the text is not a state.
+/// Returns an error if the text is not a state. The error contains the position of the first mistake.
 pub fn read(text: &str) -> anyhow::Result<Snapshot> {
     match text.trim_start().starts_with('{') {
         true => Ok(serde_json::from_str(text)?),

@@ -16,7 +16,7 @@ pub struct Style {
     pub no_headings: bool,
 }
 
-/// Whether a text reports something good or bad. It decides the colour.
+/// Whether a text reports something good or bad. This determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
     /// Correct.

@@ -221,7 +221,10 @@ async fn packet(world: &World, from: Sender, to: &To) -> Result<(localnet_client
     let destination =
         destination.map_err(|no| Failure::Missing(format!("{no}; localnet explain --why-not shows the cause")))?;
     if let Some(source) = from.address().filter(|source| source.is_ipv4() != destination.0.is_ipv4()) {
-        return Err(Failure::Usage(format!("{source} and {} are of different families", destination.0)));
+        return Err(Failure::Usage(format!(
+            "the sender {source} and the destination {} are of different address families",
+            destination.0
+        )));
     }
     let packet = world.packet(from, destination).await;
     Ok((packet, from.address().is_some() || from == Sender::Node))

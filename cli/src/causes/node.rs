@@ -16,7 +16,7 @@ use crate::{
     explain::PathRow,
 };
 
-/// How many endpoints a cause names.
+/// How many endpoints a cause lists by address.
 const MOST_NAMED: usize = 3;
 
 /// Adds the causes at an address for which the state contains endpoints.
@@ -74,7 +74,7 @@ pub(super) fn of_front(evidence: &Evidence, number: usize, front: &Front, rankin
     }
 }
 
-/// Adds one cause for each reason why endpoints have no route, however many addresses and endpoints show it.
+/// Adds one cause for each reason why endpoints have no route. The endpoints with the same reason share one cause.
 pub(super) fn of_routes(evidence: &Evidence, ranking: &mut Ranking) {
     let mut by_reason: BTreeMap<&str, (usize, BTreeSet<IpAddr>)> = BTreeMap::new();
     for (number, front) in evidence.fronts.iter().enumerate() {
