@@ -20,9 +20,10 @@ pub use subject::{Object, Subject};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// The value or object is not used: a program cannot start with it, or it is not programmed.
+    /// The program does not use the value or object: it does not start with an invalid configuration, and does not
+    /// program an invalid object.
     Error,
-    /// The value or object is used, but an operator should check whether it is intended.
+    /// The program uses the value or object, but an operator should check whether it is intended.
     Warning,
 }
 
@@ -84,7 +85,7 @@ impl Diagnostic {
         Self { severity, ..self }
     }
 
-    /// Sets the file, if the subject is a place in a text.
+    /// If the subject is a place in a text, sets the file of that text.
     #[must_use]
     pub fn in_file(self, name: &Path) -> Self {
         Self { subject: self.subject.in_file(name), ..self }
@@ -118,7 +119,7 @@ impl fmt::Display for Reason<'_> {
     }
 }
 
-/// Maximum number of characters of a text that are shown. A text in a broken file may have any length.
+/// Maximum number of characters of a text that are printed, because a text in a broken file may have any length.
 const SHOWN: usize = 500;
 
 /// Formats any text as one line that is safe to print to a terminal.

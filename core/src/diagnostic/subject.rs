@@ -52,7 +52,7 @@ impl From<&str> for Object {
 }
 
 impl Object {
-    /// An object of that kind. An empty namespace means that it has none.
+    /// An object of this kind. An empty namespace means that the object has none.
     pub fn new(kind: impl Into<Cow<'static, str>>, namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self { kind: kind.into(), namespace: namespace.into(), name: name.into() }
     }
@@ -84,7 +84,7 @@ impl Subject {
         Self::Text { file: Some(file), line, object: object.map(Box::new) }
     }
 
-    /// The same subject, with the file if it is a place in a text.
+    /// The same subject. If it is a place in a text, it refers to that place in the file `name`.
     #[must_use]
     pub fn in_file(self, name: &Path) -> Self {
         match self {

@@ -4,7 +4,8 @@ use serde_saphyr::{Error, SnippetMode, budget::BudgetBreach};
 
 use crate::{Code, Diagnostic, Subject};
 
-/// The diagnostic for an error of the parser, with its line. `deepest` is the parser's maximum depth of nesting.
+/// The diagnostic for an error of the parser, with the line of the error. `deepest` is the maximum nesting depth that the
+/// parser accepts.
 pub fn diagnose(error: &Error, deepest: usize) -> Diagnostic {
     let line = error.location().map_or(0, |place| place.line());
     let (code, problem, remedy) = explain(error, deepest).unwrap_or_else(|| {
@@ -22,7 +23,7 @@ const WRITE_OUT: &str = "write their content in place";
 const SPLIT: &str = "split it into several documents with lines of ---";
 const REMOVE_ONE: &str = "remove one of them";
 
-/// Explains an error. `None` if the parser's own message is clear enough.
+/// Explains an error. Returns `None` if the parser's own message is clear enough.
 fn explain(error: &Error, deepest: usize) -> Option<Explanation> {
     let explained = |code, (problem, remedy): (&str, &str)| Some((code, problem.to_owned(), remedy.to_owned()));
     let invalid = |problem, remedy| explained(Code::YamlInvalid, (problem, remedy));

@@ -64,8 +64,8 @@ impl Tree {
         }
     }
 
-    /// Returns the value without lines. The last of several fields with the same name applies, and a field without value is
-    /// omitted.
+    /// Returns the value without lines. If several fields have the same name, the last one applies. A field without a
+    /// value is omitted.
     pub fn value(&self) -> Value {
         match &self.node {
             Node::Null => Value::Null,
@@ -97,13 +97,14 @@ impl Tree {
         self.find(path).ok().map(|(_, field)| field)
     }
 
-    /// Returns the line of a field such as `spec.ports[1].port`. If the field is missing, it is the line on which the value of its
-    /// nearest parent begins.
+    /// Returns the line of a field such as `spec.ports[1].port`. If the field is missing, returns the line on which the
+    /// value of its nearest existing parent begins.
     pub fn line_of(&self, path: &str) -> u64 {
         self.find(path).map_or_else(Self::line, |(line, _)| line)
     }
 
-    /// Returns the line and the value of a field. If the field is missing, the error is its nearest parent.
+    /// Returns the line and the value of a field. If the field is missing, returns its nearest existing parent as the
+    /// error.
     fn find(&self, path: &str) -> Result<(u64, &Self), &Self> {
         let mut found = (self.line, self);
         for step in path.split(['.', '[', ']']).filter(|step| !step.is_empty()) {
@@ -155,7 +156,7 @@ pub enum Type {
 }
 
 impl Type {
-    /// Describes the type for a message, and the remedy for a value of another type.
+    /// Describes the type for a message. Also returns the remedy if the value that was found has another type.
     pub fn expected(self, found: &Node) -> (&'static str, &'static str) {
         match (self, found) {
             (Self::Bool, _) => ("true or false", "write true or false, without quotes"),
