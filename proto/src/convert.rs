@@ -19,7 +19,7 @@ use crate::{
     wire,
 };
 
-/// The error for an answer that is not a valid state.
+/// The error for an answer of the brain that is not a valid state.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{object}: {field}: {problem}")]
 pub struct DecodeError {
@@ -107,7 +107,7 @@ pub(crate) fn service_of(
     let ips = head.i_ps.as_ref();
     let cluster_ips = addresses(ips.and_then(|ips| ips.cluster_i_ps.as_ref())).map_err(error("IPs.ClusterIPs"))?;
     if cluster_ips.is_empty() {
-        return Err(service_error(&key, "IPs.ClusterIPs", "a service has at least one"));
+        return Err(service_error(&key, "IPs.ClusterIPs", "must contain at least one address"));
     }
     let affinity = head.session_affinity.as_ref();
     let client_ip_affinity = affinity.map(|wire::service::SessionAffinity::ClientIp(client)| {
@@ -146,13 +146,13 @@ impl From<&Port> for wire::PortMapping {
     }
 }
 
-/// Converts a port; `None` if its protocol is unknown.
+/// Converts a port. Returns `None` if this version does not know the port's protocol.
 fn port_of(port: &wire::PortMapping, names: &mut Names) -> Result<Option<Port>, String> {
     let protocol = match wire::Protocol::try_from(port.protocol) {
         Ok(wire::Protocol::Tcp) => Protocol::Tcp,
         Ok(wire::Protocol::Udp) => Protocol::Udp,
         Ok(wire::Protocol::Sctp) => Protocol::Sctp,
-        Ok(wire::Protocol::UnknownProtocol) => return Err("a port without protocol".to_owned()),
+        Ok(wire::Protocol::UnknownProtocol) => return Err("a port has no protocol".to_owned()),
         Err(_) => return Ok(None),
     };
     Ok(Some(Port {
@@ -204,7 +204,7 @@ fn filter_of(filter: &wire::IpFilter) -> Result<SourceFilter, String> {
     let targets = addresses(filter.target_i_ps.as_ref())?;
     let source_ranges: Vec<IpNet> = parsed(&filter.source_ranges)?;
     let mut families = targets.iter().map(|ip| Family::of(*ip));
-    let Some(family) = families.next() else { return Err("a filter without targets".to_owned()) };
+    let Some(family) = families.next() else { return Err("a filter has no targets".to_owned()) };
     let ranges = source_ranges.iter().map(|range| Family::of(range.addr()));
     if families.chain(ranges).any(|other| other != family) {
         return Err("a filter mixes IPv4 and IPv6".to_owned());
@@ -235,7 +235,7 @@ pub(crate) fn endpoint_of(
     let error = |field| move |problem: String| service_error(key, field, problem);
     let addresses = addresses(endpoint.i_ps.as_ref()).map_err(error("Endpoint.IPs"))?;
     let [address] = addresses[..] else {
-        let problem = format!("{} addresses instead of one", addresses.len());
+        let problem = format!("has {} addresses instead of one", addresses.len());
         return Err(service_error(key, "Endpoint.IPs", problem));
     };
     let ports: Result<_, String> = exact(
@@ -343,7 +343,7 @@ fn ordered_addresses(set: Option<&wire::IpSet>) -> Result<Vec<IpAddr>, String> {
     Ok(v4.chain(v6).collect())
 }
 
-/// Parses each string of a list; the error names the string.
+/// Parses each string of a list. The error contains the invalid string.
 fn parsed<T: FromStr<Err: Display>>(texts: &[String]) -> Result<Vec<T>, String> {
     exact(texts.iter().map(|text| text.parse().map_err(|error| format!("{text:?}: {error}"))))
 }
@@ -372,12 +372,13 @@ pub(crate) fn service_error(key: &ServiceKey, field: &'static str, problem: impl
     DecodeError { object: format!("service {key}"), field, problem: problem.to_string() }
 }
 
-/// Lets services and endpoints share equal names, because a backend keeps them in memory for as long as it runs.
+/// Lets services and endpoints share one copy of equal names. A backend keeps these names in memory for as long as it
+/// runs.
 #[derive(Debug, Default)]
 pub(crate) struct Names(Vec<Arc<str>>);
 
 impl Names {
-    /// The maximum number of different names to remember.
+    /// The maximum number of different names to share.
     const MOST: usize = 32;
 
     pub(crate) fn shared(&mut self, name: &str) -> Arc<str> {
@@ -412,7 +413,7 @@ mod tests {
             ),
             (vec![filter(&["192.0.2.1"], &["fd00::/8"])], Err("a filter mixes IPv4 and IPv6")),
             (vec![filter(&["192.0.2.1", "2001:db8::1"], &[])], Err("a filter mixes IPv4 and IPv6")),
-            (vec![filter(&[], &["10.0.0.0/8"])], Err("a filter without targets")),
+            (vec![filter(&[], &["10.0.0.0/8"])], Err("a filter has no targets")),
         ] {
             assert_eq!(filters_of(&filters).map(|filters| filters.len()), expected.map_err(str::to_owned));
         }

@@ -1,4 +1,5 @@
-//! Decodes one answer of `Next`: wire → model. Any bytes yield an [`Update`] or an error that names the field.
+//! Decodes one answer of `Next`: wire → model. Any sequence of bytes yields either an [`Update`] or an error with the
+//! invalid field.
 //!
 //! The wire format only grows, so a newer brain may send values that this reader does not know. The reader skips a port with
 //! an unknown protocol, and decodes an unknown verdict as reject, because that verdict informs the client.
@@ -23,7 +24,7 @@ pub struct Assembler {
     node: Option<Node>,
     services: BTreeMap<ServiceKey, Arc<Service>>,
     removed: Vec<ServiceKey>,
-    /// The service of the previous item. A continuation must have the same service.
+    /// The service in the previous item. A continuation must be for the same service.
     last: Option<ServiceKey>,
     names: Names,
 }
@@ -40,16 +41,16 @@ impl Assembler {
     /// Adds the next item of the stream.
     ///
     /// # Errors
-    /// Returns an error if a field has an invalid value, or if the item may not follow the previous ones: for example a second
-    /// token, or a continuation without its service.
+    /// Returns an error if a field has an invalid value, or if the item may not follow the previous items. For example,
+    /// only the first item may contain the token, and a continuation may only follow an item of its service.
     pub fn push(&mut self, item: wire::NextItem) -> Result<(), DecodeError> {
         if self.next.is_none() && item.next.is_none() {
-            return Err(answer_error("Next", "the first item must name the state"));
+            return Err(answer_error("Next", "is missing from the first item"));
         }
         if let Some(next) = item.next
             && self.next.replace(next).is_some()
         {
-            return Err(answer_error("Next", "only the first item may name the state"));
+            return Err(answer_error("Next", "is allowed only in the first item"));
         }
         if let Some(node) = &item.node {
             self.node = Some(node.try_into()?);
@@ -90,13 +91,14 @@ impl Assembler {
     /// Returns the update. Call it only after the stream ended with OK.
     ///
     /// # Errors
-    /// Returns an error if the answer is empty, a full state has no node, or a service is both sent and removed.
+    /// Returns an error if the answer is empty, if a full state has no node or removes a service, or if a delta both
+    /// sends and removes a service.
     pub fn finish(self) -> Result<Update, DecodeError> {
         let next = self.next.ok_or_else(|| answer_error("Next", "the answer is empty"))?;
         let revision = Revision { instance: next.instance_id, rev: next.rev };
         if next.delta {
             if let Some(both) = self.removed.iter().find(|key| self.services.contains_key(*key)) {
-                return Err(service_error(both, "Removed", "the same answer also sends it"));
+                return Err(service_error(both, "Removed", "the same answer also sends this service"));
             }
             let services = self.services.into_values().map(Change::Service);
             let changes = self.node.map(Change::Node).into_iter().chain(services);

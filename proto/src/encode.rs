@@ -14,7 +14,8 @@ pub const BYTES_PER_ITEM: usize = 1 << 20;
 /// The maximum size of an item in bytes: the default limit of gRPC libraries.
 pub const MAX_ITEM_BYTES: usize = 4 << 20;
 
-/// The first item of an answer, which contains the token of the state. `delta`: whether the other items are changes.
+/// The first item of an answer, which contains the token of the state. `delta` tells whether the answer contains only
+/// changes.
 pub fn next_item(revision: Revision, delta: bool) -> wire::NextItem {
     wire::NextItem { next: Some(next_filter(revision, delta)), ..Default::default() }
 }
@@ -34,8 +35,8 @@ pub fn removed_item(key: &ServiceKey) -> wire::NextItem {
     wire::NextItem { removed: Some(key.into()), ..Default::default() }
 }
 
-/// The items of a service. There are several, the first item and its continuations, if the service has more than
-/// [`ENDPOINTS_PER_ITEM`] endpoints, or if its endpoints have more than [`BYTES_PER_ITEM`] bytes.
+/// The items of a service. If the service has more than [`ENDPOINTS_PER_ITEM`] endpoints, or if its endpoints need more
+/// than [`BYTES_PER_ITEM`] bytes, there are several: the first item and its continuations.
 pub fn service_items(service: &Service) -> Vec<wire::NextItem> {
     let item = |head: wire::Service, endpoints: &[Endpoint], continues: bool| wire::NextItem {
         endpoints: Some(wire::ServiceEndpoints {
@@ -63,7 +64,7 @@ pub fn service_items(service: &Service) -> Vec<wire::NextItem> {
 /// The size of the service's largest item in bytes, if it exceeds [`MAX_ITEM_BYTES`]; otherwise `None`.
 pub fn too_large(service: &Service) -> Option<usize> {
     let endpoints = service.endpoints.iter().map(endpoint_bytes);
-    // This estimate avoids encoding nearly all services.
+    // For nearly all services, this estimate makes it unnecessary to encode them.
     if endpoints.max().unwrap_or_default().max(head_bytes(service)) + BYTES_PER_ITEM <= MAX_ITEM_BYTES {
         return None;
     }
@@ -71,7 +72,7 @@ pub fn too_large(service: &Service) -> Option<usize> {
     items.max().filter(|bytes| *bytes > MAX_ITEM_BYTES)
 }
 
-/// How many of the endpoints fit into an item that already has `bytes` bytes.
+/// The number of endpoints, from the first one on, that fit into an item that already has `bytes` bytes.
 fn fitting_endpoints(endpoints: &[Endpoint], mut bytes: usize) -> usize {
     let fits = |endpoint: &&Endpoint| {
         bytes += endpoint_bytes(endpoint);

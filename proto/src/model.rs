@@ -1,6 +1,7 @@
 //! The state of a node, in types that cannot hold invalid values: addresses are addresses, and ports are not zero.
 //!
-//! The model knows nothing of Kubernetes. `localnetv1.proto` documents the meaning of each field; the names are the same.
+//! The model does not depend on Kubernetes. `localnetv1.proto` documents the meaning of each field; the names are the
+//! same.
 
 use std::{
     collections::BTreeMap,
@@ -85,7 +86,7 @@ pub struct Service {
     /// The timeout of the session affinity in seconds; `None` without affinity.
     #[serde(default, skip_serializing_if = "is_default")]
     pub client_ip_affinity: Option<u32>,
-    /// Restrictions of the sources that may reach some of the addresses.
+    /// The sources that may reach some of the addresses. All sources may reach the other addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub source_filters: Vec<SourceFilter>,
     /// The port of the health check for load balancers.
@@ -257,8 +258,8 @@ pub struct Scopes {
     /// this excludes traffic from this node and its pods.
     #[serde(default, skip_serializing_if = "is_default")]
     pub external: bool,
-    /// Whether the endpoint serves traffic from this node and its pods to external addresses and NodePorts, if the external
-    /// traffic policy is Local. Otherwise false.
+    /// Whether the endpoint serves traffic from this node and its pods to external addresses and NodePorts. Always false
+    /// unless the external traffic policy is Local.
     #[serde(default, skip_serializing_if = "is_default")]
     pub short_circuit: bool,
     /// Whether existing connections to the endpoint may continue.
@@ -272,7 +273,7 @@ impl Scopes {
         self.internal || self.external || self.short_circuit
     }
 
-    /// Whether both serve new flows of at least one common scope.
+    /// Whether there is a scope in which both endpoints serve new flows.
     pub fn overlaps(self, other: Self) -> bool {
         let Self { internal, external, short_circuit, .. } = self;
         internal && other.internal || external && other.external || short_circuit && other.short_circuit

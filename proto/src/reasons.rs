@@ -1,5 +1,5 @@
-//! Explains why the brain serves a Service in the way it does: the typed form of `ServiceReasons`, for both sides of the
-//! call.
+//! The typed form of `ServiceReasons`, which explains how the brain localizes a Service. The brain encodes it, and
+//! clients decode it.
 
 use std::net::IpAddr;
 
@@ -13,16 +13,16 @@ use crate::{
 };
 pub use wire::{EndpointConditions, Nearness, Rule, Standing};
 
-/// The decisions about a Service, and their reasons.
+/// How the brain localizes a Service, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reasons {
-    /// Whether the node serves the Service; if not, why.
+    /// Whether the node serves the Service, and the reason if it does not.
     pub standing: Standing,
     /// The diagnostics of the Service and its EndpointSlices.
     pub findings: Vec<Diagnostic>,
     /// The endpoints that are not eligible for some of the Service's traffic, sorted by port and address.
     pub ineligible: Vec<Ineligible>,
-    /// The number of these endpoints. `ineligible` may contain only some of them.
+    /// The total number of ineligible endpoints. `ineligible` may contain only some of them.
     pub ineligible_count: usize,
     /// How topology hints narrow the endpoints of each port in each family.
     pub topology: Vec<Topology>,
@@ -50,7 +50,7 @@ pub struct Ineligible {
     pub node: String,
     /// Whether the endpoint is on this node.
     pub local: bool,
-    /// The traffic that the endpoint is not eligible for.
+    /// The scopes that the rule excludes the endpoint from.
     pub from: Scopes,
     /// The rule that excludes the endpoint.
     #[serde(serialize_with = "name")]
@@ -71,7 +71,7 @@ pub struct Topology {
     pub port_name: String,
     /// The address family.
     pub family: Family,
-    /// The endpoints that remain.
+    /// The endpoints that remain after the hints have been applied.
     #[serde(serialize_with = "nearness")]
     pub nearness: Nearness,
     /// Why hints for nodes do not apply; empty if they do.
@@ -102,7 +102,7 @@ fn nearness<S: Serializer>(of: &Nearness, serializer: S) -> Result<S::Ok, S::Err
 }
 
 impl Ineligible {
-    /// Whether the endpoint is of this family. An address that cannot be parsed counts for both.
+    /// Whether the endpoint belongs to this family. If its address cannot be parsed, it belongs to both families.
     pub fn is_of(&self, family: Family) -> bool {
         self.address.parse::<IpAddr>().map_or(true, |address| Family::of(address) == family)
     }

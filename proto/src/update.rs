@@ -49,8 +49,8 @@ pub struct Changes {
     pub everything: bool,
     /// Whether the facts about the node changed.
     pub node: bool,
-    /// The services that were added, changed or removed. If a restarted brain sends a full state, this contains only the
-    /// services that really differ.
+    /// The services that were added, changed or removed. After a restart, the brain sends a full state. Even then, this
+    /// set contains only the services that really differ.
     pub services: BTreeSet<ServiceKey>,
 }
 

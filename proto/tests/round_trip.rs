@@ -233,7 +233,7 @@ fn the_error_for_an_invalid_answer_names_the_field() {
     };
     let named = wire::Service { namespace: "ns".into(), name: "web".into(), ..Default::default() };
     assert_eq!(service(wire::Service::default()), r#"answer: Service: ""/"" lacks its namespace or name"#);
-    assert_eq!(service(named.clone()), "service ns/web: IPs.ClusterIPs: a service has at least one");
+    assert_eq!(service(named.clone()), "service ns/web: IPs.ClusterIPs: must contain at least one address");
     let set = |text: &str| Some(wire::IpSet { v4: vec![text.into()], v6: vec![] });
     let with_ip = |text: &str| {
         let i_ps = Some(wire::ServiceIPs { cluster_i_ps: set(text), ..Default::default() });
@@ -245,7 +245,7 @@ fn the_error_for_an_invalid_answer_names_the_field() {
     assert_eq!(service(bad_port), "service ns/web: Ports: 70000 is not a port (1-65535)");
     let ports = vec![wire::PortMapping { port: 80, ..Default::default() }];
     let no_protocol = wire::Service { ports, ..with_ip("10.0.0.1") };
-    assert_eq!(service(no_protocol), "service ns/web: Ports: a port without protocol");
+    assert_eq!(service(no_protocol), "service ns/web: Ports: a port has no protocol");
     assert_eq!(assembled([]).unwrap_err(), "answer: Next: the answer is empty");
     assert_eq!(
         assembled([encode::next_item(Revision::default(), false)]).unwrap_err(),
