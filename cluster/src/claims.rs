@@ -19,8 +19,8 @@ use crate::{
     objects::{Parsed, ServiceObject, ServicePort},
 };
 
-/// An address, protocol and port on which packets arrive. NodePorts and ports for health checks have the unspecified address of
-/// their family.
+/// An address, protocol and port to which packets are sent. For NodePorts and ports for health checks, the address is the
+/// unspecified address of their family.
 type Front = (IpAddr, Protocol, u16);
 
 /// The unit that a Service owns or loses: an address, a NodePort, or a port for health checks.
@@ -70,7 +70,7 @@ struct Shared {
     claimants: BTreeMap<Claimant, BTreeSet<PortKey>>,
     /// The number of claimants of each port.
     ports: HashMap<PortKey, usize>,
-    /// The Services that lose the place, each with the port and its owner.
+    /// The Services that lose the place. Each has a port that it claims in vain, and the owner of that port.
     losers: BTreeMap<ServiceKey, (PortKey, ServiceKey)>,
 }
 
@@ -98,8 +98,9 @@ impl Shared {
         if contested { self.settle() } else { Vec::new() }
     }
 
-    /// Assigns the place in order of precedence: each claimant owns it, unless an earlier owner has one of its ports. The claims
-    /// of a loser take nothing from later claimants, because the loser is not served there.
+    /// Assigns the place to claimants in order of precedence. A claimant becomes an owner unless an earlier owner has one
+    /// of its ports; otherwise it is a loser. The claims of a loser take nothing from later claimants, because the loser
+    /// is not served there.
     fn settle(&mut self) -> Vec<ServiceKey> {
         let mut owners: HashMap<PortKey, &ServiceKey> = HashMap::new();
         let mut losers = BTreeMap::new();
@@ -167,7 +168,7 @@ impl Claims {
         touched
     }
 
-    /// The claims of a Service that another Service owns.
+    /// The addresses and ports that this Service claims, but that belong to another Service.
     pub(super) fn lost(&self, service: &ServiceObject) -> Vec<Lost> {
         let key = service.key();
         let lost = fronts(service).filter_map(|(front, field)| {
@@ -179,7 +180,7 @@ impl Claims {
     }
 }
 
-/// Every address and port that a Service claims, and the field that contains it.
+/// Every address and port that a Service claims, each with the field that contains it.
 fn fronts(service: &ServiceObject) -> impl Iterator<Item = (Front, &'static str)> + '_ {
     let wanted = localize::wanted(service);
     let family = |family| wanted.iter().any(|(address, _)| Family::of(*address) == family);

@@ -13,7 +13,8 @@ pub struct Lack {
 }
 
 impl Lack {
-    /// Whether the loss is probably a mistake: at least `MIN_LOSS`, and more than half of what existed before.
+    /// Whether the loss is probably a mistake: at least `MIN_LOSS` are missing, and more than half of what existed
+    /// before.
     pub fn is_suspicious(self) -> bool {
         self.lost >= MIN_LOSS && self.lost > self.of / 2
     }

@@ -42,12 +42,13 @@ pub const SHRINK_HOLD: Duration = Duration::from_secs(300);
 pub struct Options {
     /// The name of the node in the cluster.
     pub node_name: String,
-    /// The value of the label `service.kubernetes.io/service-proxy-name` that Services must have. If `None`, only Services
-    /// without the label are served.
+    /// The value that the label `service.kubernetes.io/service-proxy-name` of a Service must have for the Service to be
+    /// served. If `None`, only Services without the label are served.
     pub service_proxy_name: Option<String>,
     /// Whether `spec.externalIPs` of Services is used: the feature gate `AllowServiceExternalIPs`.
     pub external_ips: bool,
-    /// How long to hold Services and endpoints that suddenly disappear from a list. If zero, they are removed at once.
+    /// How long to hold Services and endpoints that suddenly disappear from a list. If zero, they are removed
+    /// immediately.
     pub shrink_hold: Duration,
 }
 
@@ -279,7 +280,8 @@ impl Cluster {
         self.dirty.insert(owner);
     }
 
-    /// Records that the Node was deleted. Its machine may still run, so its last facts remain in use, as in kube-proxy.
+    /// Records that the Node was deleted. The machine may still run, so the last facts about it remain in use, as in
+    /// kube-proxy.
     fn lose_node(&mut self, name: &str) {
         let ours = self.node.as_ref().is_some_and(|node| *node.name == *name);
         if ours && !std::mem::replace(&mut self.node_gone, true) {
@@ -307,7 +309,7 @@ impl Cluster {
         }
     }
 
-    /// Marks the Services that are affected by a change of the node's facts.
+    /// Marks the Services that are affected by a change to the facts about the node.
     fn look_around(&mut self) {
         let here = Here::of(&self.options.node_name, self.node.as_ref(), &self.node_ips);
         if here.zone != self.here.zone {
@@ -344,9 +346,12 @@ impl Cluster {
         }
     }
 
-    /// The size of the loss, in Services or endpoints, if `missing` were removed. `others` are the other objects of the same
-    /// list. For each Service, only the endpoints in excess of those that it keeps count as lost, because its slices may
-    /// have other names now. Endpoints of a deleted Service do not count. The loss is 0 if only one Service loses endpoints.
+    /// The size of the loss, in Services or endpoints, if `missing` were removed. `others` are the other objects of the
+    /// same list.
+    ///
+    /// Endpoints that a Service has in slices that are not `missing` offset its lost endpoints, because its slices may
+    /// only have new names. Endpoints of a deleted Service do not count. The loss is 0 if only one Service loses
+    /// endpoints.
     pub fn lack<'a>(
         &self,
         kind: Kind,
@@ -382,7 +387,7 @@ impl Cluster {
         // A loss in only one Service is most likely intended.
         let losses = of_owners.values().map(|(lost, kept)| lost.saturating_sub(*kept)).filter(|lost| *lost > 0);
         let lost = if losses.clone().count() > 1 { losses.sum() } else { 0 };
-        // Most changes lose nothing. For these, the total is not needed.
+        // Most changes lose nothing, and then the total is not needed.
         let of = if lost == 0 { 0 } else { self.slices.values().flatten().map(|slice| slice.endpoints.len()).sum() };
         Lack { lost, of }
     }

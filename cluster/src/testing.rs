@@ -6,7 +6,7 @@ use localnet_proto::{Family, Protocol};
 
 use crate::objects::{Conditions, Parsed, ServiceObject, ServicePort, SliceEndpoint, SliceObject, SlicePort};
 
-/// `default/web` with a ClusterIP and ports. The first port's name is `p80`, after its number.
+/// `default/web` with a ClusterIP and ports. The name of each port is `p` and its number, such as `p80`.
 pub fn service(ip: &str, ports: &[(i32, &str)]) -> ServiceObject {
     ServiceObject {
         namespace: "default".into(),
@@ -63,7 +63,7 @@ pub fn cluster_ip(ip: &str) -> Box<[Parsed<IpAddr>]> {
     addresses(&[ip])
 }
 
-/// Addresses as an object has them.
+/// Addresses in the form in which an object contains them.
 pub fn addresses(texts: &[&str]) -> Box<[Parsed<IpAddr>]> {
     texts.iter().map(|text| parsed(text)).collect()
 }

@@ -63,11 +63,12 @@ impl Candidate<'_> {
 /// For each Service port, in the order of the ports: its endpoints, by address and port number.
 pub(super) type Candidates<'a> = Vec<BTreeMap<(IpAddr, u16), Candidate<'a>>>;
 
-/// Maximum number of pairs of a port and an endpoint in a Service. Without it, everyone who may create Services could fill the
-/// memory of every node: an API server accepts 20,000 ports, and thousands of endpoints in each of many slices.
+/// Maximum number of pairs of a port and an endpoint in a Service. Without this maximum, everyone who may create Services
+/// could fill the memory of every node: an API server accepts 20,000 ports, and thousands of endpoints in each of many
+/// slices.
 const MOST: usize = 1 << 20;
 
-/// Merges the slices of a Service that exists in `families`. `None` if there are too many endpoints.
+/// Merges the slices of a Service that exists in `families`. Returns `None` if there are too many endpoints.
 pub(super) fn merge<'a>(
     ports: &[Port],
     families: &[Family],
@@ -81,7 +82,7 @@ pub(super) fn merge<'a>(
         let family = match &slice.family {
             Parsed::Good(family) => *family,
             Parsed::Bad(text) => {
-                let problem = format!("endpoints of type {text:?} cannot be reached by address");
+                let problem = format!("endpoints of type {text:?} have no IP addresses");
                 skips.slice(slice, Code::EndpointsWithoutAddress, "addressType", problem, "use IPv4 or IPv6");
                 continue;
             }
@@ -92,7 +93,7 @@ pub(super) fn merge<'a>(
         let joined = join(ports, slice, skips);
         pairs += joined.len() * slice.endpoints.len();
         if pairs > MOST {
-            let problem = format!("its {} ports and their endpoints make more than {MOST} pairs", ports.len());
+            let problem = format!("its {} ports have more than {MOST} endpoints in total", ports.len());
             skips.service(Code::ServiceTooLarge, "spec.ports", problem, "split it into several Services");
             return None;
         }
@@ -122,8 +123,8 @@ pub(super) fn merge<'a>(
     Some(candidates)
 }
 
-/// The Service ports that match the slice's ports. Each is given by its position in `ports`, which are sorted by name, and
-/// by its number in the slice.
+/// The Service ports that match the slice's ports. Each consists of its position in `ports`, which are sorted by name,
+/// and the port number in the slice.
 fn join(ports: &[Port], slice: &SliceObject, skips: &mut Skips<'_>) -> Vec<(usize, u16)> {
     let mut joined = Vec::new();
     for (position, port) in slice.ports.iter().enumerate() {

@@ -1,9 +1,9 @@
 //! Decides which endpoints of a port are eligible for which traffic: kube-proxy's `CategorizeEndpoints` (KEP-1669, KEP-1864,
 //! KEP-2086).
 //!
-//! There are two independent sets. The *cluster* set is for traffic that may go to any node, the *local* set for traffic that
-//! must stay on this node. Each set contains the ready endpoints. If there are none, it contains those that serve while they
-//! terminate. Hints narrow only the ready endpoints of the cluster set.
+//! There are two independent sets of endpoints. Traffic that may go to any node uses the *cluster* set; traffic that must
+//! stay on this node uses the *local* set. Each set contains the ready endpoints. If no endpoint is ready, the set
+//! contains the endpoints that serve while they terminate. Hints narrow only the ready endpoints of the cluster set.
 
 use localnet_proto::{Scopes, Verdict, WhenEmpty};
 
@@ -29,8 +29,8 @@ impl Policy {
         Self { internal_local: object.internal_local, external_local: external_policy_local(object) }
     }
 
-    /// Whether some traffic may go to other nodes. Even under external policy Local, this holds for traffic from this node to
-    /// external addresses (KEP-1864).
+    /// Whether some traffic may go to other nodes. Traffic from this node to external addresses may do so even under
+    /// external policy Local (KEP-1864).
     pub(super) fn uses_cluster(self, external: bool) -> bool {
         !self.internal_local || external
     }
@@ -55,7 +55,7 @@ pub(super) struct Usage {
     cluster: Choice,
     local: Choice,
     mode: Mode,
-    /// Whether any endpoint, local or remote, could serve.
+    /// Whether there is any endpoint, local or remote, that could serve.
     any: bool,
 }
 
@@ -130,8 +130,8 @@ impl Usage {
             internal: if self.policy.internal_local { local } else { cluster },
             external: self.external && if self.policy.external_local { local } else { cluster },
             short_circuit: self.external && self.policy.external_local && cluster,
-            // A Service may publish endpoints that are ready but not serving. These get new connections, so they may keep
-            // existing ones.
+            // A Service may publish endpoints that are ready but not serving. Such endpoints get new connections, so they
+            // may also keep existing connections.
             established: endpoint.conditions.serving || endpoint.conditions.ready,
         }
     }
@@ -178,7 +178,8 @@ impl Usage {
         }
     }
 
-    /// The rule that excludes an endpoint from the local set. `policy` is the rule of the traffic policy that requires the set.
+    /// The rule that excludes an endpoint from the local set. This is `policy`, the rule of a traffic policy `Local`, if the
+    /// endpoint could serve but is not on this node.
     fn not_in_local(&self, endpoint: &Candidate<'_>, policy: Rule) -> Rule {
         let could_serve = endpoint.conditions.ready || endpoint.serves_while_terminating();
         if !endpoint.local && could_serve { policy } else { not_ready(self.local, endpoint) }
@@ -198,7 +199,7 @@ impl Usage {
     }
 }
 
-/// The condition that excludes an endpoint from a set.
+/// The rule that excludes an endpoint from a set because of the endpoint's conditions.
 fn not_ready(set: Choice, endpoint: &Candidate<'_>) -> Rule {
     match set {
         Choice::Ready if endpoint.conditions.terminating => Rule::Terminating,

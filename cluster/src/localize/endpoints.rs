@@ -1,4 +1,5 @@
-//! Merges the endpoints of all ports of a Service. If several ports of an address serve the same scopes, they share an entry.
+//! Merges the endpoints of all ports of a Service. An address has one entry for all of its ports that serve the same
+//! scopes.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -15,8 +16,8 @@ use super::{
     front::Front,
 };
 
-/// The properties that two ports of an address must share to be in one entry. The last field is a counter: if an address has two
-/// numbers for a port, it needs two entries.
+/// The properties that two ports of an address must share to be in one entry. The last property is a counter: if an
+/// address has two port numbers for one Service port, it needs two entries.
 type Group<'a> = (IpAddr, bool, Option<&'a Arc<str>>, Scopes, usize);
 
 /// Returns the ports of a Service, with the verdicts for traffic without an eligible endpoint, and the Service's endpoints.
@@ -61,8 +62,8 @@ pub(super) fn endpoints(
     (ports, endpoints)
 }
 
-/// Adds a port to an entry. Ports arrive sorted by name and number, so each entry's ports are sorted, too. An entry already
-/// has a port of this name only if that port is its last one.
+/// Adds a port to an entry. Ports arrive sorted by name and number, so the ports of each entry are also sorted. Therefore
+/// only the last port of an entry can have the same name as the new port.
 fn insert<'a>(
     groups: &mut BTreeMap<Group<'a>, Vec<EndpointPort>>,
     address: IpAddr,

@@ -121,7 +121,7 @@ fn usable(
             lost.iter().find(|lost| lost.field == field && lost.front.0 == address)
         {
             let problem =
-                format!("{address} port {port}/{protocol} belongs to Service {to}, which is older or sorts first");
+                format!("{address} port {port}/{protocol} belongs to Service {to}, which is older or first by name");
             skip(Code::AddressTaken, problem, "change the address or port of one of the two Services");
         } else {
             usable.push((position, address));

@@ -1,8 +1,9 @@
 //! The answers to load balancers' health checks: the number of a Service's ready endpoints on this node, and whether load
 //! balancers may choose this node at all (KEP-3836).
 //!
-//! The count differs from the eligible endpoints. If no endpoint is ready, an endpoint that still serves while it terminates gets
-//! traffic, but is not counted. So load balancers choose other nodes while it can still answer (KEP-1669).
+//! The count differs from the number of eligible endpoints. If no endpoint is ready, an endpoint that still serves while
+//! it terminates gets traffic, but is not counted. Load balancers therefore choose other nodes while this endpoint can
+//! still answer (KEP-1669).
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -11,13 +12,14 @@ use localnet_proto::{ByFamily, Family, Service};
 use super::{Here, Skips, candidates};
 use crate::objects::{NodeObject, ServiceObject, ServiceType, SliceObject};
 
-/// The taint that the autoscaler puts on a Node before it deletes it.
+/// The taint that the cluster autoscaler adds to a Node before deleting the Node.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// The field that contains the port for health checks.
 pub const HEALTH_CHECK_NODE_PORT: &str = "spec.healthCheckNodePort";
 
-/// Whether load balancers check each node for the Service. They do so only if its external traffic needs a local endpoint.
+/// Whether load balancers check each node for the Service. They do so only for a Service whose external traffic needs a
+/// local endpoint.
 pub(super) fn has_health_check(object: &ServiceObject) -> bool {
     object.kind == ServiceType::LoadBalancer && object.external_local
 }
@@ -65,7 +67,7 @@ pub fn health_check<'a>(
     Some(HealthCheck { port, ready: ByFamily::from_fn(count) })
 }
 
-/// Whether load balancers may choose the node. They may not if it is about to be deleted.
+/// Whether load balancers may choose the node. They must not choose a node that is about to be deleted.
 pub fn is_eligible(node: &NodeObject) -> bool {
     !node.deleting && !node.taints.iter().any(|key| **key == *TO_BE_DELETED)
 }

@@ -45,15 +45,18 @@ pub use topology::{Mode, Reason, Topology};
 pub struct Localized {
     /// The facts about the node, if they may have changed.
     pub node: Option<Node>,
-    /// The Services that may have changed, sorted. `None` for a Service that the node does not serve, or no longer serves.
+    /// The Services that may have changed, sorted. The value is `None` if the node does not serve the Service, or no
+    /// longer serves it.
     pub services: Vec<(ServiceKey, Option<Arc<Service>>)>,
-    /// The answers to load balancers' health checks, sorted: one for each of these Services that has a health check port.
+    /// The answers to load balancers' health checks, sorted: one for each Service in `services` that has a health check
+    /// port.
     pub health_checks: Vec<(ServiceKey, HealthCheck)>,
     /// Whether load balancers may choose this node. `None` if that has not changed.
     pub node_eligible: Option<bool>,
     /// The family of the node's first address. `None` if it is unknown, or if the facts about the node have not changed.
     pub primary: Option<Family>,
-    /// The diagnostics of these objects, each with the Service that it concerns; `None` for the node.
+    /// The diagnostics of the node and of the Services in `services`. Each has the Service that it concerns, or `None`
+    /// for the node.
     pub skipped: Vec<(Option<ServiceKey>, Diagnostic)>,
     /// How many objects changed, and when their changes were triggered.
     pub changes: ObjectChanges,
@@ -66,11 +69,12 @@ pub struct ObjectChanges {
     pub services: u64,
     /// The number of changed EndpointSlices.
     pub slices: u64,
-    /// The trigger times of the changed EndpointSlices, in microseconds since 1970. Slices without a trigger time add none.
+    /// The trigger times of the changed EndpointSlices, in microseconds since 1970. EndpointSlices without a trigger time
+    /// are omitted.
     pub triggered: Vec<i64>,
 }
 
-/// An address and port that a Service claims and another Service owns.
+/// An address and port that a Service claims, but that another Service owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// The address, protocol and port. A NodePort has the unspecified address of its family.
@@ -103,7 +107,7 @@ impl<'a> Skips<'a> {
     }
 }
 
-/// Localizes a proxied Service. `None` if no part of it can be served.
+/// Localizes a proxied Service. Returns `None` if no part of the Service can be served.
 pub fn service<'a>(
     object: &ServiceObject,
     slices: impl IntoIterator<Item = &'a SliceObject>,
@@ -192,7 +196,7 @@ fn health_check_node_port(object: &ServiceObject, lost: &[Lost], skips: &mut Ski
         return None;
     };
     let Some(taken) = lost.iter().find(|lost| lost.field == HEALTH_CHECK_NODE_PORT) else { return Some(port) };
-    let problem = format!("{port}/TCP belongs to Service {}, which is older or sorts first", taken.to);
+    let problem = format!("{port}/TCP belongs to Service {}, which is older or first by name", taken.to);
     skips.service(Code::AddressTaken, HEALTH_CHECK_NODE_PORT, problem, "give one of the two Services another port");
     None
 }

@@ -20,8 +20,8 @@ pub struct Here {
     pub zone: Arc<str>,
     /// The addresses of the node. The first one of each family is its primary address.
     pub addresses: Vec<IpAddr>,
-    /// The family of the node's first address. The operator's addresses precede those of the Node. `None` if there is no
-    /// address.
+    /// The family of the node's first address; `None` if there is no address. The operator's addresses precede those of
+    /// the Node object.
     pub primary: Option<Family>,
 }
 

@@ -4,9 +4,10 @@ use crate::objects::{ServiceObject, ServiceType};
 
 /// Whether the Service is served at all.
 ///
-/// Headless Services (`clusterIP: None`), Services without a ClusterIP and Services of type `ExternalName` are not served,
-/// whatever addresses they have. The label `service.kubernetes.io/service-proxy-name` assigns a Service to another proxy. Every
-/// value does so, even an empty one. A brain that is this other proxy (`proxy_name`) serves exactly the Services with its name.
+/// Headless Services (`clusterIP: None`), Services without a ClusterIP and Services of type `ExternalName` are not
+/// served, whatever addresses they have. The label `service.kubernetes.io/service-proxy-name` assigns a Service to
+/// another proxy, even if its value is empty. If `proxy_name` is set, this brain is such a proxy: it serves only the
+/// Services whose label has this value.
 pub fn is_proxied(service: &ServiceObject, proxy_name: Option<&str>) -> bool {
     let has_cluster_ip = !service.headless && !service.cluster_ips.is_empty();
     has_cluster_ip && service.kind != ServiceType::ExternalName && service.proxy_name.as_deref() == proxy_name

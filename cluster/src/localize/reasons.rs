@@ -1,7 +1,7 @@
 //! Explains which endpoints of a Service are not eligible, and which rule excludes each of them.
 //!
-//! This module explains the decisions of [`super::service`] and makes none itself. It calls the same modules again, for one
-//! Service, on request.
+//! This module explains what [`super::service`] decides, and decides nothing itself. On request, it calls the same
+//! modules again for one Service.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -22,7 +22,7 @@ use crate::objects::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoi
 /// Maximum number of ineligible endpoints that are listed. Any further ones are only counted.
 const MOST: usize = 1000;
 
-/// Explains the meaning of a Service on this node. `proxy_name` is the name of this proxy, if it has one.
+/// Explains how a Service is localized on this node. `proxy_name` is the name of this proxy, if it has one.
 pub fn reasons<'a>(
     object: &ServiceObject,
     slices: impl IntoIterator<Item = &'a SliceObject>,
@@ -214,7 +214,7 @@ impl Explained<'_> {
     fn numbers(&self, position: usize, slice: &SliceObject, family: Family) -> Result<Vec<u16>, Why> {
         let why = |rule, field: &str, problem, remedy| Why { rule, field: field.to_owned(), problem, remedy };
         if let Parsed::Bad(text) = &slice.family {
-            let problem = format!("the slice names endpoints of type {text:?}, not addresses");
+            let problem = format!("the slice contains endpoints of type {text:?}, not IP addresses");
             return Err(why(Rule::AddressType, "addressType", problem, "use a slice of type IPv4 or IPv6"));
         }
         if slice.headless {

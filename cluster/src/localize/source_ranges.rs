@@ -1,7 +1,7 @@
 //! The clients that may connect to a Service's load balancer addresses (`spec.loadBalancerSourceRanges`).
 //!
-//! Source ranges do not restrict ClusterIPs, external IPs or NodePorts. The families are independent: a family without a range,
-//! or with a /0 range, is open.
+//! Source ranges do not restrict ClusterIPs, external IPs or NodePorts. They restrict each family separately: if a family
+//! has no range, or a /0 range, all clients of this family may connect.
 
 use std::net::IpAddr;
 
@@ -42,7 +42,8 @@ fn filter(family: Family, ranges: &[IpNet], load_balancer_ips: &[IpAddr], here: 
     if targets.is_empty() || source_ranges.is_empty() || source_ranges.iter().any(|range| range.prefix_len() == 0) {
         return None;
     }
-    // If the load balancer's address is on the node, the node's own packets to this address also have it as their source.
+    // If the node has the load balancer's address itself, packets that the node sends to this address also have it as
+    // their source.
     let node = here.primary_address(family);
     if node.is_some_and(|node| source_ranges.iter().any(|range| range.contains(&node))) {
         source_ranges.extend(targets.iter().map(|target| IpNet::from(*target)));

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-/// The purpose that the address is reserved for. `None` if the address may be used.
+/// The kind of reserved address, such as "a loopback address". `None` if the address is not reserved.
 pub(super) fn reserved_for(address: IpAddr) -> Option<&'static str> {
     let link_local = match address {
         IpAddr::V4(v4) => v4.is_link_local(),

@@ -1,8 +1,8 @@
 //! Decides whether topology hints narrow the endpoints of a port to those near this node (KEP-2433, KEP-3015).
 //!
-//! The endpoint controller offers hints for all endpoints or for none. So hints apply only if every ready endpoint has one, and
-//! if at least one hint names this node or its zone. This module reads neither `spec.trafficDistribution` nor an annotation,
-//! because the endpoint controller turns them into hints.
+//! The endpoint controller sets hints on all endpoints or on none. Hints therefore apply only if every ready endpoint has
+//! one, and if at least one hint is for this node or its zone. This module reads neither `spec.trafficDistribution` nor
+//! the annotations of a Service, because the endpoint controller turns them into hints.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
@@ -31,7 +31,7 @@ pub struct Topology {
     pub port: Arc<str>,
     /// The family of the endpoints.
     pub family: Family,
-    /// The endpoints that get the traffic to which no traffic policy of `Local` applies.
+    /// The endpoints for traffic to which no traffic policy of `Local` applies.
     pub mode: Mode,
     /// Why hints for nodes are ignored. `None` if they apply.
     pub not_same_node: Option<Reason>,
@@ -48,8 +48,8 @@ pub enum Reason {
     NoReadyEndpoint,
     /// No ready endpoint has a hint.
     NoHints,
-    /// Some ready endpoints have hints, and others do not. This is the address of the first one without a hint. A rollout
-    /// may be in progress.
+    /// Some ready endpoints have hints, and others do not, for example during a rollout. The address is that of the first
+    /// endpoint without a hint.
     EndpointWithoutHint(IpAddr),
     /// The Node has no zone.
     NodeHasNoZone,
@@ -91,8 +91,8 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Reads the hints of the ready endpoints. Hints for nodes precede hints for zones. If neither applies to this node, all
-/// endpoints remain.
+/// Reads the hints of the ready endpoints. Hints for nodes precede hints for zones. If neither kind of hint applies to
+/// this node, all endpoints remain.
 pub(super) fn mode<'a>(endpoints: impl Iterator<Item = &'a Candidate<'a>> + Clone, here: &Here) -> Mode {
     let ready = endpoints.filter(|endpoint| endpoint.conditions.ready);
     let offered = |mode: &Mode| offer(*mode, ready.clone(), here).is_ok();

@@ -90,7 +90,8 @@ pub enum Event {
         /// The name of the object.
         name: Arc<str>,
     },
-    /// A complete list of a kind: the first one, or one after an interruption. Objects that it lacks were deleted.
+    /// A complete list of a kind: the first list, or a list after an interruption. Objects that are not in the list were
+    /// deleted.
     Replace {
         /// The kind of the objects.
         kind: Kind,

@@ -1,8 +1,8 @@
 //! Kubernetes objects, reduced to the fields that the brain needs.
 //!
-//! [`reduce`] reduces an object as soon as it arrives, and the brain keeps nothing else of it. This saves memory, and the brain
-//! ignores updates that change only other fields. Text that is not a valid address is kept unchanged, so that the code that would use
-//! it can report it.
+//! [`reduce`] reduces an object as soon as it arrives, and the brain keeps only the reduced object. This saves memory,
+//! and makes updates of all other fields invisible to the brain. If a field should contain an address but contains other
+//! text, the reduced object keeps the text, so that the code that needs the address can report it.
 
 mod address;
 mod event;
@@ -129,8 +129,8 @@ pub struct SliceObject {
     pub ports: Box<[SlicePort]>,
     /// `endpoints`.
     pub endpoints: Box<[SliceEndpoint]>,
-    /// When the cause of the last change happened, in microseconds since 1970: the annotation
-    /// `endpoints.kubernetes.io/last-change-trigger-time`. It only serves to measure latency, and is not part of the slice's
+    /// The time of the event that caused the last change, in microseconds since 1970: the annotation
+    /// `endpoints.kubernetes.io/last-change-trigger-time`. Only latency metrics use it, and it is not part of the slice's
     /// content.
     pub triggered: Option<NonZeroI64>,
 }
@@ -146,7 +146,7 @@ impl SliceObject {
 /// One of `ports` of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SlicePort {
-    /// The name of the port. No Service port matches `None`.
+    /// The name of the port. If it is `None`, no Service port matches.
     pub name: Option<Arc<str>>,
     /// The protocol of the port.
     pub protocol: Parsed<localnet_proto::Protocol>,
@@ -187,7 +187,7 @@ pub struct Conditions {
 pub struct NodeObject {
     /// `metadata.name`.
     pub name: Arc<str>,
-    /// Value of the label `topology.kubernetes.io/zone`. Empty without the label.
+    /// Value of the label `topology.kubernetes.io/zone`. Empty if the Node does not have the label.
     pub zone: Arc<str>,
     /// `status.addresses`: first the internal addresses, then the external ones.
     pub addresses: Box<[Parsed<IpAddr>]>,

@@ -1,10 +1,12 @@
 //! Converts Kubernetes' types to the reduced ones. The conversion is total: it accepts every object.
 //!
-//! This module decides how to read an object, in the same way as the API server and kube-proxy. It fills in defaults for
-//! missing fields (TCP, ready, three hours of affinity). If two fields contradict each other, it chooses one of them
-//! (`clusterIPs` before `clusterIP`, internal addresses of a Node before external addresses). It drops what service proxies
-//! ignore (addresses of `ipMode: Proxy`, all but the first address of an endpoint). [`crate::localize`] decides what an
-//! object means for this node.
+//! This module decides how to read an object, in the same way as the API server and kube-proxy:
+//! - It fills in defaults for missing fields (TCP, ready, three hours of affinity).
+//! - If two fields contradict each other, it chooses one of them (`clusterIPs` before `clusterIP`, internal addresses of
+//!   a Node before external addresses).
+//! - It drops whatever service proxies ignore (addresses of `ipMode: Proxy`, all but the first address of an endpoint).
+//!
+//! [`crate::localize`] decides what an object means for this node.
 
 use std::{collections::BTreeMap, net::IpAddr, num::NonZeroI64, sync::Arc};
 
@@ -34,8 +36,8 @@ pub const IPVS_SCHEDULER: &str = "localnet.dev/ipvs-scheduler";
 pub const PRESERVE_DESTINATION: &str = "preserve-destination";
 /// Label of an EndpointSlice: the name of its Service.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Annotation of an EndpointSlice: the time, in RFC 3339, at which the pod or Service changed that caused the slice's last
-/// change.
+/// Annotation of an EndpointSlice: the time, in RFC 3339, of the change to a pod or Service that caused the last change
+/// to the slice.
 pub const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// Label of a Node: the name of its zone.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
@@ -145,7 +147,7 @@ impl From<Endpoint> for SliceEndpoint {
             address: endpoint.addresses.first().map(|ip| parsed_address(ip)),
             hostname: endpoint.hostname.filter(|name| !name.is_empty()).map(Into::into),
             node: endpoint.node_name.map(Into::into),
-            // A missing condition counts as true. `ready: false` implies nothing about `serving`.
+            // A missing condition counts as true, and `ready: false` does not make `serving` false.
             conditions: Conditions {
                 ready: conditions.ready.unwrap_or(true),
                 serving: conditions.serving.unwrap_or(true),

@@ -93,8 +93,8 @@ fn addresses_of_another_service_are_skipped() {
     assert_eq!(service.ports[0].node_port, None);
     let found: BTreeSet<&str> = skipped.iter().map(|skipped| &*skipped.problem).collect();
     let expected = [
-        "203.0.113.1 port 80/TCP belongs to Service default/older, which is older or sorts first",
-        "30001/TCP belongs to Service default/older, which is older or sorts first",
+        "203.0.113.1 port 80/TCP belongs to Service default/older, which is older or first by name",
+        "30001/TCP belongs to Service default/older, which is older or first by name",
     ];
     assert_eq!(found, BTreeSet::from(expected));
     assert!(skipped.iter().all(|skipped| skipped.code == Code::AddressTaken), "{skipped:?}");
@@ -144,7 +144,7 @@ fn a_service_with_too_many_ports_and_endpoints_is_skipped_by_name() {
     let (none, skipped) = served(513);
     assert_eq!(none, None);
     let [skip] = &*skipped else { panic!("{skipped:?}") };
-    let problem = "its 1024 ports and their endpoints make more than 1048576 pairs";
+    let problem = "its 1024 ports have more than 1048576 endpoints in total";
     assert_eq!((&*skip.field, &*skip.problem), ("spec.ports", problem));
     assert_eq!(topology(&object, &slices(513), &here(1, ""), &[]), []);
 }
