@@ -52,7 +52,7 @@ pub fn endpoint(address: &str) -> SliceEndpoint {
         address: Some(parsed(address)),
         hostname: None,
         node: None,
-        conditions: Conditions { ready: true, serving: true, terminating: false },
+        conditions: Conditions::READY,
         zone_hints: [].into(),
         node_hints: [].into(),
     }

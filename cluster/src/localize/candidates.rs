@@ -40,8 +40,7 @@ pub(super) struct Candidate<'a> {
 
 impl Candidate<'_> {
     fn rank(&self) -> impl Ord {
-        let Conditions { ready, serving, terminating } = self.conditions;
-        (!terminating, ready, serving, self.source)
+        (self.conditions.rank(), self.source)
     }
 
     /// Whether this is the endpoint at `position` of `slice`, and not a duplicate that replaced it.
@@ -52,11 +51,6 @@ impl Candidate<'_> {
     /// The name of the endpoint's slice.
     pub(super) fn slice(&self) -> &str {
         self.source.0
-    }
-
-    /// Whether the endpoint serves while it terminates. If no endpoint is ready, these endpoints get the traffic.
-    pub(super) fn serves_while_terminating(&self) -> bool {
-        self.conditions.serving && self.conditions.terminating
     }
 }
 

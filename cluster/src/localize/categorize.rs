@@ -75,7 +75,7 @@ impl Choice {
             if endpoint.conditions.ready {
                 return Self::Ready;
             }
-            if endpoint.serves_while_terminating() {
+            if endpoint.conditions.serves_while_terminating() {
                 choice = Self::ServingTerminating;
             }
         }
@@ -86,7 +86,7 @@ impl Choice {
         match self {
             Self::None => false,
             Self::Ready => endpoint.conditions.ready,
-            Self::ServingTerminating => endpoint.serves_while_terminating(),
+            Self::ServingTerminating => endpoint.conditions.serves_while_terminating(),
         }
     }
 }
@@ -181,7 +181,7 @@ impl Usage {
     /// The rule that excludes an endpoint from the local set. This is `policy`, the rule of a traffic policy `Local`, if the
     /// endpoint could serve but is not on this node.
     fn not_in_local(&self, endpoint: &Candidate<'_>, policy: Rule) -> Rule {
-        let could_serve = endpoint.conditions.ready || endpoint.serves_while_terminating();
+        let could_serve = endpoint.conditions.ready || endpoint.conditions.serves_while_terminating();
         if !endpoint.local && could_serve { policy } else { not_ready(self.local, endpoint) }
     }
 

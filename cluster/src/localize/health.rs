@@ -82,11 +82,11 @@ mod tests {
     };
     use k8s_openapi::api::core::v1::Node;
 
-    const READY: Conditions = Conditions { ready: true, serving: true, terminating: false };
-    const UNREADY: Conditions = Conditions { ready: false, serving: false, terminating: false };
-    const TERMINATING: Conditions = Conditions { ready: false, serving: true, terminating: true };
+    const READY: Conditions = Conditions::READY;
+    const UNREADY: Conditions = Conditions { ready: false, serving: false, ..READY };
+    const TERMINATING: Conditions = Conditions { ready: false, terminating: true, ..READY };
     const GONE: Conditions = Conditions { ready: false, serving: false, terminating: true };
-    const PUBLISHED: Conditions = Conditions { ready: true, serving: false, terminating: true };
+    const PUBLISHED: Conditions = Conditions { serving: false, terminating: true, ..READY };
 
     fn on(node: &str, address: &str, conditions: Conditions) -> SliceEndpoint {
         SliceEndpoint { node: Some(node.into()), conditions, ..endpoint(address) }

@@ -17,7 +17,7 @@ use super::{
     front::{self, Front},
     ports, proxied, special,
 };
-use crate::objects::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
+use crate::objects::{Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
 
 /// Maximum number of ineligible endpoints that are listed. Any further ones are only counted.
 const MOST: usize = 1000;
@@ -63,10 +63,7 @@ fn unready(slices: &[&SliceObject]) -> Vec<EndpointConditions> {
     let endpoints = slices.iter().flat_map(|slice| &slice.endpoints);
     let unready = endpoints.filter(|of| !of.conditions.ready || of.conditions.terminating);
     let each = unready.filter_map(|of| match of.address {
-        Some(Parsed::Good(address)) => {
-            let Conditions { ready, serving, terminating } = of.conditions;
-            Some(EndpointConditions { address: address.to_string(), ready, serving, terminating })
-        }
+        Some(Parsed::Good(address)) => Some(of.conditions.of(address)),
         _ => None,
     });
     each.take(MOST).collect()

@@ -13,6 +13,8 @@ use crate::{
     testing::{addresses, endpoint, service as object, slice},
 };
 
+const READY: Conditions = Conditions::READY;
+
 /// An endpoint in the notation of the tables: the last octet, zone hints and flags. `L`: on this node, `NR`: not ready, `ST`:
 /// serving while terminating, `S`: only serving, `T`: only terminating, `nN`: hinted for a node.
 pub(super) fn row(last: u8, words: &str) -> SliceEndpoint {
@@ -22,10 +24,10 @@ pub(super) fn row(last: u8, words: &str) -> SliceEndpoint {
     for word in words.split_whitespace() {
         match word {
             "L" => endpoint.node = Some("node-1".into()),
-            "NR" => endpoint.conditions = Conditions { ready: false, serving: false, terminating: false },
-            "S" => endpoint.conditions = Conditions { ready: false, serving: true, terminating: false },
+            "NR" => endpoint.conditions = Conditions { ready: false, serving: false, ..READY },
+            "S" => endpoint.conditions = Conditions { ready: false, ..READY },
             "T" => endpoint.conditions = Conditions { ready: false, serving: false, terminating: true },
-            "ST" => endpoint.conditions = Conditions { ready: false, serving: true, terminating: true },
+            "ST" => endpoint.conditions = Conditions { ready: false, terminating: true, ..READY },
             node if node.starts_with('n') => nodes.push(format!("node-{}", &node[1..]).into()),
             zone => zones.push(format!("zone-{zone}").into()),
         }
@@ -367,7 +369,7 @@ fn ports_with_different_conclusions_have_separate_entries() {
     assert_eq!(same.endpoints[0].ports.iter().map(|port| &*port.name).collect::<Vec<_>>(), ["p443", "p80"]);
     // Port 443 has a ready remote endpoint. Port 80 has only this one, which is terminating.
     let mut going = endpoint("10.0.0.1");
-    going.conditions = Conditions { ready: false, serving: true, terminating: true };
+    going.conditions = Conditions { ready: false, terminating: true, ..READY };
     let slices = [slice("a", both, vec![going]), slice("b", &[("p443", 443)], vec![endpoint("10.0.0.2")])];
     let differ = localized(&object, &slices, &here(1, ""));
     let entries: Vec<_> =

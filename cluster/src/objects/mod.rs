@@ -5,6 +5,7 @@
 //! text, the reduced object keeps the text, so that the code that needs the address can report it.
 
 mod address;
+mod conditions;
 mod event;
 pub mod reduce;
 
@@ -13,6 +14,7 @@ use std::{net::IpAddr, num::NonZeroI64, sync::Arc};
 use ipnet::IpNet;
 use localnet_proto::{Family, ServiceKey};
 
+pub use conditions::Conditions;
 pub use event::{Event, Kind, Object};
 
 /// A parsed value, or the text that cannot be parsed.
@@ -169,17 +171,6 @@ pub struct SliceEndpoint {
     pub zone_hints: Box<[Arc<str>]>,
     /// `hints.forNodes`.
     pub node_hints: Box<[Arc<str>]>,
-}
-
-/// The conditions of an endpoint, with Kubernetes' defaults for missing ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Conditions {
-    /// Whether the endpoint is ready for new connections.
-    pub ready: bool,
-    /// Whether the endpoint answers connections.
-    pub serving: bool,
-    /// Whether the endpoint is terminating.
-    pub terminating: bool,
 }
 
 /// A Node.

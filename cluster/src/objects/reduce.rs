@@ -22,8 +22,8 @@ use k8s_openapi::{
 use localnet_proto::{Family, Protocol};
 
 use super::{
-    Conditions, NodeObject, Parsed, ServiceCidrObject, ServiceObject, ServicePort, ServiceType, SliceEndpoint,
-    SliceObject, SlicePort, address,
+    NodeObject, Parsed, ServiceCidrObject, ServiceObject, ServicePort, ServiceType, SliceEndpoint, SliceObject,
+    SlicePort, address,
 };
 
 /// Label of a Service that excludes it from the ordinary service proxy. Its value is the name of the proxy that serves it.
@@ -141,18 +141,12 @@ impl From<EndpointPort> for SlicePort {
 
 impl From<Endpoint> for SliceEndpoint {
     fn from(endpoint: Endpoint) -> Self {
-        let conditions = endpoint.conditions.unwrap_or_default();
         let hints = endpoint.hints.unwrap_or_default();
         Self {
             address: endpoint.addresses.first().map(|ip| parsed_address(ip)),
             hostname: endpoint.hostname.filter(|name| !name.is_empty()).map(Into::into),
             node: endpoint.node_name.map(Into::into),
-            // A missing condition counts as true, and `ready: false` does not make `serving` false.
-            conditions: Conditions {
-                ready: conditions.ready.unwrap_or(true),
-                serving: conditions.serving.unwrap_or(true),
-                terminating: conditions.terminating.unwrap_or(false),
-            },
+            conditions: endpoint.conditions.unwrap_or_default().into(),
             zone_hints: hints.for_zones.into_iter().flatten().map(|zone| zone.name.into()).collect(),
             node_hints: hints.for_nodes.into_iter().flatten().map(|node| node.name.into()).collect(),
         }
@@ -348,8 +342,8 @@ mod tests {
             let endpoint = json!({"addresses": ["10.0.0.1", "10.0.0.2"], "conditions": conditions});
             let endpoint: SliceEndpoint = serde_json::from_value::<Endpoint>(endpoint).unwrap().into();
             assert_eq!(endpoint.address, Some(Parsed::Good("10.0.0.1".parse().unwrap())), "only the first counts");
-            let Conditions { ready, serving, terminating } = endpoint.conditions;
-            (ready, serving, terminating)
+            let of = endpoint.conditions;
+            (of.ready, of.serving, of.terminating)
         };
         assert_eq!(of(json!(null)), (true, true, false));
         assert_eq!(of(json!({"ready": false})), (false, true, false));
