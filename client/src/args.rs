@@ -71,7 +71,7 @@ impl TlsArgs {
 }
 
 impl ClientArgs {
-    /// The source that the flags name. Must be called in a tokio runtime.
+    /// The brain that the flags name as the source of the state. Must be called in a tokio runtime.
     ///
     /// # Errors
     /// Returns an error if a TLS file cannot be read, or if `--tls-ca` is given for an address that does not use TLS.
@@ -94,15 +94,15 @@ impl ClientArgs {
         }
     }
 
-    /// The loop's options from the flags; where no flag is given, from the configuration.
+    /// The loop's options. If no flag sets an option, the configuration does.
     pub fn configured_options(&self, config: &Config) -> Options {
         let options = self.options().configured(config);
         let min_interval = self.min_sync_interval.map_or(options.min_interval, Duration::from_millis);
         Options { min_interval, ..options }
     }
 
-    /// Starts logging to a file, or to standard error without one, as the flags request; where no flag is given, as the
-    /// configuration requests.
+    /// Starts logging to `file`, or to standard error if `file` is `None`. If no flag sets the format or the level, the
+    /// configuration does.
     ///
     /// # Errors
     /// Returns an error if `RUST_LOG` contains an invalid level.

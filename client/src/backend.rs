@@ -14,20 +14,20 @@ pub trait Backend: Send {
     /// The backend's name in its reports to the brain, for instance `nft`.
     fn name(&self) -> &'static str;
 
-    /// The mode of kube-proxy that the backend corresponds to. The brain returns the mode at `/proxyMode`, and uses
-    /// kube-proxy's metric names of that mode. `None` if there is no such mode.
+    /// The mode of kube-proxy that the backend corresponds to; `None` if there is no such mode. The brain returns the
+    /// mode at `/proxyMode`, and uses the metric names that kube-proxy has in this mode.
     fn mode(&self) -> Option<Mode> {
         None
     }
 
-    /// Warnings for operators about the backend itself, known from its start. The brain posts each as an Event of the
-    /// Node.
+    /// Warnings for operators about the backend itself, as known when it starts. The brain posts each warning as an Event
+    /// of the Node.
     fn warnings(&self) -> Vec<Diagnostic> {
         Vec::new()
     }
 
-    /// The backend's counters besides those of its syncs; the channel signals each change. `None` if it has no
-    /// counters.
+    /// The backend's counters besides those of its syncs; `None` if it has none. The channel signals each change to a
+    /// counter.
     fn counts(&self) -> Option<watch::Receiver<Counts>> {
         None
     }
@@ -49,8 +49,9 @@ pub trait Backend: Send {
     /// Returns an error if the sync failed in both families.
     fn sync(&mut self, state: &Snapshot, changes: &Changes) -> impl Future<Output = anyhow::Result<Synced>> + Send;
 
-    /// Lets the next `sync` retry the services that the kernel refused ([`Synced::refused`]), even if they have not
-    /// changed. The loop calls this function with growing delays. A backend does not retry such services by itself.
+    /// Lets the next `sync` retry the services that the kernel refused ([`Synced::refused`]), even if these services have
+    /// not changed. The loop calls this function with growing delays. Without this call, a backend does not retry such
+    /// services.
     fn retry_refused(&mut self) {}
 
     /// Removes everything that this backend ever wrote.
@@ -71,18 +72,17 @@ pub trait Backend: Send {
 #[derive(Debug, Default)]
 #[must_use = "a family may have failed"]
 pub struct Synced {
-    /// Families in which the sync failed, with the error; all other families hold the state. A family that the host
-    /// does not support at all is not listed.
+    /// The families in which the sync failed, each with the error. All other families hold the state. A family that the
+    /// host does not support at all is not in the list.
     pub failed: Vec<(Family, anyhow::Error)>,
-    /// Everything that is skipped, with the Service as the subject. The list is complete: it includes what earlier
-    /// syncs have already reported.
+    /// Everything that is skipped; the subject of each diagnostic is the Service. The list is complete: it repeats the
+    /// diagnostics of earlier syncs that still apply.
     pub skipped: Vec<Diagnostic>,
     /// The services of which the kernel refused a part. They are retried when they change, and after
-    /// [`Backend::retry_refused`]. If the kernel lacks memory or space, that is an error of the sync, not a refused
-    /// service.
+    /// [`Backend::retry_refused`]. A lack of memory or space in the kernel is not a refusal, but an error of the sync.
     pub refused: BTreeSet<ServiceKey>,
-    /// Families that had a full sync because the applied state was unknown: the backend compared everything with the live state
-    /// and wrote the differences. The first sync need not list its families.
+    /// The families that had a full sync because the applied state was unknown: the backend compared everything with the
+    /// live state and wrote the differences. The first sync may leave this list empty.
     pub full: Vec<Family>,
 }
 

@@ -17,8 +17,8 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Adds one check for stale flows. Each family that was checked has the duration and the number of deleted flows;
-    /// the other families are `None`.
+    /// Adds one check for stale flows. For each family that was checked, the value is the duration of the check and the
+    /// number of deleted flows. For any other family, it is `None`.
     pub fn flows_checked(&mut self, families: ByFamily<Option<(Duration, usize)>>) {
         for (family, checked) in families {
             let (Some((took, ended)), flow_checks) = (checked, &mut self.flow_checks[family]) else { continue };
@@ -51,8 +51,8 @@ pub struct RuleCount {
 /// A histogram of the durations of attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attempts {
-    /// The counts of attempts that took at most 1 ms, 2 ms, 4 ms and so on up to 16.384 s. The last count is for longer
-    /// attempts.
+    /// The number of attempts that took at most 1 ms, the number that took longer but at most 2 ms, then 4 ms, and so on
+    /// up to 16.384 s. The last number counts all longer attempts.
     counts: [u64; Self::LIMITS + 1],
     sum: Duration,
 }

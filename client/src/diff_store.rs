@@ -8,17 +8,18 @@ use std::{
 /// The desired and the applied entries, and their diff. A diff costs O(changes).
 ///
 /// Fill in the desired state with [`set`](Self::set), [`remove`](Self::remove) and [`replace`](Self::replace). Request
-/// the [`diff`](Self::diff) and apply it. If the kernel accepted it, call [`commit`](Self::commit). If it is unknown
-/// what the kernel now holds, call [`forget`](Self::forget). If the kernel refused it and changed nothing, call
-/// neither: the next diff is the same.
+/// the [`diff`](Self::diff) and apply it to the kernel. Then:
+/// - If the kernel accepted the diff, call [`commit`](Self::commit).
+/// - If it is unknown what the kernel now holds, call [`forget`](Self::forget).
+/// - If the kernel refused the diff and changed nothing, call neither. The next diff is the same.
 ///
 /// Invariant: applying `diff(a → b)` to `a` gives `b`, and `diff(b → b)` is empty.
 #[derive(Clone, Debug)]
 pub struct DiffStore<K, V> {
     entries: BTreeMap<K, Entry<V>>,
-    /// The keys whose entry is not `Same`. Empty while the applied side is unknown.
+    /// The keys whose entry is not `Same`. Empty while the applied entries are unknown.
     dirty: BTreeSet<K>,
-    /// Whether the applied side is known.
+    /// Whether the applied entries are known.
     known: bool,
     /// Whether entries were added one by one since the last [`DiffStore::pack`].
     loose: bool,
@@ -26,8 +27,8 @@ pub struct DiffStore<K, V> {
 
 #[derive(Clone, Debug)]
 enum Entry<V> {
-    /// The desired and the applied value are equal, and stored once. While the applied side is unknown, every entry is
-    /// `Same` and holds the desired value.
+    /// The desired and the applied value are equal, and are stored once. While the applied entries are unknown, every
+    /// entry is `Same` and holds the desired value.
     Same(V),
     /// Desired but not applied.
     New(V),
@@ -97,7 +98,7 @@ pub type KeyRange<'r, K> = (Bound<&'r K>, Bound<&'r K>);
 pub struct Diff<'a, K, V> {
     /// Whether the applied entries are unknown. If so, replace all of them with `set`.
     pub unknown: bool,
-    /// The entries that are new or different, each with the value that it replaces, if there is one.
+    /// The entries that are new or different. Each has the applied value that it replaces, if there is one.
     pub set: Vec<Set<'a, K, V>>,
     /// The entries to remove, with their applied values.
     pub removed: Vec<(&'a K, &'a V)>,
@@ -128,7 +129,7 @@ impl<K: Ord + Clone, V: PartialEq> Default for DiffStore<K, V> {
 }
 
 impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
-    /// A store with no desired entries and an unknown applied side.
+    /// A store with no desired entries and with unknown applied entries.
     pub fn new() -> Self {
         Self { entries: BTreeMap::new(), dirty: BTreeSet::new(), known: false, loose: false }
     }
@@ -149,7 +150,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
 
     /// Sets the desired value at `key`.
     pub fn set(&mut self, key: K, value: V) {
-        // The first fill is most of the work at a backend's start. This path needs one lookup for each entry.
+        // A backend spends most of its start on the first fill. This path needs only one lookup for each entry.
         if !self.known {
             self.entries.insert(key, Entry::Same(value));
             self.loose = true;
@@ -196,7 +197,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         self.entries.range(range).filter_map(|(key, entry)| Some((key, entry.desired()?)))
     }
 
-    /// The diff from applied to desired. Costs O(changes), unless the applied side is unknown.
+    /// The diff from applied to desired entries. Costs O(changes), unless the applied entries are unknown.
     pub fn diff(&self) -> Diff<'_, K, V> {
         let mut diff = Diff { unknown: !self.known, set: Vec::new(), removed: Vec::new() };
         for Difference { key, applied, desired } in self.diff_in((Bound::Unbounded, Bound::Unbounded)) {
@@ -210,7 +211,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
     }
 
     /// The diff of a range of keys, in the order of the keys. The iterator computes it step by step, without collecting
-    /// it. While the applied side is unknown, every desired entry counts as different.
+    /// it. While the applied entries are unknown, every desired entry counts as different.
     pub fn diff_in<'a>(&'a self, range: KeyRange<'_, K>) -> impl Iterator<Item = Difference<'a, K, V>> + use<'a, K, V> {
         let dirty = self.known.then(|| self.dirty.range(range)).into_iter().flatten();
         let dirty = dirty.filter_map(|key| {
@@ -234,8 +235,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         }
     }
 
-    /// Sets the applied value at `key` after a commit. Call this for a key that the kernel did not accept although it
-    /// accepted the others.
+    /// Sets the applied value at `key` after a commit. Call this if the kernel accepted the diff except for this key.
     pub fn found(&mut self, key: K, applied: Option<V>) {
         if self.known {
             let desired = self.take_desired(&key);
@@ -243,7 +243,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         }
     }
 
-    /// Marks the applied side as unknown.
+    /// Marks the applied entries as unknown.
     pub fn forget(&mut self) {
         if !std::mem::take(&mut self.known) {
             return;
@@ -253,8 +253,8 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         self.entries = entries.filter_map(|(key, entry)| Some((key, Entry::Same(entry.into_desired()?)))).collect();
     }
 
-    /// Rebuilds the entries after a first fill, which halves their memory: a tree that is built in order has full
-    /// nodes. [`commit`](Self::commit) does this, too.
+    /// Rebuilds the entries after a first fill. This halves their memory, because a tree that is built in the order of
+    /// its keys has full nodes. [`commit`](Self::commit) also does this.
     pub fn pack(&mut self) {
         if std::mem::take(&mut self.loose) {
             self.entries = std::mem::take(&mut self.entries).into_iter().collect();

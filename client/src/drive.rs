@@ -1,5 +1,5 @@
-//! The loop in which every backend runs. It applies the newest state and retries failures. If the stream breaks, the
-//! applied state stays.
+//! The loop in which every backend runs. It applies the newest state and retries failures. If the connection to the
+//! source breaks, the kernel keeps the applied state.
 //!
 //! ```text
 //! source ──► read ──Update──► sync ──► backend
@@ -42,14 +42,16 @@ use crate::{
 pub struct Options {
     /// Whether to sync once and return.
     pub once: bool,
-    /// The revision that the caller already has. The first sync waits for another one.
+    /// The revision of the state that the caller already has. The first sync waits for a state with another revision.
     pub resume: Revision,
     /// Shortest time between the end of a sync and the start of the next one. Changes in between are merged.
     pub min_interval: Duration,
-    /// Longest delay between two attempts after failures. It applies to the source and to the backend separately.
+    /// Longest delay between two attempts after failures. Requests to the source and syncs of the backend have separate
+    /// delays.
     pub max_backoff: Duration,
-    /// Whether to report the backend's progress to the brain. A reader that programs nothing must not report: after its
-    /// exit, the brain's health answers would wait for it. A run with `once` never reports, for the same reason.
+    /// Whether to report the backend's progress to the brain. A reader that programs nothing must not report: after it
+    /// exits, the brain's health answers would wait for its progress. For the same reason, a run with `once` never
+    /// reports.
     pub report: bool,
     /// Whether the configuration recognizes this node's pods by the Node's `spec.podCIDRs`. The loop then warns if
     /// there are none.
@@ -72,14 +74,13 @@ impl Default for Options {
     }
 }
 
-/// How many updates may wait for the backend. When the queue is full, the reader waits, too.
+/// How many updates may wait for the backend. If this many updates wait, the reader also waits.
 const WAITING: usize = 16;
 
 /// Runs a backend on a source until `shutdown`; with [`Options::once`], until the first sync succeeds.
 ///
-/// # Errors
-/// With [`Options::once`], returns the first failure of the source or the backend. Otherwise failures are logged and
-/// retried, and it returns no error.
+/// With [`Options::once`], returns the first failure of the source or the backend. Without it, returns no errors:
+/// failures are logged and retried.
 pub async fn run(
     backend: impl Backend,
     source: impl Source,
@@ -117,7 +118,7 @@ pub async fn run(
     }
 }
 
-/// Requests one state after the other from the source. Ends only with [`Options::once`], at the first failure.
+/// Requests one state after the other from the source. Only a run with [`Options::once`] ends, at its first failure.
 async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Options) -> anyhow::Result<Infallible> {
     let mut backoff = Backoff::new(options.max_backoff);
     // `have` is ahead of `Sync::state` only by the updates that wait in the channel. The sync folds each of them into
@@ -139,7 +140,7 @@ async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Op
                 }
             }
             Err(error) if options.once => {
-                return Err(error).with_context(|| format!("getting the state from {}", source.describe()));
+                return Err(error).with_context(|| format!("failed to get the state from {}", source.describe()));
             }
             Err(error) => {
                 let source = source.describe();
@@ -154,8 +155,8 @@ async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Op
     }
 }
 
-/// Offers the newest report to the brain until the brain accepts it. The brain's health answers wait for the report.
-/// Without the retry, the next report would follow only after a change.
+/// Offers the newest report to the brain until the brain accepts it, because the brain's health answers depend on the
+/// report. Without the retry, the brain would get no report until the next change.
 async fn report(source: &impl Source, mut reports: watch::Receiver<Option<Report>>, options: &Options) -> Infallible {
     let mut backoff = Backoff::new(options.max_backoff);
     let mut logged: Option<SourceError> = None;
@@ -200,9 +201,9 @@ struct Sync<B> {
     state: Snapshot,
     /// What differs between `state` and the last sync that succeeded.
     changes: Changes,
-    /// The newest state that the subsystem holds.
+    /// The newest state that the kernel subsystem holds, by family.
     applied: ByFamily<Revision>,
-    /// The attempts of each family and the error of the last one.
+    /// For each family: counts of the attempts, and the error of the last one.
     attempts: ByFamily<Outcome>,
     /// The backend's own counters.
     counts: Option<watch::Receiver<Counts>>,
@@ -297,7 +298,7 @@ impl<B: Backend> Sync<B> {
         }
     }
 
-    /// Makes one attempt. If one family fails, the other one stays applied, and the attempt returns the error.
+    /// Makes one attempt. If one family fails, the other family keeps the new state, and the attempt returns the error.
     async fn sync(&mut self) -> anyhow::Result<()> {
         let revision = self.state.revision;
         let started = Instant::now();
@@ -330,7 +331,7 @@ impl<B: Backend> Sync<B> {
             Ok(()) => {
                 let (changed, services) = (self.changes.services.len(), self.state.services.len());
                 if self.options.dry_run {
-                    info!(%revision, services, "printed; nothing was changed");
+                    info!(%revision, services, "printed the plan; nothing was changed");
                 } else {
                     self.log.add(revision, changed, services, started.elapsed(), Instant::now());
                 }
@@ -340,7 +341,7 @@ impl<B: Backend> Sync<B> {
             }
             Err(error) => {
                 let error = format!("{error:#}");
-                // The error is logged once, because attempts continue for as long as it lasts.
+                // Attempts continue for as long as the error lasts, but an equal error is logged only once.
                 if self.logged_error.as_ref() == Some(&error) {
                     debug!(%revision, error, "still cannot apply the state");
                 } else {
@@ -388,15 +389,15 @@ impl<B: Backend> Sync<B> {
     }
 }
 
-/// The diagnostic for a Node without `spec.podCIDRs`. kube-proxy waits five minutes for them and then exits. localnet
-/// programs the node without them, and uses them as soon as the Node has them.
+/// The diagnostic for a Node without `spec.podCIDRs`. kube-proxy waits five minutes for `spec.podCIDRs` and then exits.
+/// localnet programs the node without them, and uses them as soon as the Node has them.
 fn no_pod_cidrs(node: &str) -> Diagnostic {
     let problem = "has no spec.podCIDRs, so detectLocalMode NodeCIDR cannot recognize this node's pods: no traffic to ClusterIPs is masqueraded";
     let remedy = "let kube-controller-manager allocate pod CIDRs (--allocate-node-cidrs), or configure detectLocalMode ClusterCIDR with detectLocal.clusterCIDRs";
     Diagnostic::new(Code::PodCidrsMissing, Subject::node(node), problem).remedy(remedy)
 }
 
-/// Shortest time between a report and the next one that contains only new counters.
+/// Shortest time between a report and a next report whose only news is a counter.
 const COUNTS_PAUSE: Duration = Duration::from_secs(1);
 
 /// Resolves when a counter has changed. Never resolves if there are no counters, or if the backend no longer updates

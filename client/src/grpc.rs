@@ -24,13 +24,13 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The largest accepted message. The brain's messages are far smaller, so a peer that sends more is not a brain.
 const MAX_MESSAGE: usize = 16 << 20;
 
-/// Files for TLS on TCP. They are read each time the client connects. If they are then unusable, the client logs a
-/// warning and continues to use the last usable contents.
+/// Files for TLS on TCP. They are read each time the client connects. If they are unusable at that time, the client logs
+/// a warning and uses the last usable contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// Certificates of the authorities that may have issued the brain's certificate.
     pub ca: PathBuf,
-    /// Own certificate and key. The brain checks them and accepts no client without them.
+    /// The client's own certificate and key. The brain accepts no client without them.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -104,7 +104,8 @@ impl Source for Brain {
             assembler.push(item).map_err(|error| SourceError::Invalid(error.to_string()))?;
         }
         match assembler.finish().map_err(|error| SourceError::Invalid(error.to_string()))? {
-            // The caller holds no state to fold changes into. Folding them anyway would give a state that never existed.
+            // The caller holds no state to which the changes could be applied. Applying them anyway would give a state
+            // that never existed.
             Update::Delta { .. } if !fold => {
                 Err(SourceError::Invalid("changes instead of the requested full state".to_owned()))
             }

@@ -17,7 +17,7 @@ use crate::{
     vips::Effective,
 };
 
-/// Receives the changes one by one. The calls describe the desired state; nothing has to be applied before
+/// Receives the changes one by one. The calls describe the desired state. The listener need not apply anything before
 /// [`Listener::commit`].
 ///
 /// The order within one commit: `set_node` comes first. For each changed service, `set_service` precedes its
@@ -40,16 +40,17 @@ pub trait Listener: Send {
     fn set_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint);
     /// Deletes an endpoint.
     fn delete_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint);
-    /// Discards everything from earlier calls. The adapter calls it after [`Listener::disturbed`], and sets everything again
-    /// before the next commit.
+    /// Discards everything that earlier calls have set. The adapter calls this function after [`Listener::disturbed`],
+    /// and sets everything again before the next commit.
     fn reset(&mut self);
     /// Makes the subsystem hold the result of all calls so far, which is the complete state of this revision. After an
-    /// error, or if a family failed, the adapter calls this function again, with or without other calls in between.
+    /// error, or if a family failed, the adapter calls this function again. Before that, it may call other functions to
+    /// set newer changes.
     ///
     /// # Errors
     /// Returns an error if the commit failed in both families.
     fn commit(&mut self, revision: Revision) -> impl Future<Output = anyhow::Result<Synced>> + Send;
-    /// See [`Backend::retry_refused`]. The adapter does not set anything again.
+    /// See [`Backend::retry_refused`]. The adapter does not repeat any earlier calls.
     fn retry_refused(&mut self) {}
     /// Removes everything that this backend ever wrote.
     ///
@@ -68,7 +69,8 @@ pub trait Listener: Send {
     fn configuration(&self) -> Option<Effective> {
         None
     }
-    /// See [`Backend::disturbed`]. The adapter then sets everything again, so a listener needs no copy of the state.
+    /// See [`Backend::disturbed`]. The adapter then calls [`Self::reset`] and sets everything again, so a listener needs
+    /// no copy of the state.
     fn disturbed(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
@@ -93,10 +95,10 @@ pub struct PortEndpoint {
 #[derive(Debug)]
 pub struct Adapter<L> {
     listener: L,
-    /// What was set on the listener, whether or not its commit succeeded.
+    /// The services that were set on the listener, whether or not their commit succeeded.
     delivered: BTreeMap<ServiceKey, Arc<Service>>,
     delivered_node: Option<Node>,
-    /// Whether everything has to be set again.
+    /// Whether everything has to be set again before the next commit.
     replay: bool,
 }
 

@@ -6,9 +6,9 @@
 //!  feed in the same process ───┘                      └► incremental::Adapter ─► Listener (one call for each change)
 //! ```
 //!
-//! Implement [`Backend`] or [`incremental::Listener`] and pass it to [`run`]. A [`DiffStore`] remembers what the kernel holds. A
-//! backend can therefore fill in the whole desired state and send only the difference. [`vips`] computes the VIPs that a proxying
-//! backend answers. Every backend uses it, so all backends make the same decisions.
+//! Implement [`Backend`] or [`incremental::Listener`] and pass it to [`run`]. A [`DiffStore`] remembers what the kernel
+//! holds, so a backend can fill in the whole desired state and send only the difference to the kernel. [`vips`] computes
+//! the VIPs that a proxying backend answers. All backends of this repository use it, so they make the same decisions.
 
 pub mod args;
 mod backend;

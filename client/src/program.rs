@@ -62,7 +62,7 @@ pub trait BackendProgram: Args + Send + Sync + 'static {
     /// Returns an error if a value of the configuration is invalid, or if the node cannot be read.
     fn planner(&self, flags: &ConfigArgs, config: &Config) -> impl Future<Output = anyhow::Result<Self::Planner>>;
 
-    /// Reads back what the kernel serves. Must be called in a tokio runtime.
+    /// Reads from the kernel which VIPs it serves. Must be called in a tokio runtime.
     ///
     /// # Errors
     /// Returns an error if the kernel cannot be read.
@@ -162,12 +162,12 @@ pub fn main<P: BackendProgram>() -> ExitCode {
     exit(runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(execute(arguments, terminated()))))
 }
 
-/// Does what a command line requests. A backend runs until `shutdown`, or with `--once` until one state is applied. Must be
-/// called in a tokio runtime.
+/// Executes the task that a command line requests. A backend runs until `shutdown`, or with `--once` until one state is
+/// applied. Must be called in a tokio runtime.
 ///
 /// # Errors
-/// Returns an error if the flags or the configuration are invalid, if the kernel cannot be programmed at all, or, with
-/// `--once`, if anything failed.
+/// Returns an error if the flags or the configuration are invalid, or if the kernel cannot be programmed at all. With
+/// `--once`, returns an error if anything failed.
 pub async fn execute<P: BackendProgram>(
     arguments: Arguments<P>,
     shutdown: impl Future<Output = ()>,

@@ -33,13 +33,13 @@ impl Backoff {
     }
 }
 
-/// The services that the kernel refused, and when to retry them although they have not changed. A kernel may later accept a
-/// service that it refuses now. The delay grows because each attempt reads the whole live state.
+/// The services that the kernel refused, and when to retry those that have not changed, because a kernel may later accept
+/// a service that it refuses now. The delay grows, because each attempt reads the whole live state.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     services: BTreeSet<ServiceKey>,
     due: Option<Instant>,
-    /// The delay after the next attempt.
+    /// The delay that follows the next attempt.
     pause: Duration,
 }
 
@@ -55,7 +55,7 @@ impl Refusals {
             return;
         }
         if !refused.is_subset(&self.services) {
-            // A newly refused service need not wait as long as the earlier ones.
+            // A newly refused service need not wait as long as services that were refused earlier.
             self.pause = FIRST_PAUSE;
             self.due = self.due.map(|due| due.min(now + FIRST_PAUSE));
         }

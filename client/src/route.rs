@@ -1,7 +1,7 @@
 //! The oracle: predicts the verdict for a packet from the state and the backend's configuration.
 //!
-//! It follows the rules in `localnetv1.proto` and kube-proxy's table of destinations, and knows no backend's plan.
-//! Tests compare backends with the oracle, and tools explain packets with it. Pure.
+//! The oracle follows the rules in `localnetv1.proto` and kube-proxy's table of destinations. It does not use the plan of
+//! any backend, so tests can compare backends with it, and tools can explain packets with it. Pure.
 
 use std::{
     collections::BTreeSet,
@@ -56,8 +56,8 @@ pub enum Outcome {
         choices: BTreeSet<SocketAddr>,
         /// Whether the packet is masqueraded, whichever endpoint is chosen.
         masquerade: bool,
-        /// Endpoints for which the packet is always masqueraded. Such an endpoint is on this node, and is itself the
-        /// sender.
+        /// Endpoints for which the packet is always masqueraded. Such an endpoint is on this node and is itself the
+        /// sender of the packet.
         hairpin: BTreeSet<SocketAddr>,
         /// Seconds for which the sender keeps the endpoint.
         affinity: Option<u32>,
@@ -86,7 +86,7 @@ pub struct Target<'a> {
     pub service: &'a Service,
     /// The port of the service.
     pub port: &'a Port,
-    /// Whether the address is a ClusterIP. Otherwise it is an external address or one of the node's.
+    /// Whether the address is a ClusterIP. Otherwise it is an external address or an address of the node.
     pub internal: bool,
 }
 
@@ -125,9 +125,9 @@ pub fn route(state: &Snapshot, rules: &Rules, packet: &Packet) -> Outcome {
 
 /// The fate, in `state`, of an existing flow that began with `packet` and goes to the endpoint `by`.
 ///
-/// A TCP connection lives until one end closes it. Any other flow lives as long as its endpoint may answer existing
-/// flows, whatever the traffic policies prescribe for new flows. A flow that was not translated lives until a service
-/// claims its address and port.
+/// A TCP connection lives until one end closes it. A flow of another protocol lives as long as its endpoint may answer
+/// existing flows, even if the traffic policies exclude the endpoint for new flows. If the flow was not translated, it
+/// lives until a service claims its address and port.
 pub fn fate(state: &Snapshot, rules: &Rules, packet: &Packet, by: SocketAddr) -> Fate {
     let goes_on = packet.protocol == Protocol::Tcp
         || match target(state, rules, packet) {

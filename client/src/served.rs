@@ -15,10 +15,10 @@
 //! - `outside` marks the line for clients outside of the cluster, if they get other endpoints (external policy Local).
 //! - `affinity` is followed by the seconds for which a client keeps its endpoint.
 //! - A NodePort is a destination on each address that answers it. If all of the node's addresses answer it, the
-//!   addresses `0.0.0.0` and `::` stand for them.
+//!   addresses `0.0.0.0` and `::` stand for all of them.
 //!
-//! Lines, and the endpoints in a line, come in any order. Lines that begin with `#` are comments. If a kernel cannot
-//! hold something at all, a [`Lacks`] excludes it from the comparison.
+//! The order of the lines, and of the endpoints in a line, does not matter. Lines that begin with `#` are comments. If a
+//! kernel cannot hold some property of a destination at all, a [`Lacks`] excludes the property from the comparison.
 
 mod lacks;
 
@@ -80,9 +80,9 @@ impl fmt::Display for To {
 /// What a kernel serves at one destination.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Where new connections go. `None` if no line describes that.
+    /// Where new connections go. `None` if no line describes this.
     pub to: Option<To>,
-    /// Where connections from outside of the cluster go, if that differs.
+    /// Where connections from outside of the cluster go, if they go elsewhere.
     pub outside: Option<To>,
     /// Seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
@@ -159,7 +159,7 @@ impl fmt::Display for Served {
 /// # Errors
 /// Returns an error if standard output cannot be written.
 pub fn print(served: &Served) -> anyhow::Result<()> {
-    write!(io::stdout().lock(), "{served}").context("printing")
+    write!(io::stdout().lock(), "{served}").context("failed to write to standard output")
 }
 
 fn destination(key: &VipKey) -> String {
@@ -169,18 +169,18 @@ fn destination(key: &VipKey) -> String {
 /// A NodePort, without the address of the node that answers it.
 type NodePort = (Family, Protocol, u16);
 
-/// What a state requires a kernel to serve. The configuration, which is unknown here, selects the addresses that answer
-/// NodePorts. A NodePort therefore needs only one address that answers it.
+/// What a state requires a kernel to serve. Only the configuration, which is unknown here, selects the addresses that
+/// answer NodePorts. Therefore it is enough if one address answers a NodePort.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
     vips: Served,
     node_ports: BTreeMap<NodePort, Entry>,
-    /// The NodePorts that at least one address must answer. If the node has no address of a family, its NodePorts may
-    /// be answered on other addresses or not at all.
+    /// The NodePorts that at least one address must answer. A NodePort is missing here if the node has no address of its
+    /// family: the kernel may then answer it on other addresses, or not at all.
     needed: BTreeSet<NodePort>,
 }
 
-/// Addresses of both families that replace the node's; no Case uses them.
+/// Addresses that replace the node's addresses, one of each family. No Case uses them.
 const STAND_INS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 19, 255, 254)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0xffff, 0, 0, 0, 0xfffe)),

@@ -12,8 +12,8 @@ use crate::{
 /// Delivers states and accepts reports. Implemented by the gRPC client ([`crate::grpc::Brain`]) and by the feed of a
 /// brain in the same process.
 pub trait Source: Send + Sync {
-    /// Waits for a state other than `have`, and returns the complete state or an error. `fold` means that the caller
-    /// holds `have` and can fold changes into it; otherwise the answer is a full state.
+    /// Waits for a state other than `have`, and returns the complete answer or an error. If `fold` is set, the caller
+    /// holds `have` and can apply changes to it. Otherwise the answer is a full state.
     ///
     /// # Errors
     /// Returns an error if the source cannot deliver a state. The caller retries.
@@ -29,13 +29,13 @@ pub trait Source: Send + Sync {
     fn describe(&self) -> String;
 }
 
-/// Why a call failed. The kernel's state stays unchanged, and the caller retries.
+/// Why a call failed. After a failure, the kernel's state stays unchanged, and the caller retries.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
     /// No process answers at the address.
     #[error("the brain is unavailable; check that localnet-brain runs and serves this address: {0}")]
     Unreachable(String),
-    /// The stream broke before its end. What it had delivered is discarded.
+    /// The stream broke before its end. The items that it had delivered are discarded.
     #[error("the stream was interrupted: {0}")]
     Broken(String),
     /// The peer sent an invalid state.
@@ -53,7 +53,7 @@ pub struct Report {
     pub backend: &'static str,
     /// The mode of kube-proxy that the backend corresponds to.
     pub mode: Option<Mode>,
-    /// The newest revision that it has received.
+    /// The newest revision that the backend has received.
     pub received: Revision,
     /// The progress of each family.
     pub families: Vec<(Family, Outcome)>,
@@ -72,11 +72,11 @@ pub struct Report {
 pub struct Outcome {
     /// The newest revision that the kernel holds; 0 if it holds no revision of this instance.
     pub applied: u64,
-    /// Why the newest revision could not be applied.
+    /// The error of the last attempt; `None` if it succeeded.
     pub error: Option<String>,
-    /// Full syncs: the first attempt, and attempts with an unknown applied state.
+    /// Full syncs: the first attempt, and attempts while the applied state was unknown.
     pub full: Attempts,
-    /// Attempts that only had to write changes.
+    /// All other attempts: they only had to write changes.
     pub partial: Attempts,
     /// How many attempts failed, of `full` and `partial` together.
     pub failures: u64,
@@ -88,7 +88,7 @@ pub struct Outcome {
     pub rules: Vec<RuleCount>,
 }
 
-/// How many skipped services a report lists. It only counts the others.
+/// Maximum number of skipped parts that a report lists. The report only counts the others.
 const MAX_SKIPPED: usize = 256;
 
 fn skipped(skipped: &Diagnostic) -> wire::SkippedService {
@@ -113,7 +113,8 @@ fn warning(warning: &Diagnostic) -> wire::BackendWarning {
     }
 }
 
-/// The reason of an Event: kube-proxy's if it posts the same Event, otherwise the code in CamelCase.
+/// The reason of an Event. If kube-proxy posts the same Event, it is kube-proxy's reason; otherwise it is the code in
+/// CamelCase.
 fn event_reason(code: Code) -> String {
     match code {
         Code::IpvsDeprecated => "IPVSDeprecation".to_owned(),

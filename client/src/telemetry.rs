@@ -11,8 +11,8 @@ use anyhow::Context as _;
 pub use localnet_config::LogFormat;
 use localnet_config_file::start_log;
 
-/// Starts logging to a file, or to standard error without one. `RUST_LOG` selects what is logged, for instance
-/// `localnet=debug`; the default is `level`.
+/// Starts logging to `file`, or to standard error if `file` is `None`. The variable `RUST_LOG` selects what is logged,
+/// for instance `localnet=debug`; without it, `level` does.
 ///
 /// # Errors
 /// Returns an error if `RUST_LOG` contains an invalid level.

@@ -1,5 +1,5 @@
-//! Mutual TLS to a brain on TCP. The files are read each time the client connects: the brain regularly disconnects its clients so
-//! that they present their current certificates.
+//! Mutual TLS to a brain on TCP. The files are read each time the client connects. The brain regularly disconnects its
+//! clients, so that they reconnect with their current certificates.
 
 use std::{
     fs, io,
@@ -38,7 +38,7 @@ pub(super) struct Tls {
 struct Loaded {
     contents: Contents,
     config: Arc<ClientConfig>,
-    /// Why the present files cannot be used, if that was logged.
+    /// Why the current files cannot be used; `None` if this was not logged.
     logged: Option<String>,
 }
 
@@ -64,7 +64,7 @@ impl Tls {
         TlsConnector::from(self.newest()).connect(name, stream).await
     }
 
-    /// Reads the files. While they are unusable, for instance during their replacement, the last good contents stay in
+    /// Reads the files. While they are unusable, for instance during their replacement, the last usable contents stay in
     /// use.
     fn newest(&self) -> Arc<ClientConfig> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,7 +96,7 @@ impl Tls {
 }
 
 fn read(files: &TlsFiles) -> anyhow::Result<Contents> {
-    let read = |path: &Path| fs::read(path).with_context(|| format!("reading {}", path.display()));
+    let read = |path: &Path| fs::read(path).with_context(|| format!("failed to read {}", path.display()));
     let identity = match &files.identity {
         Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
         None => None,
@@ -117,9 +117,9 @@ fn config(files: &TlsFiles, contents: &Contents) -> anyhow::Result<ClientConfig>
         Some(((certificate_file, key_file), (certificate, key))) => {
             let key = PrivateKeyDer::from_pem_slice(key)
                 .with_context(|| format!("failed to read a private key in PEM from {}", key_file.display()))?;
-            config.with_client_auth_cert(certificates(certificate_file, certificate)?, key).with_context(|| {
-                format!("{} and {} do not belong together", certificate_file.display(), key_file.display())
-            })?
+            config
+                .with_client_auth_cert(certificates(certificate_file, certificate)?, key)
+                .with_context(|| format!("{} is not the key of {}", key_file.display(), certificate_file.display()))?
         }
     };
     config.alpn_protocols = vec![b"h2".to_vec()];

@@ -11,8 +11,8 @@ use crate::backend::{Backend, Synced};
 
 /// Plans states and programs nothing.
 pub trait Planner: Send {
-    /// The plan of `state`, as text, and the diagnostics for everything that is skipped. Only `changes` differs from the
-    /// previous state.
+    /// The plan of `state`, as text, and the diagnostics for everything that is skipped. `state` differs from the
+    /// previous state only in `changes`.
     ///
     /// # Errors
     /// Returns an error if the state cannot be planned.

@@ -1,7 +1,7 @@
 //! Restarts a backend in place when its configuration changes.
 //!
-//! A restart costs one sync: the backend adopts the live state and writes the differences. No other code has to handle the change
-//! from one configuration to another.
+//! A restart takes one sync: the backend adopts the live state and writes the differences. So no other code has to handle
+//! the change from one configuration to another.
 
 use std::{pin::pin, sync::Arc};
 
@@ -12,7 +12,8 @@ use tracing::{info, warn};
 use crate::{Options, backend::Backend, source::Source};
 
 impl Options {
-    /// These options with the configuration's values for the loop. The longest retry delay is at most `syncPeriod`.
+    /// These options, with the values that the configuration sets for the loop. The longest retry delay is at most
+    /// `syncPeriod`.
     #[must_use]
     pub fn configured(self, config: &Config) -> Self {
         let max_backoff = self.max_backoff.min(config.sync_period);

@@ -1,4 +1,5 @@
-//! What a kernel cannot hold, whichever backend programs it. The comparison with the state excludes it. Pure.
+//! What a kernel cannot hold, whichever backend programs the kernel. The comparison with the state excludes these
+//! properties. Pure.
 
 use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr};
 
@@ -13,12 +14,12 @@ use crate::vips::{Exposure, Vip};
 pub enum Lack {
     /// Verdicts for destinations without endpoints: the kernel neither rejects nor drops them.
     Verdicts,
-    /// Scopes: a destination has one set of endpoints, namely those for clients outside of the cluster.
+    /// Scopes: a destination has only one set of endpoints, the set for clients outside of the cluster.
     Scopes,
     /// The duration of session affinity: it reads as 0 seconds.
     Seconds,
-    /// Several endpoint ports: a destination has the same port on all endpoints. It is the most frequent port, or the
-    /// lowest of several equally frequent ones.
+    /// Different endpoint ports: all endpoints of a destination have the same port, the most frequent one. Of several
+    /// equally frequent ports, it is the lowest.
     Ports,
     /// Endpoints at the node's own addresses.
     HostNetwork,
@@ -41,7 +42,7 @@ impl Lacks {
         self.0.contains(&lack)
     }
 
-    /// What such a kernel serves for a VIP. `node` has the addresses of the node.
+    /// What a kernel that lacks these properties serves for a VIP. `node` has the addresses of the node.
     pub(super) fn leave(&self, vip: &Vip, node: &[IpAddr]) -> Entry {
         if self.has(Lack::Sources) && vip.sources.as_deref().is_some_and(<[_]>::is_empty) {
             return Entry::default();

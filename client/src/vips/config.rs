@@ -1,4 +1,4 @@
-//! The operator's choices, in the form that backends need to plan. [`super::flags`] reads them.
+//! The operator's choices, in the form that backends need to compute a plan. [`super::flags`] reads them.
 
 use std::sync::Arc;
 
@@ -60,8 +60,8 @@ impl Config {
     }
 }
 
-/// How traffic of this node's pods is recognized. Traffic from other senders to a ClusterIP is masqueraded. Under
-/// external policy Local, pods of this node reach external addresses as if they were ClusterIPs.
+/// How the backend recognizes traffic of this node's pods. Traffic from all other senders to a ClusterIP is masqueraded.
+/// Under external policy Local, this node's pods reach external addresses as if the addresses were ClusterIPs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detector {
     /// Not at all.
@@ -79,10 +79,10 @@ pub enum Detector {
 /// The addresses of the node that answer NodePorts. Loopback addresses never do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePortAddresses {
-    /// The first address of each family in the Node object. If the Node object has no address of a family, all of the
-    /// node's addresses of that family.
+    /// The first address of each family in the Node object. If the Node object has no address of a family, all addresses
+    /// of that family on the node.
     Primary,
-    /// The addresses in these CIDRs. For a family without a CIDR, or with a CIDR of length 0: all addresses except
-    /// link-local ones.
+    /// The node's addresses that are in these CIDRs. If a family has no CIDR, or a CIDR of length 0, all of its addresses
+    /// except link-local ones.
     Cidrs(Vec<IpNet>),
 }

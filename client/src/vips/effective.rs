@@ -1,5 +1,4 @@
-//! [`Effective`]: the configuration in effect, as a backend reports it to the brain and as readers of the report decode
-//! it.
+//! [`Effective`]: the configuration in effect. A backend reports it to the brain, and readers of the report decode it.
 
 use std::net::IpAddr;
 
@@ -7,7 +6,7 @@ use localnet_proto::wire::{BackendConfiguration, DetectLocal, IpSet};
 
 use super::{Config, Detector, NodePortAddresses};
 
-/// What decides the verdict for a packet on this node, besides the state.
+/// The configuration in effect: everything besides the state that determines the verdict for a packet on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Effective {
     /// The configured values or their defaults.
@@ -59,7 +58,7 @@ impl TryFrom<&BackendConfiguration> for Effective {
     type Error = Unreadable;
 
     /// # Errors
-    /// Returns an error if a field has a value that this version does not know: the backend is newer or faulty.
+    /// Returns an error if a field has a value that this version does not know, because the backend is newer or faulty.
     fn try_from(report: &BackendConfiguration) -> Result<Self, Self::Error> {
         let interface = || report.interface.as_str().into();
         let detector = match report.detect_local() {

@@ -1,4 +1,4 @@
-//! The inputs of plans besides services, computed once.
+//! The inputs of plans besides services. They are computed once for all services.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -20,11 +20,11 @@ pub struct Facts {
     /// The addresses that answer NodePorts, sorted within each family. There are no loopback addresses, unless a
     /// backend requests them with [`super::Vips::answer_on_localhost`].
     pub node_port_addresses: Vec<IpAddr>,
-    /// How pods are recognized; `None` if they are not.
+    /// How pods are recognized in each family; `None` if they are not recognized.
     pub pods: ByFamily<Option<PodSource>>,
     /// The CIDRs that ClusterIPs are assigned from, of both families.
     pub service_cidrs: Vec<IpNet>,
-    /// An empty list. Most VIPs have no local endpoints, and all of these share it.
+    /// An empty list, which all VIPs without local endpoints share. Most VIPs are of this kind.
     pub no_endpoints: Arc<[SocketAddr]>,
 }
 
@@ -52,13 +52,13 @@ impl Facts {
         }
     }
 
-    /// How pods are recognized in a family; `None` if they are not.
+    /// How pods are recognized in a family; `None` if they are not recognized.
     pub fn pods(&self, family: Family) -> Option<&PodSource> {
         self.pods[family].as_ref()
     }
 }
 
-/// Only the first CIDR of a family counts, as in kube-proxy.
+/// As in kube-proxy, only the first CIDR of a family is used.
 fn pod_source(detector: &Detector, node: &Node, family: Family) -> Option<PodSource> {
     let first = |cidrs: &[IpNet]| {
         cidrs.iter().find(|cidr| Family::of(cidr.addr()) == family).map(|cidr| PodSource::Cidr(cidr.trunc()))

@@ -1,4 +1,4 @@
-//! The flags that choose how to program the node, and the configuration from these flags and the file of `--config`.
+//! The flags that choose how to program the node. They and the file of `--config` determine the configuration.
 
 use std::io::{self, Write as _};
 
@@ -25,8 +25,8 @@ pub struct ConfigArgs {
 }
 
 impl ConfigArgs {
-    /// Reads the configuration. `mode` replaces an empty mode. Returns `None` if the flags only requested to write the
-    /// configuration to a file, which is then done.
+    /// Reads the configuration. If the configured mode is empty, `mode` applies. Returns `None` if the flags requested
+    /// only to write the configuration to a file. In this case, the file has been written.
     ///
     /// # Errors
     /// Returns an error if a flag or the file is invalid.
@@ -46,8 +46,8 @@ impl ConfigArgs {
     /// The tasks that kube-proxy's flags request besides programming the node.
     ///
     /// # Errors
-    /// Returns an error if such a flag is neither true nor false, or if it would make a change although `dry_run` is
-    /// set.
+    /// Returns an error if such a flag is neither true nor false, or if `dry_run` is set and such a flag would make a
+    /// change.
     pub fn to_do(&self, dry_run: bool) -> anyhow::Result<ToDo<'_>> {
         let to_do = self.kube_proxy.to_do()?;
         for (is_set, flag) in [(to_do.cleanup, "--cleanup"), (to_do.init_only, "--init-only")] {
@@ -56,7 +56,7 @@ impl ConfigArgs {
         Ok(to_do)
     }
 
-    /// Checks the flags for a command such as `init`, which has these flags, too.
+    /// Checks kube-proxy's flags for a command such as `init`, which also accepts them.
     ///
     /// # Errors
     /// Returns an error if a flag requests something that the command does not do.
@@ -87,7 +87,7 @@ impl ConfigArgs {
             warn!(
                 mode,
                 programmed,
-                "the configured mode is not the mode of this backend; using the settings of the configured mode"
+                "the configured mode is not the mode that this backend programs; the backend programs its own mode with the settings of the configured mode"
             );
         }
     }
@@ -127,7 +127,8 @@ mod tests {
 
     #[test]
     fn flags_become_a_configuration() {
-        // As in kube-proxy, NodePorts are answered on all addresses unless the mode is nftables by name.
+        // As in kube-proxy, NodePorts are answered on all addresses unless the configuration names the mode nftables
+        // explicitly.
         let all = NodePortAddresses::Cidrs(Vec::new());
         let defaults = Config { node_port_addresses: all.clone(), ..Config::default() };
         let node_ports = |texts: &[&str]| {

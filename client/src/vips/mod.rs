@@ -1,15 +1,17 @@
 //! [`Vips`]: the VIPs of the node, which is the part of every plan that does not depend on a kernel subsystem.
 //!
-//! A backend that proxies packets needs the endpoints of each VIP, and how to treat its packets. This module decides
-//! which addresses answer NodePorts, and how pods are recognized. It decides this from the state and the operator's
-//! configuration, so that all backends agree. A backend implements [`Program`] to turn a VIP into kernel objects.
+//! A backend that proxies packets needs to know the endpoints of each VIP and how to treat the VIP's packets. From the
+//! state and the operator's configuration, this module decides which addresses answer NodePorts and how pods are
+//! recognized, so that all backends make the same decisions. A backend implements [`Program`] to turn a VIP into kernel
+//! objects.
 //!
 //! ```text
 //!  Snapshot, Changes ──► update ──► settle ──► service::plan ──► one owner for each VIP ──► Program
 //! ```
 //!
-//! The brain gives each address and port to one Service, and each NodePort to one. Only the backend knows which addresses
-//! answer NodePorts, so this module decides between a NodePort and the same port of a Service's own address.
+//! The brain assigns each address and port to one Service, and also each NodePort. Only the backend knows which addresses
+//! answer NodePorts. A NodePort and a port of another Service's own address may therefore be the same VIP; this module
+//! chooses the owner.
 //!
 //! No I/O. The cost is O(changes): an unchanged Service is not processed at all.
 
@@ -38,8 +40,8 @@ use service::ServicePlan;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Receives the changes to the VIPs of the node. A changed VIP is removed and then added. The added value may equal the
-/// removed one; a [`crate::DiffStore`] then finds no difference.
+/// Receives the changes to the VIPs of the node. A changed VIP is removed and then added. If the added value equals the
+/// removed value, a [`crate::DiffStore`] finds no difference.
 pub trait Program {
     /// Adds a VIP of a Service.
     fn program(&mut self, key: &VipKey, vip: &Vip, service: &Service);
@@ -56,7 +58,7 @@ pub trait Program {
 pub struct Settled {
     /// Whether the [`Facts`] changed.
     pub facts_changed: bool,
-    /// What is skipped now and was not reported before.
+    /// The diagnostics of what is now skipped, except for those that were reported before.
     pub notices: Vec<Diagnostic>,
 }
 
@@ -72,13 +74,13 @@ struct Owner {
 #[derive(Debug, Default)]
 pub struct Vips {
     config: Config,
-    /// The addresses of the node's interfaces, as far as the backend has set them.
+    /// The addresses of the node's interfaces, if the backend has set them.
     local_addresses: Vec<IpAddr>,
-    /// Whether 127.0.0.1 answers NodePorts, too.
+    /// Whether 127.0.0.1 also answers NodePorts.
     localhost: bool,
-    /// The node; none before the first state.
+    /// The facts about the node; `None` before the first state.
     node: Option<Node>,
-    /// The facts that the present plans were made from.
+    /// The facts from which the current plans were made.
     facts: Option<Facts>,
     /// The services that changed since they were planned; `None` for a deleted service.
     staged: BTreeMap<ServiceKey, Option<Arc<Service>>>,
@@ -115,8 +117,8 @@ impl Vips {
         Some(Effective { config: self.config.clone(), node_port_addresses })
     }
 
-    /// Lets 127.0.0.1 answer NodePorts, too, whatever the configuration says, for a backend that can do so. Must be
-    /// called before everything else.
+    /// Lets 127.0.0.1 also answer NodePorts, whatever the configuration says. Only for a backend that supports this. Must
+    /// be called before all other functions.
     pub fn answer_on_localhost(&mut self) {
         self.localhost = true;
     }
@@ -199,14 +201,15 @@ impl Vips {
         Settled { facts_changed, notices }
     }
 
-    /// Removes a service that the kernel refuses. The other services are programmed without it until it changes or is
-    /// retried. Returns whether to report the refusal: false if a retry failed for the same reason as before.
+    /// Removes a service that the kernel refuses. The other services are programmed without this service until it changes
+    /// or is retried. Returns whether to report the refusal. This is false if a retry failed for the same reason as
+    /// before.
     pub fn refuse(&mut self, key: &ServiceKey, why: String, program: &mut impl Program) -> bool {
         let Some(facts) = self.facts.take() else { return false };
         let is_news = self.retried.get(key) != Some(&why);
         if let Some(service) = self.retract(key, &facts, program) {
-            // Kept for the comparison with its next change. Its entry in `refused` stops `retract` from removing its
-            // VIPs again.
+            // The service is kept, so that its next version can be compared with it. Its entry in `refused` stops
+            // `retract` from removing its VIPs again.
             self.services.insert(key.clone(), service);
             self.refused.insert(key.clone(), why);
         }
@@ -260,7 +263,7 @@ impl Vips {
         held.map(|(_, held)| held)
     }
 
-    /// The diagnostic for a NodePort on an address and port that another service has as its own.
+    /// The diagnostic for a NodePort whose address and port belong to another service as its own address.
     fn rank(&self, vip: &VipKey, loser: &ServiceKey) -> Diagnostic {
         taken(vip, loser, self.owners.get(vip), ", as its own address, which has precedence over NodePorts")
     }
@@ -323,7 +326,7 @@ impl Vips {
         skipped
     }
 
-    /// Adds a VIP. It is an error if the state gives it to two services.
+    /// Adds a VIP. If the state assigns the VIP to two services, the second one gets a diagnostic.
     fn claim_vip(
         &mut self,
         vip: VipKey,
@@ -356,12 +359,12 @@ impl Vips {
     }
 }
 
-/// The services that do not get the VIP of their NodePort, because another service has that address and port as its
-/// own. kube-proxy follows the same rule.
+/// The services that do not get a VIP for their NodePort, because the address and port belong to another service as its
+/// own address. kube-proxy follows the same rule.
 #[derive(Debug, Default)]
 struct Outranked {
     losers: BTreeMap<VipKey, ServiceKey>,
-    /// The changes since `take_news`.
+    /// The losers that were added since the last call of `take_news`.
     new: BTreeSet<(VipKey, ServiceKey)>,
     gone: BTreeSet<(VipKey, ServiceKey)>,
 }
@@ -375,7 +378,7 @@ impl Outranked {
         self.losers.insert(vip, loser);
     }
 
-    /// Removes the loser of a VIP. If `only` is set, removes no other loser.
+    /// Removes the loser of a VIP. If `only` is set, does so only if this service is the loser.
     fn remove(&mut self, vip: &VipKey, only: Option<&ServiceKey>) -> Option<ServiceKey> {
         if only.is_some_and(|only| self.losers.get(vip) != Some(only)) {
             return None;
@@ -387,14 +390,14 @@ impl Outranked {
         Some(entry.1)
     }
 
-    /// The new losers since the last call.
+    /// The losers that were added since the last call.
     fn take_news(&mut self) -> BTreeSet<(VipKey, ServiceKey)> {
         self.gone.clear();
         std::mem::take(&mut self.new)
     }
 }
 
-/// The diagnostic for a VIP that another service has.
+/// The diagnostic for a VIP that belongs to another service.
 fn taken(vip: &VipKey, loser: &ServiceKey, owner: Option<&Owner>, why: &str) -> Diagnostic {
     let owner = owner.map(|owner| format!("{vip} belongs to service {}{why}", owner.service));
     let problem = owner.unwrap_or_else(|| format!("{vip} is not programmed"));

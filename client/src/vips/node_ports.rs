@@ -35,8 +35,9 @@ fn of_family(config: &NodePortAddresses, family: Family, node: &Node, local: &[I
     addresses
 }
 
-/// Whether an address is link-local. Each pod's interface on the node has such an address, but no client uses them for
-/// NodePorts. If they answered NodePorts, they would be most of the elements, and would change with each pod.
+/// Whether an address is link-local. Each pod's interface on the node has such an address, but no client uses it for
+/// NodePorts. If these addresses answered NodePorts, they would account for most elements, which would change with each
+/// pod.
 fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_link_local(),

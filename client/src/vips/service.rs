@@ -1,5 +1,5 @@
-//! Plans one service: computes its VIPs on this node from the service and the node's facts. Never fails; an
-//! inconsistent service gives a plan nevertheless.
+//! Plans one service: computes its VIPs on this node from the service and the facts about the node. This never fails,
+//! even if the service is inconsistent.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -14,8 +14,8 @@ use localnet_proto::{ByFamily, Endpoint, Family, Port, Protocol, Scopes, Service
 
 use super::Facts;
 
-/// An address, protocol and port that clients connect to. The address is a ClusterIP, an external address or the
-/// node's.
+/// An address, protocol and port that clients connect to. The address is a ClusterIP, an external address or an address
+/// of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VipKey {
     /// The destination address.
@@ -54,17 +54,17 @@ pub struct Vip {
     /// `namespace/name:port` for the comments of rules, at most 128 printable bytes without quotes. A port without a
     /// name is represented by its number. All VIPs of the port share the text.
     pub comment: Arc<str>,
-    /// Whether this is a NodePort. If another service has this address and port as its own, that service gets the VIP
-    /// instead.
+    /// Whether this VIP is a NodePort. If its address and port belong to another service as its own address, that service
+    /// gets the VIP instead.
     pub by_node_port: bool,
     /// Which clients reach which endpoints, and whether the source address is kept.
     pub exposure: Exposure,
     /// The endpoints for packets, sorted and without duplicates.
     pub endpoints: Arc<[SocketAddr]>,
-    /// Under [`Exposure::ExternalLocal`]: the endpoints for packets from outside instead.
+    /// Under [`Exposure::ExternalLocal`]: the endpoints for packets from outside, instead of `endpoints`.
     pub local_endpoints: Arc<[SocketAddr]>,
-    /// The endpoints that may answer in existing flows: those eligible in any scope, and those that only drain. Sorted
-    /// and without duplicates.
+    /// The endpoints that may answer in existing flows: endpoints that are eligible in any scope, and endpoints that only
+    /// drain. Sorted and without duplicates.
     pub serving: Arc<[SocketAddr]>,
     /// Seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
@@ -126,7 +126,8 @@ pub fn plan(service: &Service, facts: &Facts) -> ServicePlan {
     };
     for port in &service.ports {
         for family in Family::BOTH {
-            // Without a ClusterIP of a family, the service has no VIPs in it, whatever other addresses it has.
+            // If the service has no ClusterIP of a family, it has no VIPs of that family, whatever other addresses it
+            // has.
             if service.has_family(family) {
                 planner.port(port, family);
             }
@@ -135,7 +136,7 @@ pub fn plan(service: &Service, facts: &Facts) -> ServicePlan {
     plan
 }
 
-/// Endpoints by port name, sorted. If an endpoint names a port twice, the first port number counts.
+/// Endpoints by port name, sorted. If an endpoint contains a port name twice, its first port number applies.
 struct EndpointsByPort<'a>(Vec<(&'a str, &'a Endpoint, u16)>);
 
 impl<'a> EndpointsByPort<'a> {
@@ -161,7 +162,7 @@ struct Planner<'a> {
     service: &'a Service,
     facts: &'a Facts,
     endpoints: EndpointsByPort<'a>,
-    /// The source ranges of each address. All clients may reach the other addresses.
+    /// The source ranges of each restricted address. All clients may reach the other addresses.
     sources: HashMap<IpAddr, Arc<[IpNet]>>,
     /// The index of each VIP in the plan.
     claimed: HashMap<VipKey, usize>,
@@ -190,7 +191,7 @@ impl Planner<'_> {
         let none = &facts.no_endpoints;
 
         let serving = Arc::<[SocketAddr]>::from(in_scope(|scopes| scopes.established || scopes.is_eligible()));
-        // Usually the same endpoints are eligible in every scope, so that one list is enough.
+        // Usually the same endpoints are eligible in every scope. One list is then enough.
         let in_scope = |scope: fn(&Scopes) -> bool| {
             let endpoints = in_scope(scope);
             if *endpoints == *serving { serving.clone() } else { endpoints.into() }
@@ -277,8 +278,8 @@ fn comment(service: &Service, port: &Port) -> Arc<str> {
 /// The longest comment that nft accepts, in bytes.
 const COMMENT_MAX: usize = 128;
 
-/// The source ranges of each address. An empty list admits no client. If an address has several filters, the first
-/// counts.
+/// The source ranges of each address. An empty list admits no client. If an address has several filters, the first one
+/// applies.
 fn sources(service: &Service) -> HashMap<IpAddr, Arc<[IpNet]>> {
     let mut sources = HashMap::new();
     for filter in &service.source_filters {
