@@ -1,5 +1,5 @@
-//! What the backends on Linux share above the kernel: [`live`], the running of a backend on a node, and [`table`], the desired
-//! and applied state of an nf_tables table.
+//! Code that Linux backends share: [`live`] runs a backend on a node, and [`table`] tracks the desired and applied state of an
+//! nf_tables table.
 //!
 //! ```text
 //!  sets      the sets and maps of a table
