@@ -1,5 +1,5 @@
 //! The node's own addresses, and notifications when they change. The module reports all addresses, including loopback and
-//! link-local ones. The caller decides which of them count.
+//! link-local ones. The caller selects the addresses that it needs.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -121,7 +121,7 @@ impl Dummy {
         let connection = Connection::open()?;
         match connection.handle.link().add(LinkDummy::new(name).build()).execute().await {
             Ok(()) => {}
-            // Another process has created it since the search.
+            // Another process has created the interface since the search.
             Err(error) if errno(&error) == Some(Errno::EXIST) => {}
             Err(error) => return Err(creation_failed(name, error)),
         }
@@ -282,7 +282,7 @@ fn describe(adding: bool, address: &IpAddr, name: &str) -> String {
 fn creation_failed(name: &str, error: rtnetlink::Error) -> Error {
     match errno(&error) {
         Some(Errno::OPNOTSUPP) => Error::Unsupported { name: name.to_owned() },
-        _ => failed(format!("make the interface {name}"), error),
+        _ => failed(format!("create the interface {name}"), error),
     }
 }
 
@@ -310,11 +310,11 @@ mod tests {
             ),
             (
                 Errno::PERM,
-                "not permitted to make the interface kube-ipvs0: CAP_NET_ADMIN is needed; run as root or grant the capability",
+                "not permitted to create the interface kube-ipvs0: CAP_NET_ADMIN is needed; run as root or grant the capability",
             ),
             (
                 Errno::NOMEM,
-                "failed to make the interface kube-ipvs0: Received a netlink error message Cannot allocate memory (os error 12)",
+                "failed to create the interface kube-ipvs0: Received a netlink error message Cannot allocate memory (os error 12)",
             ),
         ] {
             let mut message = ErrorMessage::default();

@@ -32,8 +32,8 @@ impl Pace {
         self.last.map_or(now, |(ended, pause)| now.max(ended + pause))
     }
 
-    /// Records a repair that ended at `now`. Returns whether this repair makes the series a conflict with another program, which
-    /// happens once per series.
+    /// Records a repair that ended at `now`. Returns whether this repair turns the series into a conflict with another program.
+    /// It returns true at most once per series.
     pub fn repaired(&mut self, now: Instant, took: Duration) -> bool {
         if self.last.is_some_and(|(ended, pause)| now.duration_since(ended) > CALM + pause) {
             self.streak = 0;

@@ -17,7 +17,7 @@ pub fn start(config: &Linux) {
 /// Applies the configured settings of the node, but not those of this process.
 ///
 /// # Errors
-/// Returns an error if at least one setting could not be applied. The message names each of these settings.
+/// Returns an error if at least one setting could not be applied. The message lists these settings.
 pub fn init(config: &Linux) -> anyhow::Result<()> {
     Setup::from_config(config).init(&Settings::default())
 }
@@ -64,7 +64,7 @@ impl Setup {
     /// privileges than the backend.
     ///
     /// # Errors
-    /// Returns an error if at least one setting could not be applied. The message names each of these settings.
+    /// Returns an error if at least one setting could not be applied. The message lists these settings.
     pub fn init(&self, settings: &Settings) -> anyhow::Result<()> {
         let errors = self.limit(settings);
         if errors.is_empty() {

@@ -10,7 +10,7 @@ use std::{
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {verb} {name}: {source}{}", remedy.as_ref().map(|remedy| format!(": {remedy}")).unwrap_or_default())]
 pub struct Error {
-    /// `read` or `set to VALUE:`.
+    /// The action that failed: `read` or `set to VALUE:`.
     verb: String,
     /// The setting, as `sysctl` names it.
     pub name: String,

@@ -28,7 +28,7 @@ pub fn read_vip(key: &Tuple) -> Option<VipKey> {
     Some(VipKey { address: read_address(address)?, protocol, port: u16::from_be_bytes([*high, *low]) })
 }
 
-/// The VIP in the key of an element, and the number behind it.
+/// The VIP in the key of an element, and the number that follows it.
 pub fn read_numbered(key: &Tuple) -> Option<(VipKey, u32)> {
     let (vip, number) = key.as_bytes().split_last_chunk()?;
     Some((read_vip(&Tuple::from_bytes(vip))?, u32::from_ne_bytes(*number)))
@@ -74,18 +74,18 @@ pub fn of_hairpin(hairpin: &Hairpin) -> Element {
     Element::new(key)
 }
 
-/// The elements of a set in tables that were read.
+/// The elements of `set` in tables that were read.
 pub fn of_set<S: Sets>(tables: &[TableDump], set: S) -> impl Iterator<Item = &Element> {
     tables.iter().filter_map(move |table| table.set(set.name())).flat_map(|set| &set.elements)
 }
 
-/// The VIPs in a set of tables that were read.
+/// The VIPs that are keys of `set` in tables that were read.
 pub fn vips<S: Sets>(tables: &[TableDump], set: S) -> impl Iterator<Item = VipKey> {
     of_set(tables, set).filter_map(|element| read_vip(element.key.start()))
 }
 
-/// The verdicts on VIPs without endpoints in tables that were read. `drops` is the name of the chain that drops; a
-/// verdict that leads to another chain counts as reject.
+/// The verdicts for VIPs without endpoints, from `set` in tables that were read. `drops` is the name of the chain that
+/// drops; a verdict that leads to another chain counts as reject.
 pub fn verdicts<S: Sets>(tables: &[TableDump], set: S, drops: &str) -> BTreeMap<VipKey, WhenEmpty> {
     let verdict = |data: &ElementData| match data {
         ElementData::Verdict(Verdict::Drop) => WhenEmpty::Drop,

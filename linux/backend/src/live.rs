@@ -45,7 +45,7 @@ pub trait Watch<B: LinuxBackend>: Send {
     /// Waits until another program may have changed something. Cancel-safe.
     fn changed(&mut self, backend: &mut B) -> impl Future<Output = ()> + Send;
 
-    /// Decides, after a change and a pause, whether the next sync repairs something.
+    /// Decides whether the next sync has to repair something. Called some time after [`Self::changed`] returned.
     fn verify(&mut self, backend: &mut B) -> Verdict {
         backend.forget();
         Verdict::Repair
@@ -83,7 +83,7 @@ pub struct Live<B, W> {
     verify_at: Option<Instant>,
     /// Whether the next sync repairs something.
     repairing: bool,
-    /// Whether stale flows have to be checked again, because something was missing or wrong since the last check.
+    /// Whether all flows have to be checked again, because rules were missing or wrong since the last check.
     recheck: Recheck,
 }
 
@@ -186,7 +186,7 @@ impl<B: LinuxBackend, W: Watch<B>> Backend for Live<B, W> {
                 () = self.watch.changed(&mut self.backend) => self.verify_at = Some(self.pace.next_at(Instant::now())),
                 addresses = self.addresses.next() => {
                     if self.backend.set_local_addresses(addresses) {
-                        info!("the node's addresses changed; moving what answers there");
+                        info!("the node's addresses changed; updating the VIPs that depend on them");
                         return;
                     }
                 }

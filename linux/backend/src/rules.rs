@@ -1,4 +1,5 @@
-//! The rules that the tables of several backends have. No rule names a Service, because Services are elements of sets.
+//! The rules that the tables of several backends have. No rule mentions a Service, because Services are elements of
+//! sets.
 
 use localnet_client::vips::{Facts, PodSource};
 use localnet_linux::nft::{
@@ -87,8 +88,8 @@ pub fn firewall<S: Sets>(vip: [Field; 3], firewalled: S, allowed_sources: S) -> 
     ])
 }
 
-/// The chain for VIPs without endpoints. An endpoint may have the address and port of such a VIP, for instance a pod of
-/// the host network behind a node's address. Packets that another VIP already translated to it pass.
+/// The chain for VIPs without endpoints. An endpoint of another VIP may have the address and port of such a VIP, for
+/// instance a host-network pod at a node's address. Packets that were already translated to such an endpoint pass.
 pub fn unserved(vip: [Field; 3], no_endpoints: impl Sets, translated_comment: &str) -> Chain {
     Chain::new(UNSERVED).rule(translated(translated_comment)).rule(Statement::vmap(vip, no_endpoints.name()))
 }

@@ -22,8 +22,8 @@ pub struct TableState<S> {
     family: Family,
     table: Table,
     elements: Elements,
-    /// The chains by name. A desired chain has a value. An applied chain may be `None`, which means that the live chain
-    /// differs from the desired one.
+    /// The chains by name. The desired value is never `None`. The applied value is `None` if the live chain differs from the
+    /// desired one.
     chains: DiffStore<Name, Option<Arc<Chain>>>,
     /// The order in which a new table declares its chains, chosen for human readers.
     fixed: Vec<Name>,
@@ -35,7 +35,7 @@ pub struct TableState<S> {
     numbered: u32,
     /// Chains in the kernel that nothing refers to.
     stale: BTreeSet<Name>,
-    /// Chains that pick an endpoint and were filled before any element leads to them.
+    /// Chains that pick an endpoint, and that were filled before any element led to them.
     prepared: BTreeSet<Name>,
     /// The declarations of the kernel's table; none if they are unknown or the table does not exist.
     held: Option<Held>,
@@ -293,8 +293,8 @@ impl<S: Sets> TableState<S> {
         TableContent { table: self.table.clone(), sets: sets.chain(numbered).collect(), chains }
     }
 
-    /// Only the differences; `None` if the elements do not fit into the existing sets, so that the table has to be
-    /// replaced. A table with numbered sets is not replaced, because the elements that packets added would be lost.
+    /// The changes that contain only the differences. `None` if the table has to be replaced, because the elements do not fit
+    /// into the existing sets. A table with numbered sets is not replaced, because the elements that packets added would be lost.
     /// Instead, only the sets that are too small are replaced.
     fn in_place(&self, held: &Held) -> Option<(Next, portions::Changes<S>)> {
         let table = &self.table;
@@ -398,7 +398,8 @@ impl<S: Sets> TableState<S> {
     }
 
     /// The transactions that remove the chains and sets that nothing refers to; none if there are no such chains and sets. They
-    /// are sent after the changes, because the kernel may keep a reference until the transaction that dropped it has ended.
+    /// are sent after the changes, because the kernel may keep a reference until the transaction that removes the reference has
+    /// ended.
     pub fn removal(&self) -> Vec<Transaction> {
         let [mut emptying, mut removal] = [Transaction::new(), Transaction::new()];
         // Chains may refer to each other, but those that pick an endpoint do not.

@@ -219,7 +219,7 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
             self.reconciler.recheck();
             self.ended = Instant::now();
             if self.failures == 0 {
-                error!("deleting stale flows panicked; flows may stay pinned to dead endpoints until a retry succeeds");
+                error!("the thread that deletes stale flows panicked; until a retry succeeds, it does not delete any");
             }
             self.back_off();
         }
@@ -279,7 +279,7 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
             }
             Err(error) => {
                 if self.failures == 0 {
-                    warn!(%error, "failed to delete stale flows; flows may stay pinned to dead endpoints until a retry succeeds");
+                    warn!(%error, "failed to delete stale flows; until a retry succeeds, their packets go to endpoints that are no longer eligible");
                 } else {
                     debug!(%error, "still failing to delete stale flows");
                 }

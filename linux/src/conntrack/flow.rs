@@ -61,7 +61,7 @@ pub struct Flow {
     pub tcp_state: Option<TcpState>,
     /// The zone in which the tuples are unique.
     pub zone: Zone,
-    /// The kernel's id of the entry.
+    /// The ID that the kernel gave the entry.
     pub id: u32,
 }
 

@@ -45,7 +45,7 @@ pub trait Conntrack {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The process lacks `CAP_NET_ADMIN`. Holds the denied action: `show` or `delete`.
-    #[error("no permission to {0} tracked flows: CAP_NET_ADMIN is needed")]
+    #[error("not permitted to {0} tracked flows: CAP_NET_ADMIN is needed; run as root or grant the capability")]
     NotPermitted(&'static str),
     /// The kernel has no ctnetlink.
     #[error("the kernel has no ctnetlink: load the module nf_conntrack_netlink")]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::sysctl::{Error, Set, Settings};
 
-/// The limits to set. `None`, and `false` for a switch, leave the kernel's value unchanged.
+/// The limits to set. A limit of `None`, or a switch that is `false`, leaves the kernel's value unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// The maximum number of connections per processor core.

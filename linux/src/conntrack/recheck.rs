@@ -2,9 +2,9 @@
 
 use super::Commit;
 
-/// Remembers between syncs whether any flow may be stale. There are two reasons. Rules that another program changed may
-/// have sent a flow anywhere. A family whose sync failed kept its old rules, and these sent new flows to endpoints
-/// whose removal the failed commit had already announced.
+/// Remembers between syncs whether any flow may be stale. There are two reasons. Rules that another program changed may have sent
+/// a flow anywhere. If a sync failed for a family, the family kept its old rules. These rules may have sent new flows to
+/// endpoints whose removal was part of the failed sync.
 #[derive(Debug, Default)]
 pub struct Recheck {
     /// Whether rules were missing or wrong since the last sync.
@@ -23,7 +23,7 @@ impl Recheck {
     /// for a family.
     pub fn after_sync(&mut self, failed: bool, commit: Commit) -> Commit {
         let disturbed = std::mem::take(&mut self.disturbed);
-        // A family that recovered has now removed the endpoints that earlier commits announced.
+        // The family that recovered has only now removed the endpoints that earlier commits reported as removed.
         let recovered = std::mem::replace(&mut self.failed, failed) && !failed;
         Commit { recheck: commit.recheck || disturbed || recovered, ..commit }
     }

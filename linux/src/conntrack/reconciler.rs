@@ -4,8 +4,9 @@
 //! It never acts on a change directly. A change only decides whether to read the table; a run then compares every flow with
 //! all frontends. So the next run makes up for anything that failed, was lost, or happened while no backend ran.
 //!
-//! A backend calls `set` and `remove`, commits its rules, and calls `run` after every commit. `run` is free if nothing is due.
-//! If it fails, the backend calls it again later. If a follow-up is due ([`Due::Later`]), it calls it once more after a second.
+//! A backend calls `set` and `remove`, commits its rules, and calls `run` after every commit. `run` costs nothing if nothing is
+//! due. If `run` fails, the backend calls it again later. If a follow-up is due ([`Due::Later`]), the backend calls `run` again a
+//! second later.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -16,8 +17,8 @@ use super::{Conntrack, Endpoints, Error, Flow, Frontend, Frontends, Selection, i
 
 /// How many stale flows are held in memory before they are deleted.
 const BATCH: usize = 16_384;
-/// How many times, at most, one run reads the same flows. It reads them again if it finds more stale flows than fit
-/// into a batch.
+/// The maximum number of times that one run reads the same flows. It reads them again if it finds more stale flows than fit into
+/// a batch.
 const MAX_PASSES: usize = 64;
 
 /// The maximum number of follow-ups. A client that sends and receives without a pause nearly always has a packet in
@@ -50,7 +51,7 @@ pub struct Reconciler {
 pub enum Due {
     /// No run is due, because no flow can be stale.
     Nothing,
-    /// A follow-up is due, a moment after the last run (a second is enough). A packet that was in flight while the rules
+    /// A follow-up is due a short time after the last run; a second is enough. A packet that was in flight while the rules
     /// changed may have entered a flow after that run read the table. Further follow-ups are due while they find stale flows.
     Later,
     /// A run is due now: something changed, or the last run failed.

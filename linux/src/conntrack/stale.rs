@@ -6,10 +6,9 @@ use super::{Flow, Frontend, Frontends, Serving, Status, TcpState, Tuple};
 
 /// Whether the flow goes to one of the frontends, but not to an endpoint that is eligible for it.
 ///
-/// If the entry were deleted, the rules would see the flow's next packet and send it elsewhere. A flow that the rules
-/// never translated is therefore stale while its destination is a frontend, and not stale afterwards. A TCP flow is
-/// stale only if it is an unanswered connection attempt; an established connection lives until one of its ends closes
-/// it.
+/// Once the entry of a stale flow is deleted, the rules see the flow's next packet and send it to an eligible endpoint. A flow
+/// that the rules never translated is therefore stale only as long as its destination is a frontend. A TCP flow is stale only if
+/// it is an unanswered connection attempt; an established connection lives until one of its ends closes it.
 ///
 /// The kernel may also record a flow backwards. This happens if a client sends to a frontend while no rule translates
 /// its packets, and its entry is then deleted while a reply is in flight. The kernel takes that reply for the first

@@ -95,14 +95,16 @@ fn reason(change: &Change, errno: Errno) -> String {
                 server.scheduler.module()
             );
         }
-        (_, Errno::AFNOSUPPORT) => "the IPVS of this kernel has no IPv6 (CONFIG_IP_VS_IPV6)",
+        (_, Errno::AFNOSUPPORT) => {
+            "this kernel's IPVS does not support IPv6: use a kernel that was built with CONFIG_IP_VS_IPV6"
+        }
         (Change::AddServer(_), Errno::EXIST) => "it exists already",
         (Change::UpdateServer(_) | Change::DeleteServer(_), Errno::SRCH) => "it does not exist",
         (_, Errno::SRCH) => "the virtual server does not exist",
         (Change::AddDestination(..), Errno::EXIST) => "it exists already",
         (Change::UpdateDestination(..) | Change::DeleteDestination(..), Errno::NOENT) => "it does not exist",
         (Change::AddDestination(..) | Change::UpdateDestination(..), Errno::INVAL) => {
-            "a destination has an address of its virtual server's family that is neither a broadcast, multicast nor link-local one"
+            "its address must have the family of the virtual server, and must not be a broadcast, multicast or link-local address"
         }
         (Change::AddDestination(..) | Change::UpdateDestination(..), Errno::RANGE) => {
             "its weight is above 2147483647, or its lower threshold above the upper one"
@@ -147,8 +149,8 @@ mod tests {
             (
                 Change::AddDestination(frontend, destination),
                 Errno::INVAL,
-                "failed to add destination 10.244.0.255:8080 to virtual server tcp 10.96.0.1:80: a destination has an address of \
-                 its virtual server's family that is neither a broadcast, multicast nor link-local one",
+                "failed to add destination 10.244.0.255:8080 to virtual server tcp 10.96.0.1:80: its address must have the \
+                 family of the virtual server, and must not be a broadcast, multicast or link-local address",
             ),
             (
                 Change::UpdateDestination(frontend, destination),

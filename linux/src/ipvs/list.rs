@@ -1,11 +1,11 @@
 //! Lists virtual servers and destinations: at the start to adopt them, later to find changes by other programs, and to check
 //! whether a destination is drained.
 //!
-//! The kernel sends a long list in parts. Each part begins at a position in the list, and the kernel does not report
-//! changes between the parts. So an entry may be missing or appear twice. Virtual servers of *other* namespaces count
-//! in these positions, so this also happens while nothing changes in ours. A list that came in parts is therefore read
-//! until two readings in a row agree. If changes disturb both readings in the same way, an entry can still be missing.
-//! A program that then adds this entry learns from the kernel that it exists.
+//! The kernel sends a long list in parts. Each part begins at a position in the list, and the kernel does not report changes
+//! between the parts. So an entry may be missing or appear twice. Virtual servers of *other* namespaces count in these positions,
+//! so this also happens while nothing changes in our namespace. A list that came in parts is therefore read until two readings in
+//! a row agree. If changes disturb both readings in the same way, an entry can still be missing. A program that then adds this
+//! entry learns from the kernel that it exists.
 
 use std::collections::BTreeMap;
 

@@ -13,7 +13,7 @@ use super::uapi::NAME;
 use super::{Change, Refused, Timeouts, encode, parse};
 use crate::netlink::{self, Message, Writer, messages};
 
-/// The receive buffer in bytes, with room for the answers if all changes of a batch are refused.
+/// The size of the receive buffer in bytes. The answers fit into it even if all changes of a batch are refused.
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// The maximum size of an answer in that buffer, in bytes.
 const ANSWER: usize = 2048;

@@ -92,7 +92,7 @@ fn destination_options(destination: &Destination) -> String {
     let forwarding = match forwarding {
         Forwarding::MASQUERADE => "-m",
         Forwarding::TUNNEL => "-i",
-        // Local destinations, too: the kernel finds out by itself that they are local.
+        // Also for local destinations, because the kernel detects that they are local.
         _ => "-g",
     };
     let mut options = format!("-r {address} {forwarding} -w {weight}");

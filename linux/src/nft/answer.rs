@@ -41,7 +41,7 @@ pub enum Error {
     /// The process lacks `CAP_NET_ADMIN`.
     #[error("not permitted: nf_tables needs CAP_NET_ADMIN; run as root or grant the capability")]
     NotPermitted,
-    /// Another process owns the table (`flags owner`), so that no other may change it.
+    /// Another process owns the table (`flags owner`). Only the owner may change the table.
     #[error(
         "another process owns the table, and only that process may change it: end it (nft list tables shows \"flags owner\")"
     )]
@@ -50,7 +50,9 @@ pub enum Error {
     #[error("this kernel has no nf_tables: load the module nf_tables or use another backend")]
     Unsupported,
     /// The kernel did not answer the transaction, so its outcome is unknown.
-    #[error("the kernel did not answer the transaction: read the table back before the next one")]
+    #[error(
+        "the kernel did not answer the transaction, so its outcome is unknown: read the table before the next transaction"
+    )]
     Unanswered,
     /// The kernel's answer to a read was lost.
     #[error("the kernel's answer about nf_tables was lost for lack of memory: try again later")]

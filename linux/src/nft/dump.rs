@@ -136,8 +136,8 @@ impl Socket {
         Err(Error::Changing)
     }
 
-    /// Reads the element of a set that has this key. In an interval set, reads the element that contains the key.
-    /// `None` if there is no such element. The cost does not depend on the size of the set.
+    /// Reads the element with this key from a set. In an interval set, this is the element whose range contains the key. `None`
+    /// if there is no such element. The cost does not depend on the size of the set.
     ///
     /// # Errors
     /// Returns an error if the process lacks `CAP_NET_ADMIN`, or if the socket fails.

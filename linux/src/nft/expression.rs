@@ -51,8 +51,8 @@ const CT_DST_IP6: u32 = 22;
 const STATE_NEW: u32 = 1 << 3;
 const STATUS_DNAT: u32 = 1 << 5;
 
-/// The number of the register that starts at that 4-byte word. If a 16-byte register starts there, too, its number is
-/// used, as the kernel does.
+/// The number of the register that starts at that 4-byte word. If a 16-byte register starts at the same word, this is
+/// the number of the 16-byte register, as in the kernel.
 fn register(word: usize) -> u32 {
     let word = word as u32;
     if word.is_multiple_of(4) { 1 + word / 4 } else { 8 + word }

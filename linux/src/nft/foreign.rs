@@ -90,7 +90,7 @@ pub struct Stop {
     pub comment: Option<Name>,
     /// How the packet is stopped.
     pub fate: Fate,
-    /// Whether the rule matches for certain. Otherwise that depends on something unknown here.
+    /// Whether the rule certainly matches. If not, the match depends on something that is unknown here.
     pub certain: bool,
 }
 
@@ -221,7 +221,7 @@ impl ForeignRules {
     }
 }
 
-/// Whether tables of the family see packets of IP.
+/// Whether tables of the family see IP packets.
 fn is_ip(family: u8) -> bool {
     family == INET || wire::family_of_number(family).is_some()
 }

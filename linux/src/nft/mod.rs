@@ -5,7 +5,7 @@
 //!                                                                           └─▶ encode ─▶ socket ─▶ kernel
 //! ```
 //!
-//! The plain values are the only representation of rules in this project. Both renderers read the same transaction, and a test
+//! The plain values are the only representation of rules in this project. `text` and `encode` render the same transaction. A test
 //! loads the output of each into a kernel and compares the listings.
 
 mod answer;

@@ -1,8 +1,8 @@
 //! [`Monitor`]: notices when other processes change nf_tables.
 //!
-//! For each commit, the kernel sends one notification for each change, and one for the new generation of the ruleset.
-//! The last one identifies the process. The monitor skips the commits of this process. If notifications come faster
-//! than they are read, the kernel drops some; the monitor then reports [`Event::Lost`], and the caller has to read
+//! For each commit, the kernel sends one notification for each change, and one for the new generation of the ruleset. The
+//! notification of the generation identifies the process. The monitor skips the commits of this process. If notifications come
+//! faster than they are read, the kernel drops some; the monitor then reports [`Event::Lost`], and the caller has to read
 //! everything back.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -131,7 +131,8 @@ impl Monitor {
     }
 
     /// Discards what the socket holds. After the kernel dropped one notification, it drops all others without another error until
-    /// the socket is empty (`netlink_overrun`). Only an [`Event::Lost`] after that covers all of them.
+    /// the socket is empty (`netlink_overrun`). Only an [`Event::Lost`] that follows the discard covers all dropped
+    /// notifications.
     fn discard(&mut self) {
         self.commits = Commits::default();
         loop {

@@ -101,8 +101,8 @@ impl Expression {
     }
 }
 
-/// Whether the attribute is nested: the values of comparisons, masks and verdicts are. The kernel does not always set
-/// the nested flag.
+/// Whether the attribute is nested, as the values of comparisons, masks and verdicts are. The kernel does not always set the
+/// nested flag.
 fn is_nested(name: &str, kind: u16) -> bool {
     matches!((name, kind), ("cmp", 3) | ("bitwise", 4 | 5) | ("immediate", 2))
 }
@@ -270,8 +270,8 @@ impl<'a> Elements<'a> {
         Some(Expiry { timeout: item.u64(element::TIMEOUT).or_else(of_set)?, left })
     }
 
-    /// The data of an element. Data that [`ElementData`] cannot represent becomes `None`, which differs from any desired data of
-    /// a map.
+    /// The data of an element. Data that [`ElementData`] cannot represent becomes `None`. The desired data of a map is never
+    /// `None`, so the element counts as different.
     fn data(&mut self, attributes: Attributes<'_>) -> ElementData {
         if let Some(value) = attributes.find(data::VALUE) {
             return ElementData::Value(padded(value));

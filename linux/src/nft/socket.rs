@@ -14,7 +14,7 @@ use super::answer::{Answer, Error};
 use super::encode::{Batch, encode};
 use super::wire::{self, Message, messages};
 
-/// The receive buffer in bytes, with room for the answers if many changes are refused.
+/// The size of the receive buffer in bytes. The answers fit into it even if many changes are refused.
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// The part of the send buffer that the kernel keeps for itself, in bytes.
 const SEND_OVERHEAD: usize = 64 << 10;

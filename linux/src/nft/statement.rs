@@ -1,4 +1,5 @@
-//! Rules as lists of small statements. These cover only the needs of a service proxy, instead of nf_tables' general expressions.
+//! Rules as lists of small statements. The statements cover only what a service proxy needs, not everything that nf_tables can
+//! express.
 
 use ipnet::IpNet;
 use localnet_core::{Family, Protocol};
@@ -208,7 +209,7 @@ pub enum InterfacePattern {
     Prefix(Name),
 }
 
-/// The decision of a rule, or of an element in a verdict map.
+/// How the evaluation continues or ends after a rule matches, or after a lookup finds an element of a verdict map.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
     /// The base chain accepts the packet.

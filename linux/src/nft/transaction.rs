@@ -15,7 +15,7 @@ pub enum Change {
     AddChain(Table, Arc<Chain>),
     /// Deletes the rules of a chain.
     FlushChain(Table, Name),
-    /// Deletes a chain, which must be empty of references.
+    /// Deletes a chain that no rule or element refers to.
     DeleteChain(Table, Name),
     /// Appends a rule to a chain.
     AddRule(Table, Name, Rule),

@@ -89,8 +89,8 @@ const KIND_NUMGEN: u32 = 23;
 const EXPRESSION_KIND: u8 = 0;
 const EXPRESSION_DATA: u8 = 1;
 
-/// Writes the type of a key or value. nft writes a concatenation even if the type was declared with names, but then
-/// without examples.
+/// Writes the type of a key or value. For a type that was declared with names, nft also writes a concatenation, but without
+/// example expressions.
 fn type_of(bytes: &mut Vec<u8>, kind: u8, fields: &[FieldType], family: Family, by_example: bool) {
     match (fields, by_example) {
         ([_], false) | ([], _) => {}
@@ -166,7 +166,7 @@ fn byte_order(fields: &[FieldType]) -> u32 {
     }
 }
 
-/// nft's number of a type. `linux/netfilter/nf_tables.h` does not define them.
+/// nft's own number for a type. `linux/netfilter/nf_tables.h` does not define them.
 pub(super) fn type_number(field: FieldType) -> u32 {
     match field {
         FieldType::Index => 4,

@@ -119,7 +119,10 @@ fn without_the_capability_the_error_names_it() {
         assert!(matches!(dumped, Err(Error::NotPermitted(_))), "{dumped:?}");
         assert!(matches!(deleted, Err(Error::NotPermitted(_))), "{deleted:?}");
         let message = deleted.unwrap_err().to_string();
-        assert_eq!(message, "no permission to delete tracked flows: CAP_NET_ADMIN is needed");
+        assert_eq!(
+            message,
+            "not permitted to delete tracked flows: CAP_NET_ADMIN is needed; run as root or grant the capability"
+        );
     });
 }
 

@@ -46,13 +46,13 @@ fn refusals_name_object_and_remedy_and_do_not_stop_other_changes() {
         ),
         (
             add(http, destination("192.0.2.255:80", 1)),
-            "failed to add destination 192.0.2.255:80 to virtual server tcp 10.96.0.1:80: a destination has an address of its \
-             virtual server's family that is neither a broadcast, multicast nor link-local one",
+            "failed to add destination 192.0.2.255:80 to virtual server tcp 10.96.0.1:80: its address must have the family of \
+             the virtual server, and must not be a broadcast, multicast or link-local address",
         ),
         (
             add(http, destination("[fd00:10::1]:80", 1)),
-            "failed to add destination [fd00:10::1]:80 to virtual server tcp 10.96.0.1:80: a destination has an address of its \
-             virtual server's family that is neither a broadcast, multicast nor link-local one",
+            "failed to add destination [fd00:10::1]:80 to virtual server tcp 10.96.0.1:80: its address must have the family of \
+             the virtual server, and must not be a broadcast, multicast or link-local address",
         ),
         (
             add(http, destination("10.244.0.2:80", u32::MAX)),
@@ -78,8 +78,8 @@ fn refusals_name_object_and_remedy_and_do_not_stop_other_changes() {
         (Change::AddServer(server(Protocol::Tcp, "[fd00:96::1]:80", "rr")), ""),
         (
             add(v6, destination("[fe80::1]:80", 1)),
-            "failed to add destination [fe80::1]:80 to virtual server tcp [fd00:96::1]:80: a destination has an address of its \
-             virtual server's family that is neither a broadcast, multicast nor link-local one",
+            "failed to add destination [fe80::1]:80 to virtual server tcp [fd00:96::1]:80: its address must have the family of \
+             the virtual server, and must not be a broadcast, multicast or link-local address",
         ),
         (add(v6, destination("[fd00:10::1]:80", 1)), ""),
     ];

@@ -1,4 +1,5 @@
-//! Evaluates rules for one packet without sending it. Unknown properties of the packet make a match possible. Pure.
+//! Evaluates rules for one packet without sending it. If a rule compares an unknown property of the packet, its match
+//! is possible instead of certain. Pure.
 
 use std::net::IpAddr;
 
@@ -234,7 +235,7 @@ impl Evaluation<'_, '_> {
         action: &mut Action,
     ) -> Matches {
         let set = string(expression.attribute(1).unwrap_or_default()).unwrap_or_default().to_owned();
-        // The expression does not contain the key's length, so take all known bytes from the register on.
+        // The expression does not contain the key's length, so take all known bytes from that register on.
         let start = place(expression.number(2));
         let key: Vec<u8> = registers.iter().skip(start).map_while(|byte| *byte).collect();
         if key.is_empty() {
