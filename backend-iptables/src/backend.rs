@@ -45,7 +45,7 @@ pub struct IptablesBackend<K> {
     read: BTreeSet<Family>,
 }
 
-/// How many Services one sync may skip as refused. Beyond that, the cause is not in the Services, and the sync fails.
+/// How many Services one sync may skip as refused. If the kernel refuses more, the Services are not at fault, and the sync fails.
 const MAX_REFUSED: usize = 16;
 /// How many chains one sync may keep because rules of other programs refer to them.
 const MAX_KEPT: usize = 64;
@@ -92,8 +92,9 @@ impl<K: Kernel> IptablesBackend<K> {
         Ok(wrong)
     }
 
-    /// Whether the kernel's own chains of a table still jump to our chains. This is much cheaper than [`Self::needs_repair`]. It notices
-    /// when another program flushes the table, but not when it changes the chain of one Service.
+    /// Whether the kernel's own chains of a table still jump to our chains. This check is much cheaper than
+    /// [`Self::needs_repair`]. It detects that another program has flushed the table, but not that it has changed the chain of
+    /// one Service.
     pub fn is_entered(&mut self, table: Table) -> bool {
         let text = cleanup::check(table);
         self.families().into_iter().all(|family| self.kernel.test(family, &text).is_ok())
@@ -209,7 +210,7 @@ impl<K: Kernel> IptablesBackend<K> {
         Ok(())
     }
 
-    /// The line of the input that was refused, and what it belongs to.
+    /// The refused line of the input, and the Service or chain that it belongs to.
     fn refusal(&self, family: Family, line: usize) -> Refusal {
         let input = self.desired.input(family, None);
         let (subject, rule) = input.line(line).unwrap_or((Subject::Commit, String::new()));

@@ -1,5 +1,5 @@
-//! The input that removes all our chains and rules, and the input that checks our jumps. The kubelet's chains are not
-//! ours.
+//! The input of `iptables-restore` that removes all our chains and rules, and the input that checks our jumps. The kubelet's
+//! chains are not ours.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 

@@ -90,7 +90,7 @@ impl Desired {
         self.ruleset(family).listing(&|chain| self.tables.chains(family, true, chain))
     }
 
-    /// Takes what was read from the kernel as the applied state.
+    /// Sets the applied state to what was read from the kernel.
     pub fn adopt(&mut self, family: Family, found: Found) {
         self.tables.rulesets[family].adopt(found);
     }

@@ -1,4 +1,5 @@
-//! Selects the set of tools that the host's other programs use. One set does not see the rules of the other.
+//! Selects the set of iptables tools that the host's other programs use: legacy or nft. The tools of one set do not see the rules
+//! of the other set.
 
 use clap::ValueEnum;
 use localnet_proto::Family;

@@ -11,13 +11,13 @@ use crate::{
     tool::{Error, find, run},
 };
 
-/// The operations on iptables that the backend needs. The tests' fake is the second implementor.
+/// The operations on iptables that the backend needs. [`Tools`] implements them, and so does a fake for tests.
 pub trait Kernel: Send {
     /// Calls `line` for each line that `iptables-save` prints for the tables filter and nat. If this returns an error,
     /// it may already have called `line` for some lines.
     fn save(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error>;
-    /// Does the same for the table mangle, in which a kube-proxy may have left a chain. Does not call `line` if the
-    /// table is unused.
+    /// As [`Self::save`], for the table mangle, in which a kube-proxy may have left a chain. Does not call `line` if
+    /// the table is unused.
     fn save_mangle(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error>;
     /// Applies the input as `iptables-restore --noflush` does. Each table is changed atomically.
     fn restore(&mut self, family: Family, input: &dyn Lines) -> Result<(), Error>;

@@ -1,4 +1,5 @@
-//! [`LiveBackend`]: the backend on a live node. After a hint that another program changed the tables, it reads them.
+//! [`LiveBackend`]: the backend on a live node. After a hint that another program changed the tables, the backend reads
+//! them.
 
 use std::time::{Duration, Instant};
 

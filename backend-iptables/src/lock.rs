@@ -65,7 +65,7 @@ impl LockWatch {
         }
     }
 
-    /// Counts the events since the last call. inotify may merge those of processes that use the file at the same time.
+    /// Counts the events since the last call. If several processes use the file at the same time, inotify may merge their events.
     pub(crate) fn drain(&mut self) -> usize {
         let (mut room, mut count, mut gone) = ([0; ROOM], 0, false);
         // If no event is left, `read_events` returns an error, which ends the loop.

@@ -1,4 +1,4 @@
-//! The program `localnet-iptables`.
+//! `localnet-iptables` as a [`BackendProgram`]: its flags, its help and its commands.
 
 use std::convert::Infallible;
 
@@ -48,7 +48,7 @@ impl BackendProgram for Iptables {
         info!(?flavour, chosen, "selected the variant of iptables");
         let tools = Tools::find(flavour)?;
         let localhost = wants_localhost(config) && route_localhost(&Settings::default());
-        // kube-proxy reads the kernel's value once, too.
+        // As in kube-proxy, the kernel's value is read only once.
         let liberal = is_liberal(config, &Settings::default());
         if liberal {
             info!(
@@ -74,7 +74,7 @@ impl BackendProgram for Iptables {
         served::read(&mut Tools::find(self.iptables_flavour.unwrap_or_else(Flavour::of_host))?)
     }
 
-    /// Removes the chains of the chosen variant, or else of both.
+    /// Removes the chains of the chosen variant, or of both variants if none is chosen.
     async fn cleanup(&self, _: &ConfigArgs, _: &Config, (): ()) -> anyhow::Result<()> {
         let both = vec![Flavour::Nft, Flavour::Legacy];
         for flavour in self.iptables_flavour.map_or(both, |flavour| vec![flavour]) {
@@ -108,8 +108,8 @@ fn desired(config: vips::Config, localhost: bool, liberal: bool) -> Desired {
     desired
 }
 
-/// Whether connection tracking accepts TCP packets outside of their window. The packets that it then still calls invalid mostly
-/// belong to connections of which this node sees only one direction, and have to be forwarded.
+/// Whether connection tracking accepts TCP packets outside of their window. If so, most packets that it still calls invalid
+/// belong to connections of which this node sees only one direction. These packets have to be forwarded.
 fn is_liberal(config: &Config, settings: &Settings) -> bool {
     config.linux.conntrack.tcp_be_liberal || settings.get(TCP_BE_LIBERAL).is_ok_and(|value| value != 0)
 }
@@ -140,7 +140,7 @@ fn route_localhost(settings: &Settings) -> bool {
         }
         Err(error) => {
             warn!(
-                "{error}; NodePorts do not answer on 127.0.0.1; set it, or configure iptables.localhostNodePorts: false"
+                "{error}; NodePorts do not answer on 127.0.0.1: set the sysctl yourself, or configure iptables.localhostNodePorts: false"
             );
             false
         }

@@ -28,14 +28,14 @@ pub struct Ruleset {
     counts: [usize; 2],
     /// The fixed rules at the end of the dispatch chains.
     tails: BTreeMap<Dispatch, Vec<String>>,
-    /// The dispatch chains that are written as a whole, because they are missing, or because their live rules are no
-    /// basis for a diff.
+    /// The dispatch chains that are written as a whole, because they are missing, or because a diff cannot be based on their live
+    /// rules.
     broken: BTreeSet<Dispatch>,
     /// The kernel's own chains whose jumps to our chains are wrong, with the live jumps.
     entries: BTreeMap<(Table, &'static str), Vec<String>>,
     /// Whether the applied state is known.
     known: bool,
-    /// Chains that cannot be removed because rules of other programs refer to them. They stay, empty.
+    /// Chains that cannot be removed because rules of other programs refer to them. They are emptied and stay.
     kept: BTreeSet<ChainId>,
 }
 
@@ -136,7 +136,7 @@ impl Ruleset {
         self.lines.forget();
     }
 
-    /// Takes what was read from the kernel as the applied state.
+    /// Sets the applied state to what was read from the kernel.
     pub fn adopt(&mut self, found: Found) {
         let Found { chains, mut dispatch, mut jumps, vips: _ } = found;
         self.chains.adopt(chains);
@@ -144,7 +144,7 @@ impl Ruleset {
         let mut lines = BTreeSet::new();
         for chain in Dispatch::ALL {
             let tail = self.tails.get(&chain).map(Vec::as_slice).unwrap_or_default();
-            // A chain with a duplicate rule or a wrong tail is no basis for a diff.
+            // A diff cannot be based on a chain with a duplicate rule or a wrong tail.
             let right = dispatch.remove(&chain).is_some_and(|mut rules| {
                 let own = rules.len().saturating_sub(tail.len());
                 let tailed = rules[own..].iter().map(|rule| &**rule).eq(tail.iter().map(String::as_str));

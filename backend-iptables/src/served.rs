@@ -178,7 +178,7 @@ impl Rule {
         let mut words = text.split(' ');
         while let Some(word) = words.next() {
             match word {
-                // A negated match does not name the destination.
+                // A negated match does not contain the destination.
                 "!" => _ = words.nth(1),
                 "-d" => rule.destination = words.next().and_then(whole),
                 "-p" => rule.protocol = words.next().and_then(protocol),
@@ -204,7 +204,7 @@ fn skip_comment<'a>(words: &mut impl Iterator<Item = &'a str>) {
     }
 }
 
-/// The single address that a text names; `None` if it names a network.
+/// The single address that a text contains; `None` if the text contains a network.
 fn whole(text: &str) -> Option<IpAddr> {
     let network: ipnet::IpNet = text.parse().ok()?;
     (network.prefix_len() == network.max_prefix_len()).then(|| network.addr())

@@ -13,7 +13,7 @@ use crate::ruleset::Lines;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The tool refused a line. Earlier tables of the input may have been written.
-    #[error("line {line} is refused: {message}")]
+    #[error("line {line} of the input was refused: {message}")]
     Refused {
         /// The number of the line, from 1.
         line: usize,
@@ -52,7 +52,7 @@ pub(crate) fn run(
             read.map(|_| message)
         });
         if let Some((input, stdin)) = input.zip(stdin) {
-            // The program may exit before it has read everything. Its exit status then tells why.
+            // The program may exit before it has read everything. In this case, its exit status and message show why.
             _ = write(input, stdin);
         }
         let read = stdout.map_or(Ok(()), |stdout| read_lines(stdout, line));

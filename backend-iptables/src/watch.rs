@@ -52,7 +52,7 @@ impl Watch {
             Flavour::Legacy => {
                 let lock = LockWatch::open();
                 let lock = lock.inspect_err(
-                    |error| warn!(%error, "cannot watch the lock of iptables; the backend notices changes by other programs later"),
+                    |error| warn!(%error, "cannot watch the lock file of iptables; the backend notices changes by other programs only at its periodic checks"),
                 );
                 Self::Legacy(Clock {
                     checks: Table::ALL.map(Check::new),
@@ -253,7 +253,7 @@ impl Rules {
         }
     }
 
-    /// Waits until another process changed the tables, or may have. Cancel-safe.
+    /// Waits until another process has changed the tables, or may have changed them. Cancel-safe.
     async fn next(&mut self) {
         loop {
             if let Some(again) = self.again {

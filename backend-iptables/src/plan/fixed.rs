@@ -8,7 +8,7 @@ use localnet_proto::Family;
 
 use super::{ChainId, Dispatch, Table, names, rule::Rule};
 
-/// All loopback addresses of IPv4. NodePorts are never answered on those of IPv6.
+/// All IPv4 loopback addresses. NodePorts never answer on the IPv6 loopback address.
 const LOOPBACK: IpNet = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8);
 
 /// A rule in one of the kernel's own chains that jumps to a chain of ours.

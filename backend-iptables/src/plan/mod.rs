@@ -22,8 +22,8 @@ pub enum Table {
 }
 
 impl Table {
-    /// Both tables, in the order in which they are written where possible. A VIP that loses its last endpoint is then rejected
-    /// before its translation ends.
+    /// Both tables. Where possible, they are written in this order, so that a VIP that loses its last endpoint is rejected before
+    /// its translation ends.
     pub const ALL: [Self; 2] = [Self::Filter, Self::Nat];
 
     /// The name of the table.
@@ -90,9 +90,9 @@ impl fmt::Debug for ChainName {
     }
 }
 
-/// A digest of a chain's rules, in 16 bytes instead of hundreds, because there are tens of thousands of chains. It is
-/// enough to know whether a chain has the desired rules; the rules of a chain to write are planned again. Two different
-/// chains have the same digest with a probability of 2⁻⁶⁴.
+/// A digest of a chain's rules, in 16 bytes instead of hundreds, because there are tens of thousands of chains. A digest is
+/// enough to determine whether a chain has the desired rules. If the chain has to be written, its rules are planned again. Two
+/// different chains have the same digest with a probability of 2⁻⁶⁴.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digest {
     hash: u64,

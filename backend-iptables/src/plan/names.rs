@@ -1,4 +1,4 @@
-//! Names of chains. They are those of kube-proxy, hashes included, because operators and tools know them.
+//! The names of chains. They are kube-proxy's names, including the hashes, because operators and tools know these names.
 
 use std::net::SocketAddr;
 

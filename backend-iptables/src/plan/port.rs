@@ -23,7 +23,7 @@ use super::{
     rule::{Rule, comment_text, probability},
 };
 
-/// The identity of a port of a Service.
+/// Identifies a port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortKey {
     /// The Service.
@@ -79,7 +79,7 @@ pub struct Rules {
 /// Which rules have comments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Comments {
-    /// Every rule names its port.
+    /// Every rule has a comment that contains its port.
     #[default]
     All,
     /// Rules that pick an endpoint or translate to it have no comment, as in kube-proxy with many endpoints. The comment is most
@@ -428,10 +428,10 @@ impl Planner<'_> {
         self.line(chain, rule);
     }
 
-    /// A rule for packets to a VIP that were not translated: from all senders, or only from senders outside of this
-    /// node. The kernel does not call a connection translated if its endpoint has the VIP's own address and port, such
-    /// as a pod of the host network behind its node's address. So the rule must not match packets from senders that
-    /// have an endpoint.
+    /// A rule for packets to a VIP that were not translated: from all senders, or only from senders outside of this node. The
+    /// kernel does not treat a connection as translated if the endpoint has the VIP's own address and port, for example if the
+    /// VIP is a node's address and the endpoint is a host-network pod of that node. So the rule must not match packets from
+    /// senders that have an endpoint.
     fn untranslated(&self, key: &VipKey, of_all: bool, words: &str) -> Rule {
         let comment = format!("{} {words}", self.text);
         if of_all {
