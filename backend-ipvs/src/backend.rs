@@ -49,7 +49,7 @@ pub struct IpvsBackend<K> {
     drained: Option<Frontend>,
 }
 
-/// The kernel's errors if an object already exists, or does not exist: ENOENT, ESRCH and EEXIST.
+/// The kernel's errors if an object does not exist (ENOENT, ESRCH) or already exists (EEXIST).
 const EXISTENCE: [i32; 3] = [2, 3, 17];
 /// The kernel's error for a scheduler that it does not have.
 const MISSING: i32 = 2;
@@ -248,7 +248,8 @@ impl<K: Kernel> IpvsBackend<K> {
         }
     }
 
-    /// Removes chains that nothing refers to. They are harmless: if the kernel refuses the removal, a later change retries it.
+    /// Removes chains that nothing refers to. Such chains are harmless: if the kernel refuses the removal, a later change retries
+    /// it.
     fn remove_stale_chains(&mut self, family: Family) {
         let removal = self.desired.table(family).removal();
         match removal.iter().try_for_each(|transaction| self.kernel.nft().apply(transaction).map(drop)) {

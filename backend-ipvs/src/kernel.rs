@@ -10,7 +10,7 @@ use localnet_linux::{
 
 use crate::plan::INTERFACE;
 
-/// The kernel operations that the backend needs. The tests' fake is the second implementor.
+/// The kernel operations that the backend needs. [`Host`] implements them, and so does a fake for tests.
 pub trait Kernel: Send {
     /// The interface to nf_tables.
     fn nft(&mut self) -> &mut impl nft::Kernel;

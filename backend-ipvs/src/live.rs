@@ -1,7 +1,7 @@
 //! [`LiveBackend`]: the backend on a live node. It also drains removed endpoints.
 //!
 //! nf_tables reports the commits of other programs, but IPVS sends no notifications. So the backend lists its virtual servers
-//! periodically, which takes about 1 % of the time.
+//! periodically. The pauses between the lists are so long that this takes about 1 % of the time.
 
 use std::time::{Duration, Instant};
 
@@ -86,7 +86,8 @@ impl Servers {
         }
     }
 
-    /// Lists virtual servers and addresses. Returns whether they need a repair. If it is cancelled, the next call continues.
+    /// Lists virtual servers and addresses. Returns whether they need a repair. If a call is cancelled, the next call continues
+    /// the check.
     async fn check_servers(&mut self, backend: &mut IpvsBackend<Host>) -> bool {
         let began = Instant::now();
         self.list_at = began + LIST_AT_LEAST;

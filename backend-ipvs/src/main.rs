@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use localnet_client::program;
 use localnet_ipvs::Ipvs;
 
-/// jemalloc returns to the kernel the memory that is needed only to read and write the first state.
+/// Reading and writing the first state needs much memory. jemalloc returns this memory to the kernel afterwards.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

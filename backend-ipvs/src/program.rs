@@ -1,4 +1,4 @@
-//! The program `localnet-ipvs`.
+//! `localnet-ipvs` as a [`BackendProgram`]: its flags, its help and its commands.
 
 use std::{convert::Infallible, num::NonZeroU64, time::Duration};
 

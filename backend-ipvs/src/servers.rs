@@ -207,7 +207,7 @@ impl Servers {
                 Some(_) if matches!(change, Change::DeleteServer(_) | Change::DeleteDestination(..)) => {
                     self.made(change);
                 }
-                // After a shortage, the live state is read and the change is sent again.
+                // After a shortage, the next sync reads the live state and sends the change again.
                 Some(why) if why.is_shortage() => {}
                 Some(why) => {
                     let key = match change {
@@ -289,7 +289,8 @@ impl Servers {
         for ((_, address), since) in self.draining.range_mut((*frontend, FIRST)..=(*frontend, LAST)) {
             let since = *since.get_or_insert(now);
             let is_over = limit.is_some_and(|limit| now.saturating_sub(since) >= limit);
-            // A destination that is missing is deleted as well; the refused deletion then updates the applied state.
+            // A destination that the kernel no longer has is deleted as well. The kernel refuses this deletion, and the refusal
+            // then updates the applied state.
             let is_drained = match found.iter().find(|(of, _)| of == address) {
                 Some((_, connections)) => connections.is_drained(),
                 None => true,

@@ -1,7 +1,7 @@
 //! The checks between syncs: whether other programs changed anything, and which draining destinations have no connections left.
 //! The backend has to check, because IPVS sends no notifications.
 //!
-//! Each check yields after every virtual server, so that a new state can cancel it and does not wait.
+//! Each check yields after every virtual server, so that a new state can cancel the check and does not have to wait for it.
 
 use std::time::Duration;
 
@@ -46,8 +46,8 @@ impl<K: Kernel> IpvsBackend<K> {
         !self.desired.servers().draining().is_empty()
     }
 
-    /// Deletes draining destinations whose last connection ended, or whose time limit has passed. `now`: the time since a moment
-    /// that is the same for all calls.
+    /// Deletes draining destinations whose last connection ended, or whose time limit has passed. `now` is the time since a fixed
+    /// moment, which is the same for all calls.
     ///
     /// # Errors
     /// Returns an error if the kernel's IPVS does not answer.

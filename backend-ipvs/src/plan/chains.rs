@@ -1,4 +1,4 @@
-//! The chains and their rules. No rule names a Service: Services are elements of sets and maps.
+//! The chains and their rules. No rule mentions a Service: Services are elements of sets and maps.
 //!
 //! IPVS takes packets to VIPs in the hooks `input` (from other hosts) and `output` (from this node), after the chains of this
 //! module. It rewrites them and sends them on through `output` and `postrouting`. Therefore the chains either handle a packet
@@ -25,7 +25,7 @@ pub mod names {
 
     /// Handles packets to VIPs before IPVS: marks them for masquerading, or sends them to [`EXTERNAL_LOCAL`].
     pub const SERVICES: &str = "services-entry";
-    /// Rejects packets to an address of VIPs that match no VIP.
+    /// Rejects packets to the address of a VIP if no VIP has their protocol and port.
     pub const ACCESS: &str = "access";
     /// Drops packets to VIPs whose virtual server is missing.
     pub const MISSED: &str = "missed";
@@ -33,7 +33,7 @@ pub mod names {
 
 /// Before IPVS, which has priority -98 in `output`, but after destination NAT, so that translated connections can be matched.
 const BEFORE_IPVS: i32 = -99;
-/// Behind IPVS, which has priority 98 in `input`.
+/// After IPVS, which has priority 98 in `input`.
 const BEHIND_IPVS: i32 = 110;
 
 /// The chains that always exist, in an order that is easy to read.
@@ -107,8 +107,8 @@ fn masquerading(facts: &Facts) -> Chain {
         .rule(from_vip.comment("what this node sends to a VIP comes from its address"))
 }
 
-/// Rejects packets to the address of a VIP but to no VIP. The addresses of VIPs are local addresses of the node, so clients
-/// could otherwise reach the node's own ports through them.
+/// Rejects packets to the address of a VIP if no VIP has their protocol and port. The addresses of VIPs are local addresses of
+/// the node, so clients could otherwise reach the node's own ports through them.
 fn access() -> Chain {
     Chain::new(names::ACCESS).comment("the node's own ports are not reached by addresses of VIPs").rule([
         Statement::is_in([Field::DestinationAddress], SetId::Addresses.name()),

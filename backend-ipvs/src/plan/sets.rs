@@ -9,7 +9,7 @@ pub use localnet_linux_backend::sets::{HAIRPIN, Sets, VIP};
 pub enum SetId {
     /// All VIPs. After a restart, they show which virtual servers are ours.
     Vips,
-    /// The addresses on our interface. Packets to them that match no VIP are rejected.
+    /// The addresses on our interface. Packets to these addresses are rejected if no VIP has their protocol and port.
     Addresses,
     /// The ClusterIPs.
     ClusterIps,
