@@ -184,7 +184,7 @@ pub fn diff(plan: &Plan, inventory: &Inventory, memory: &Memory, owner: &Owner<'
         if inventory.endpoint(*id).is_some_and(|found| memory.holds_endpoint(*id, wanted, found)) {
             continue;
         }
-        // An endpoint whose document cannot be parsed must be replaced, too.
+        // An endpoint whose document cannot be parsed must also be replaced.
         if inventory.has_endpoint(*id) {
             diff.replace_endpoints.insert(*id);
         }
@@ -231,7 +231,7 @@ pub fn diff(plan: &Plan, inventory: &Inventory, memory: &Memory, owner: &Owner<'
         let pinned =
             shown.is_some_and(|one| one.host_compute_endpoints.iter().any(|id| diff.replace_endpoints.contains(id)));
         let frontends = shown.map(Frontend::all_of).unwrap_or_default();
-        // A duplicate of a load balancer that is kept, as two concurrent writers leave it.
+        // A duplicate of a load balancer that is kept. Two backends that run at the same time may leave such a duplicate.
         let surplus = !kept.contains(id) && frontends.len() == 1 && plan.balancers.contains_key(&frontends[0]);
         let unwanted = !kept.contains(id) && owner.owns_balancer(*id, shown, memory);
         if (pinned && kept.contains(id)) || unwanted || surplus {

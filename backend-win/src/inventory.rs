@@ -48,7 +48,7 @@ pub enum Error {
         there: Vec<String>,
     },
     /// No name is configured, and the number of networks for pods is not one.
-    #[error("name the network of the pods with --network-name, winkernel.networkName or KUBE_NETWORK: HNS has {}", names(.there))]
+    #[error("the network of the pods is unknown (HNS has {}): set it with --network-name, winkernel.networkName or KUBE_NETWORK", names(.there))]
     Which {
         /// The names of the existing networks.
         there: Vec<String>,
@@ -253,7 +253,7 @@ fn update<T: DeserializeOwned>(
 fn find(hcn: &mut impl Hcn, name: Option<&str>) -> Result<Network, Error> {
     let query = name.map_or_else(Query::all, Query::named);
     let found = networks(hcn, &query)?;
-    // An HNS that ignores the filter lists other networks, too.
+    // An HNS that ignores the filter also lists other networks.
     let right = |network: &&Network| name.map_or(network.is_for_pods(), |name| network.name == name);
     let mut candidates = found.iter().filter(right);
     if let (Some(one), None) = (candidates.next(), candidates.next()) {

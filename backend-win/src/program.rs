@@ -1,4 +1,4 @@
-//! The program `localnet-win`.
+//! `localnet-win` as a [`BackendProgram`]: its flags, its help and its commands.
 
 use std::{
     fs,
@@ -111,8 +111,8 @@ pub fn wants_service<K: Kernel + 'static>(arguments: &Arguments<Win<K>>) -> anyh
     Ok(arguments.flags.begin(Mode::Kernelspace)?.is_some_and(|running| running.config().windows.run_as_service))
 }
 
-/// Returns the options of a configuration. `environment` is the value of `KUBE_NETWORK`, which names the network if nothing
-/// else does.
+/// Returns the options of a configuration. `environment` is the value of `KUBE_NETWORK`, the name of the network if neither the
+/// flags nor the configuration contain it.
 pub fn options(config: &Config, environment: Option<String>) -> Options {
     let winkernel = config.winkernel.clone();
     let defaults = Options::default();

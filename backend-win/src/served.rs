@@ -1,6 +1,6 @@
-//! The command `dump`: reads back what HNS serves. Pure except [`read`].
+//! The command `dump`: reads back what HNS serves. Pure, except for [`read`].
 //!
-//! It reads all load balancers of the host, also those of other programs. HNS cannot store every value
+//! It reads all load balancers of the host, including those of other programs. HNS cannot store every value
 //! (`docs/backends/windows.md`): the seconds of session affinity read as 0.
 
 use std::{

@@ -116,7 +116,7 @@ impl<K: Kernel> WinBackend<K> {
     fn create_endpoint(&mut self, id: Guid, wanted: &Endpoint, outcome: &mut Outcome) -> anyhow::Result<Guid> {
         outcome.calls += 1;
         let addresses: Vec<String> = wanted.addresses().map(|address| address.to_string()).collect();
-        let context = || format!("make an endpoint for {}", addresses.join(", "));
+        let context = || format!("create an endpoint for {}", addresses.join(", "));
         let network = self.inventory.network().context("HNS has not listed the network yet").with_context(context)?;
         let settings = schema::write(wanted);
         let made = match self.kernel.create_endpoint(network, id, &settings) {
@@ -174,7 +174,8 @@ impl<K: Kernel> WinBackend<K> {
         })
     }
 
-    /// Records the document that was written, and `shown`, the document that HNS then returned. Returns whether both do the same.
+    /// Records the document that was written, and `shown`, the document that HNS then returned. Returns whether both documents
+    /// balance the same ports to the same endpoints.
     fn wrote(&mut self, requested: Guid, wanted: &LoadBalancer, shown: &str) -> bool {
         match schema::read::<LoadBalancer>("load balancer", shown) {
             Ok(shown) => {

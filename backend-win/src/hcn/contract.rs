@@ -26,9 +26,9 @@ pub struct Observation {
     pub is_so: bool,
 }
 
-/// New objects keep the requested identifier. It lets us recognize our own load balancers after a restart.
+/// New objects keep the requested identifier. This lets us recognize our own load balancers after a restart.
 pub const KEEPS_IDS: &str = "a new object has the requested identifier";
-/// A load balancer is shown as it was written. It lets us keep correct load balancers unchanged after a restart.
+/// HNS returns a load balancer as it was written. This lets us keep correct load balancers unchanged after a restart.
 pub const SHOWS_WHAT_WAS_WRITTEN: &str = "HNS returns a load balancer as it was written";
 /// Two endpoints may have one address.
 pub const TAKES_DUPLICATES: &str = "two endpoints may have the same address";
@@ -82,13 +82,13 @@ const NOBODY: u8 = 99;
 
 impl Suite<'_> {
     fn run(&mut self) -> anyhow::Result<()> {
-        self.an_unknown_name_finds_no_network().context("networks by name")?;
-        self.endpoints_come_and_go().context("endpoints")?;
-        self.one_address_twice().context("an address twice")?;
-        self.load_balancers_are_created_and_deleted().context("load balancers")?;
-        self.a_port_is_used_once().context("a port twice")?;
-        self.a_load_balancer_changes().context("a change in place")?;
-        self.invalid_documents_change_nothing().context("wrong documents")
+        self.an_unknown_name_finds_no_network().context("search for a network that does not exist")?;
+        self.endpoints_come_and_go().context("create and delete endpoints")?;
+        self.one_address_twice().context("create two endpoints with one address")?;
+        self.load_balancers_are_created_and_deleted().context("create and delete load balancers")?;
+        self.a_port_is_used_once().context("create two load balancers for one port")?;
+        self.a_load_balancer_changes().context("change a load balancer in place")?;
+        self.invalid_documents_change_nothing().context("send invalid documents")
     }
 
     fn remove_all(&mut self) {
@@ -311,9 +311,9 @@ fn sorted(mut ids: Vec<Guid>) -> Vec<Guid> {
 
 fn is(result: Result<String, Failure>, expected: Reason) -> anyhow::Result<()> {
     match result {
-        Ok(_) => Err(anyhow!("the call succeeds; expected {expected:?}")),
+        Ok(_) => Err(anyhow!("the call succeeded, but should have failed with {expected:?}")),
         Err(failure) if failure.reason() == expected => Ok(()),
-        Err(failure) => Err(anyhow!("{failure} ({:?}); expected {expected:?}", failure.reason())),
+        Err(failure) => Err(anyhow!("{failure} (understood as {:?}, but should be {expected:?})", failure.reason())),
     }
 }
 

@@ -25,7 +25,7 @@ pub use version::{Features, Version};
 pub enum Kind {
     /// A network. The CNI plugin creates it.
     Network,
-    /// An endpoint: of a local pod, created by the CNI plugin, or a remote one.
+    /// An endpoint of a local pod, which the CNI plugin creates, or a remote endpoint.
     Endpoint,
     /// A load balancer.
     LoadBalancer,

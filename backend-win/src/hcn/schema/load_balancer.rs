@@ -22,7 +22,7 @@ pub struct LoadBalancer {
     /// The source address of its packets to remote endpoints.
     #[serde(rename = "SourceVIP", deserialize_with = "address", skip_serializing_if = "Option::is_none")]
     pub source_vip: Option<IpAddr>,
-    /// Its addresses. If empty, it answers on the addresses of the node.
+    /// Its addresses. A load balancer without addresses answers on the addresses of the node.
     #[serde(rename = "FrontendVIPs", deserialize_with = "addresses", skip_serializing_if = "Vec::is_empty")]
     pub frontend_vips: Vec<IpAddr>,
     /// Its ports.
