@@ -35,7 +35,7 @@ pub fn remove() -> anyhow::Result<()> {
             if found.is_some_and(|found| found.chain(chain).is_some()) {
                 let family = family_name(family);
                 bail!(
-                    "kube-proxy's iptables mode left {chain} in table {family} {table}, and maybe other chains: run `localnet-iptables cleanup`, which removes them with the tools that created them"
+                    "kube-proxy's iptables mode left the chain {chain} in the table {family} {table}, and perhaps other chains: run `localnet-iptables cleanup`, which removes them with the tools that created them"
                 );
             }
         }
