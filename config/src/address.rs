@@ -1,4 +1,4 @@
-//! Parses addresses as kube-proxy does: "sloppily", that is, IPv4 numbers may have leading zeros.
+//! Parses addresses as kube-proxy does: the numbers of an IPv4 address may have leading zeros.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -12,7 +12,7 @@ pub(crate) fn ip(text: &str) -> Option<IpAddr> {
     text.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
 }
 
-/// Parses four decimal numbers of one to three digits, which may have further leading zeros.
+/// Parses four decimal numbers. Each has one to three digits, and any number of leading zeros before them.
 fn v4(text: &str) -> Option<Ipv4Addr> {
     let mut octets = [0; 4];
     let mut parts = text.split('.');
@@ -63,7 +63,8 @@ fn split_host_port(text: &str) -> Option<(&str, &str)> {
     (!colons && !odd(host) && !odd(port)).then_some((host, port))
 }
 
-/// Appends the port to an address that has none. A string that is not an address stays unchanged; validation reports it.
+/// Appends the port to an address that has none. A string that is not an address stays unchanged, and validation reports
+/// it later.
 pub(crate) fn with_port(text: &str, port: u16) -> String {
     if split_host_port(text).is_some() {
         return text.to_owned();

@@ -1,7 +1,7 @@
-//! [`Check`]: a complete document whose values are being checked. Its errors have kube-proxy's wording.
+//! [`Check`]: a complete document whose values are being checked. The errors have kube-proxy's wording.
 //!
-//! kube-proxy does not validate the values that the mode does not use. localnet skips such a value with a warning if it is
-//! invalid. With `configHardFail`, the invalid value is an error.
+//! kube-proxy does not validate values that the configured mode does not use. If such a value is invalid, localnet skips
+//! it with a warning. If `configHardFail` is set, the value is an error.
 
 use std::fmt;
 
@@ -64,8 +64,8 @@ impl Check<'_> {
         self.findings.invalid(field.path, value, why, remedy);
     }
 
-    /// Adds an error if the mode uses the field, or if `configHardFail` is set. Otherwise adds a warning that the value is
-    /// skipped.
+    /// Adds a finding about an invalid value. If the mode uses the field, or if `configHardFail` is set, the finding is
+    /// an error. Otherwise it is a warning that the value is skipped.
     pub(crate) fn invalid_if_used(&mut self, used: bool, path: &str, value: &str, why: &str, remedy: &str) {
         if used || self.document.get("configHardFail") == true {
             self.findings.invalid(path, value, why, remedy);
@@ -75,7 +75,8 @@ impl Check<'_> {
         }
     }
 
-    /// Whether the mode uses a field. The section `iptables` applies in other modes, too.
+    /// Whether the mode uses a field. Only their own mode uses the sections `ipvs` and `nftables`. All modes use all other
+    /// fields, including those of `iptables`.
     pub(crate) fn is_used(&self, field: &Field) -> bool {
         match field.path.split('.').next() {
             Some(section @ ("ipvs" | "nftables")) => self.mode().as_str() == section,

@@ -1,5 +1,5 @@
-//! Compares a configuration with the facts about the node, to find the problems that the configuration alone does not show.
-//! kube-proxy logs such problems as "may be incomplete or incorrect" when it starts.
+//! Compares a configuration with the facts about the node, to find problems that the configuration does not show without
+//! these facts. kube-proxy logs such problems as "may be incomplete or incorrect" when it starts.
 
 use std::net::SocketAddr;
 
@@ -33,13 +33,13 @@ impl Config {
         self.families(node, &mut found);
         if self.ip_family_policy == Some(IpFamilyPolicy::RequireDualStack) && !node.has_both {
             let problem = "ipFamilyPolicy is RequireDualStack but the node has addresses of one family only";
-            found.push(about(Code::DualStackMissing, problem).remedy("give it both, or use PreferDualStack"));
+            found.push(about(Code::DualStackMissing, problem).remedy("add addresses of the other family, or use PreferDualStack"));
         }
         found
     }
 
-    /// The severity of a value that may not work: with `configHardFail` an error, which keeps the program from starting,
-    /// otherwise a warning.
+    /// The severity of a value that may not work. With `configHardFail` it is an error, which keeps the program from
+    /// starting. Otherwise it is a warning.
     fn doubtful(&self) -> Severity {
         if self.config_hard_fail { Severity::Error } else { Severity::Warning }
     }

@@ -10,8 +10,8 @@ use crate::{
 impl Config {
     /// The minimum time between two syncs for a backend whose syncs take time in proportion to the changes.
     ///
-    /// This is `minSyncPeriod` if it is set explicitly, otherwise zero. kube-proxy's default of one second does not apply,
-    /// because kube-proxy needs it only for syncs whose duration grows with the cluster.
+    /// This is `minSyncPeriod` if the configuration sets it explicitly. Otherwise it is zero, and not kube-proxy's
+    /// default of one second: kube-proxy needs that default only for syncs whose duration grows with the cluster.
     pub fn min_interval(&self) -> Duration {
         if self.explicit.min_sync_period { self.min_sync_period } else { Duration::ZERO }
     }
@@ -27,7 +27,8 @@ impl Config {
 }
 
 impl Logging {
-    /// The log level for `verbosity`. kube-proxy logs nothing more than usual below 4, and everything from 6 on.
+    /// The log level for `verbosity`, as in kube-proxy: below 4, kube-proxy logs nothing more than usual, and from 6 on
+    /// it logs everything.
     pub fn level(&self) -> &'static str {
         match self.verbosity {
             0..4 => "info",

@@ -50,8 +50,8 @@ pub(crate) fn list(text: &str, kind: Kind) -> Value {
     }
 }
 
-/// Adds a diagnostic if a section of another mode has a value that differs from its default and from the value of the field
-/// that replaces it.
+/// Adds a diagnostic if a section of another mode has a value that is lost: one that differs both from its default and
+/// from the value in `new` of the field that replaces it.
 fn lost(field: &Field, section: &str, old: &Document, new: &Document, findings: &mut Findings) {
     let Formerly::InModes(paths) = field.formerly else { return };
     for (path, default) in paths.iter().filter(|(path, _)| path.starts_with(section)) {
@@ -80,8 +80,9 @@ impl From<&Config> for Document {
 }
 
 impl Config {
-    /// Returns the configuration as a document of v1alpha2, the latest version. It contains every field, except a
-    /// `minSyncPeriod` that is not set explicitly, so that it stays implicit when the document is read again.
+    /// Returns the configuration as a document of v1alpha2, the latest version. It contains every field, with one
+    /// exception: a `minSyncPeriod` that is not set explicitly is omitted, so that it is still not explicit when the
+    /// document is read again.
     pub fn to_yaml(&self) -> String {
         let mut document = Document::from(self);
         if !self.explicit.min_sync_period {
@@ -90,18 +91,18 @@ impl Config {
         document.to_yaml()
     }
 
-    /// Returns the document of v1alpha1 that kube-proxy would show. The sections of the modes that are not in use have no
-    /// periods. Values that v1alpha1 cannot express are omitted.
+    /// Returns the document of v1alpha1 that kube-proxy would show. Sections of other modes contain no periods. Values
+    /// that v1alpha1 cannot express are omitted.
     pub fn to_v1alpha1(&self) -> Document {
         let (mut new, mut old) = (Document::from(self), Document::new(Version::V1alpha1));
         let mode = self.mode.as_str();
         new.set("mode", json!(mode));
-        // In this mode an empty list means `primary`.
+        // In mode nftables, an empty list would mean `primary`.
         if (&self.node_port_addresses, self.mode) == (&NodePortAddresses::All, Mode::Nftables) {
             new.set("nodePortAddresses", json!(["0.0.0.0/0", "::/0"]));
         }
-        // Two fields are written to `iptables.masqueradeBit`. In reverse order, the first of them is written last and
-        // applies.
+        // Two fields of v1alpha2 are written to `iptables.masqueradeBit`, and the last write applies. In reverse order,
+        // this is the first of the two fields.
         for field in FIELDS.iter().rev() {
             if let Formerly::InModes(paths) = field.formerly {
                 paths.iter().for_each(|(path, _)| old.set(path, field.kind.zero()));
@@ -129,8 +130,8 @@ impl Config {
     }
 }
 
-/// Converts a list of v1alpha2 to the string of v1alpha1. An empty list of addresses becomes the unspecified address of a
-/// family.
+/// Converts a list of v1alpha2 to the string of v1alpha1. An empty list of addresses becomes the unspecified address of
+/// the family.
 fn one_text(texts: &[&str], kind: Kind, is_v6: bool) -> Value {
     match (kind, texts.first()) {
         (Kind::Ip, Some(ip)) => json!(ip),

@@ -24,7 +24,7 @@ impl GoDuration {
 }
 
 impl From<Duration> for GoDuration {
-    /// Converts a duration. One that is too long for Go becomes Go's longest duration.
+    /// Converts a duration. A duration that is too long for Go becomes Go's longest duration.
     fn from(duration: Duration) -> Self {
         Self(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
     }
@@ -103,7 +103,7 @@ fn scaled(number: &str, unit: u64) -> Option<i128> {
         return None;
     }
     let whole: i128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-    // Even for hours, further digits amount to less than a nanosecond.
+    // Digits after the eighteenth amount to less than a nanosecond, even for hours.
     let fraction = &fraction[..fraction.len().min(18)];
     let digits: i128 = if fraction.is_empty() { 0 } else { fraction.parse().ok()? };
     let scale = 10_i128.pow(u32::try_from(fraction.len()).ok()?);

@@ -17,11 +17,11 @@ pub struct Field {
     pub flag: Option<&'static str>,
     /// kube-proxy's flag in the mode ipvs, if that mode has a flag of its own.
     pub ipvs_flag: Option<&'static str>,
-    /// Whether the flag overrides the file of `--config`. Any other flag is ignored if there is a file.
+    /// Whether the flag overrides the file of `--config`. If it does not, the flag is ignored if there is a file.
     pub flag_overrides_file: bool,
     /// Its effect in localnet.
     pub effect: Effect,
-    /// The part of kube-proxy's work that the field affects; `None` means both.
+    /// The part of kube-proxy's work that the field affects; `None` means both parts.
     pub used_by: Option<Part>,
     /// Whether zero or an empty string counts as missing.
     pub empty_is_default: bool,
@@ -42,7 +42,7 @@ pub enum Part {
 /// The effect of a field in localnet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// A change of the file takes effect at once.
+    /// A change to the file takes effect immediately.
     Live,
     /// The value takes effect when a program starts.
     AtStart,
@@ -59,10 +59,10 @@ pub enum Formerly {
     Same,
     /// Another place.
     At(&'static str),
-    /// One field for each of several modes, each with its own default. The configured mode selects the field's section:
-    /// `ipvs`, `nftables`, or for all other modes `iptables`. Zero counts as missing.
+    /// v1alpha1 has one field for each of several modes, each with its own default. The configured mode selects the
+    /// section that contains its field: `ipvs`, `nftables`, or for all other modes `iptables`. Zero counts as missing.
     InModes(&'static [(&'static str, &'static str)]),
-    /// A single string instead of a list. An empty string counts as missing.
+    /// v1alpha1 has a single string instead of a list. An empty string counts as missing.
     Text(&'static str, Kind),
     /// v1alpha1 has no such field.
     New,
@@ -163,13 +163,13 @@ impl Field {
         Self { effect: Effect::No(reason), ..self }
     }
 
-    /// Sets what the macro of the table derives: the type, and the doc comment.
+    /// Sets what the macro of the table derives from a row: the type and the doc comment.
     pub(crate) const fn of(self, kind: Kind, docs: &'static [&'static str]) -> Self {
         Self { kind, docs, ..self }
     }
 }
 
-/// Returns the section whose options apply in a mode of v1alpha1.
+/// Returns the section of a v1alpha1 document whose options apply in a mode.
 pub(crate) fn section_of_mode(mode: &str) -> &'static str {
     match mode {
         "ipvs" => "ipvs",

@@ -1,8 +1,9 @@
-//! Feature gates. kube-proxy knows every gate of Kubernetes, but uses only a few. Only these have an effect in localnet.
+//! Feature gates. kube-proxy accepts every gate of Kubernetes, but uses only a few of them. Only these few have an effect
+//! in localnet.
 //!
-//! All other names are accepted, with a warning that they have no effect. kube-proxy refuses the names that its release does
-//! not know. But gates come and go with each release, and a ConfigMap that was made for another release must still start a
-//! node.
+//! localnet accepts all other names, with a warning that they have no effect. kube-proxy refuses names that its release
+//! does not know. localnet cannot do the same: gates come and go with each release, and a ConfigMap that was made for
+//! another release must still work.
 
 use localnet_core::Code;
 use serde::Serialize;
@@ -10,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::problem::Findings;
 
-/// The gates that a configuration names. Unnamed gates have their defaults.
+/// The gates that a configuration sets. All other gates have their defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct FeatureGates {
@@ -43,7 +44,7 @@ pub enum Stage {
     Final,
 }
 
-/// All gates that kube-proxy v1.36 uses, and the two that switch a whole stage.
+/// All gates that kube-proxy v1.36 uses, and the two gates that switch a whole stage.
 pub const GATES: &[Gate] = &[
     gate("AllAlpha", Stage::Final, false, false, "all alpha gates"),
     gate("AllBeta", Stage::Final, false, false, "all beta gates"),
@@ -79,7 +80,7 @@ impl FeatureGates {
         for (name, on) in &self.named {
             let field = format!("featureGates.{name}");
             let Some(gate) = GATES.iter().find(|gate| gate.name == name) else {
-                // A flag sets all gates at once, so the text has to name the gate.
+                // A flag sets all gates together, so the text has to contain the name of the gate.
                 let problem = format!("feature gate {name} is unknown and has no effect");
                 findings.add(Code::GateUnknown, &field, problem, "remove it");
                 continue;
@@ -91,8 +92,9 @@ impl FeatureGates {
         }
     }
 
-    /// Whether a gate is enabled. The first of these values that exists applies: the gate's own in the configuration, that
-    /// of its stage in the configuration, the default. An unknown gate is disabled unless the configuration enables it.
+    /// Whether a gate is enabled. If the configuration sets the gate, that value applies. Otherwise, if the configuration
+    /// sets the gate of its whole stage, that value applies; otherwise the default applies. An unknown gate is disabled
+    /// unless the configuration enables it.
     pub fn enabled(&self, name: &str) -> bool {
         let named = |name: &str| self.named.get(name).and_then(Value::as_bool);
         let Some(gate) = GATES.iter().find(|gate| gate.name == name) else { return named(name).unwrap_or_default() };

@@ -23,15 +23,15 @@ pub enum Kind {
     Duration,
     /// A size, such as 4Ki.
     Size,
-    /// An IP address. In a flag, an empty one keeps the default.
+    /// An IP address. In a flag, an empty string keeps the default.
     Ip,
-    /// `IP` or `IP:port`. In a flag, an empty one keeps the default.
+    /// `IP` or `IP:port`. In a flag, an empty string keeps the default.
     IpPort,
-    /// Strings; in a flag, separated by commas. A repeated flag adds more.
+    /// Strings. In a flag, commas separate them, and a repeated flag adds more strings.
     List,
-    /// Names, each with true or false; in a flag `name=true`, separated by commas.
+    /// Names, each with true or false. In a flag, they have the form `name=true`, and commas separate them.
     Gates,
-    /// Patterns, each with a verbosity; in a flag `pattern=N`, separated by commas.
+    /// Patterns, each with a verbosity. In a flag, they have the form `pattern=N`, and commas separate them.
     VModule,
 }
 
@@ -69,7 +69,7 @@ impl Kind {
     /// Returns a value of this type in its normal form: `1m30s` for `90s`, `4096` for `4Ki`.
     ///
     /// # Errors
-    /// Returns an error if the value is out of range or is not written as the type demands.
+    /// Returns an error if the value is out of range or does not have the notation of its type.
     pub(crate) fn normal(self, value: &Value) -> Result<Value, Wrong> {
         let wrong = |problem: &str, remedy| (String::new(), problem.to_owned(), remedy);
         let in_range = |is_in_range: bool| {

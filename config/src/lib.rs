@@ -7,9 +7,9 @@
 //!  flags ──► KubeProxyFlags ────┘
 //! ```
 //!
-//! The module `table` has a row for each field. To add a field, add its row there. [`Reader::read`] parses every value, so
-//! [`Config`] contains addresses, durations and enums. [`Config`] has the shape of v1alpha2. An invalid field is an error in
-//! kube-proxy's words, with the line, the field and the remedy.
+//! The module `table` has a row for each field, and a new field needs only a new row. [`Reader::read`] parses every
+//! value, so [`Config`] contains addresses, durations and enums. [`Config`] has the shape of v1alpha2. The error for an
+//! invalid field has kube-proxy's wording, with the line, the field and the remedy.
 
 mod address;
 mod check;

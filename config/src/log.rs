@@ -1,9 +1,10 @@
 //! Log filters, which suppress messages of the libraries that the programs use.
 
-/// The libraries whose messages are useful only to their authors, each with the least severe level that is logged.
+/// The libraries whose messages are useful only to the authors of the libraries, each with the least severe level that is
+/// logged.
 ///
 /// Each suppressed line repeats an event that our programs log once with its cause, or traces a frame of a connection.
-/// `h2` and `netlink_proto` warn for each peer that gives up, so a peer could flood the log.
+/// `h2` and `netlink_proto` warn about each peer that closes its connection early, so a peer could flood the log.
 const LIBRARIES: [(&str, &str); 13] = [
     ("kube_runtime", "off"),
     ("kube_client", "off"),
@@ -25,9 +26,8 @@ pub const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"]
 
 /// Checks that each directive of `text` ends with a level, as in `info,localnet_brain=debug`.
 ///
-/// # Errors
-/// Returns an error that names the first directive without a level. `tracing` would take this word for the name of a module,
-/// and would log only the lines of that module, which does not exist.
+/// Returns an error with the first directive that has no level. `tracing` would interpret this word as the name of a
+/// module, and would log only the lines of this module, which does not exist.
 fn check(text: &str) -> Result<(), String> {
     let (mut depth, mut directives) = (0_u32, vec![String::new()]);
     for character in text.chars() {

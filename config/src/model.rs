@@ -77,9 +77,9 @@ names! {
         Json = "json",
     }
 
-    /// `ipFamilyPolicy`: the address families of a node's primary addresses.
+    /// `ipFamilyPolicy`: the address families that a node's primary addresses have.
     IpFamilyPolicy {
-        /// The family of its first address.
+        /// The family of the node's first address.
         SingleStack = "SingleStack",
         /// Both families, if the node has addresses of both.
         PreferDualStack = "PreferDualStack",
@@ -155,20 +155,20 @@ impl Serialize for MinorVersion {
 /// `nodePortAddresses`: the node's addresses that answer NodePorts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum NodePortAddresses {
-    /// All addresses. An empty list means this, unless `mode` is explicitly `nftables`. An empty `mode` counts as iptables,
-    /// as in kube-proxy, whichever backend takes over.
+    /// All addresses. An empty list means this, unless `mode` is explicitly `nftables`. As in kube-proxy, an empty `mode`
+    /// counts as iptables, whichever backend runs.
     All,
-    /// `primary`: the Node's primary addresses. If `mode` is explicitly `nftables`, an empty list means this, too.
+    /// `primary`: the Node's primary addresses. If `mode` is explicitly `nftables`, an empty list also means this.
     Primary,
-    /// The addresses in these CIDRs. If a family has no CIDR, all of its addresses answer.
+    /// The addresses in these CIDRs. If there is no CIDR of a family, all addresses of that family answer.
     Cidrs(Vec<IpNet>),
 }
 
 /// The word in documents for [`NodePortAddresses::Primary`].
 pub(crate) const PRIMARY: &str = "primary";
 
-/// Whether the configuration sets certain values explicitly: those for which a missing value and an explicit default have
-/// different effects.
+/// Whether the configuration sets certain values explicitly. For these values, a missing value does not have the same
+/// effect as an explicit default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Explicit {
     /// Whether `mode` is not empty.

@@ -4,7 +4,7 @@ use std::{error::Error, fmt};
 
 use localnet_core::{Code, Diagnostic, Severity, Subject};
 
-/// The error for an invalid configuration: every problem, and at least one. Its text has one line per problem.
+/// The error for an invalid configuration: all of its problems, at least one. The text has one line for each problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid(pub Vec<Diagnostic>);
 
@@ -51,7 +51,8 @@ impl Findings {
         self.0.iter_mut()
     }
 
-    /// Returns the diagnostics without duplicates. Two fields of the model may come from one field of the file.
+    /// Returns the diagnostics without duplicates. There may be duplicates because two fields of the model can come from
+    /// one field of the file.
     pub(crate) fn into_unique(self) -> Vec<Diagnostic> {
         let mut unique = Vec::new();
         for diagnostic in self.0 {

@@ -46,11 +46,11 @@ pub struct Reading {
 impl Reader {
     /// Reads a `KubeProxyConfiguration` of either version, in YAML or JSON.
     ///
-    /// v1alpha2 is read strictly: an unknown or duplicate field is an error. v1alpha1 is read leniently, as in kube-proxy: such
-    /// a field is a warning, and the last of two duplicates applies.
+    /// v1alpha2 is read strictly: an unknown or duplicate field is an error. v1alpha1 is read leniently, as in
+    /// kube-proxy: an unknown or duplicate field is a warning, and the last of two duplicates applies.
     ///
     /// # Errors
-    /// Returns every problem of the text, each with field and line. Warnings alone are no error.
+    /// Returns every problem of the text, each with field and line. If there are only warnings, returns no error.
     pub fn read(self, text: &str) -> Result<Reading, Invalid> {
         let (text, next) = yaml::first_document(text);
         let tree = tree(text)?;
@@ -70,13 +70,13 @@ impl Reader {
         let old = decode(Version::V1alpha1, tree, misfits.mistyped)?;
         let mode = old.text("mode").to_owned();
         let min_sync_period = format!("{}.minSyncPeriod", section_of_mode(&mode));
-        // This must be read before the document is completed, which replaces zero by the default.
+        // This must be read before the document is completed, because completing it replaces zero with the default.
         let is_explicit = is_set(tree, &min_sync_period) && !old.duration(&min_sync_period).is_zero();
         let (mut old, mut findings) = (old.complete(), Findings::default());
         leave_out_split_streams(&mut old, &mut findings);
         let (mut new, mut lost) = convert(&old);
         // In v1alpha1, an empty mode means iptables, so `convert` took the periods and masqueradeAll from the section
-        // `iptables`. The masquerade bit is taken from that section, too.
+        // `iptables`. Also take the masquerade bit from that section.
         let bit = "nftables.masqueradeBit";
         if mode.is_empty() && new.get(bit) == Document::new(Version::V1alpha2).get(bit) {
             new.set(bit, old.get("iptables.masqueradeBit").clone());
@@ -105,15 +105,15 @@ impl Reader {
     }
 }
 
-/// Checks a complete document of v1alpha2. The result is valid only if the findings contain no errors. `min_sync_period` is
-/// whether `minSyncPeriod` is explicit, which a complete document does not show.
+/// Checks a complete document of v1alpha2. The result is valid only if the findings contain no errors. `min_sync_period`
+/// tells whether `minSyncPeriod` is set explicitly, because a complete document does not show this.
 pub(crate) fn resolve(document: &Document, reader: Reader, min_sync_period: bool, findings: &mut Findings) -> Config {
     let mut config = Config::read(&mut Check { document, reader, findings });
     config.explicit.min_sync_period = min_sync_period;
     config
 }
 
-/// Reads the fields of a text. Returns an error if there are misfits, or if a value is invalid.
+/// Reads the fields of a text. Returns an error if `misfits` is not empty, or if a value is invalid.
 fn decode(version: Version, tree: &Tree, misfits: Vec<Diagnostic>) -> Result<Document, Invalid> {
     if !misfits.is_empty() {
         return Err(Invalid(misfits));
@@ -151,8 +151,8 @@ fn is_set(tree: &Tree, path: &str) -> bool {
     value.is_some_and(|value| !matches!(value.node, Node::Null))
 }
 
-/// Removes `splitStream` if its gate is disabled. kube-proxy accepts such a file: it overwrites the field with a flag's
-/// default before it checks the gate.
+/// If the gate of `splitStream` is disabled, removes the field. kube-proxy accepts such a file, because it replaces the
+/// value with a flag's default before it checks the gate.
 fn leave_out_split_streams(document: &mut Document, findings: &mut Findings) {
     let gate = LOGGING_ALPHA_OPTIONS;
     if FeatureGates::of(document.get("featureGates")).enabled(gate) {
@@ -198,7 +198,7 @@ fn version(tree: &Tree) -> Result<Version, Diagnostic> {
     supported.ok_or_else(|| wrong(Code::KindUnknown, version_line, "apiVersion", &unknown))
 }
 
-/// Converts the error for a field into the warning that a lenient reader gives.
+/// Converts the error about a field into the warning that a lenient reader gives.
 fn lenient(mut misfit: Diagnostic) -> Diagnostic {
     misfit.problem += match misfit.code {
         Code::FieldTwice => "; the last one applies, because v1alpha1 is parsed leniently",

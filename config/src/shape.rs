@@ -1,4 +1,4 @@
-//! Compares a text with the fields of a version. It finds unknown fields, duplicates and values of the wrong type.
+//! Compares a text with the fields of a version, and finds unknown fields, duplicates and values of the wrong type.
 //!
 //! The pattern is the default document, which has every field. All problems are found in one run, each with its line.
 
@@ -13,7 +13,7 @@ use crate::duration::GoDuration;
 /// The problems of a text.
 #[derive(Debug, Default)]
 pub(crate) struct Misfits {
-    /// Unknown and duplicate fields. A strict reader refuses them, a lenient one skips them.
+    /// Unknown and duplicate fields. A strict reader refuses them, and a lenient reader skips them.
     pub(crate) strict: Vec<Diagnostic>,
     /// Values of the wrong type, which no reader accepts.
     pub(crate) mistyped: Vec<Diagnostic>,
@@ -131,7 +131,7 @@ fn wanted(found: &Node, pattern: &Value) -> (&'static str, &'static str) {
 fn similar(name: &str, pattern: &serde_json::Map<String, Value>) -> String {
     let distance =
         |name_of_field: &str| strsim::damerau_levenshtein(&name_of_field.to_lowercase(), &name.to_lowercase());
-    // Long names take long to compare and are similar to none.
+    // A comparison of long names takes long, and no known field is similar to them.
     let close = Some(pattern).filter(|_| name.len() <= 64);
     let closest = close
         .into_iter()

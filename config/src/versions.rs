@@ -25,7 +25,7 @@ fn fields(version: Version) -> &'static [Field] {
         let mut fields: Vec<Field> = Vec::new();
         let dropped = DROPPED.iter().map(|(path, _)| field(path));
         for field in FIELDS.iter().flat_map(Field::in_v1alpha1).chain(dropped) {
-            // Two fields of v1alpha2 may come from the same field of v1alpha1.
+            // Two fields of v1alpha2 may correspond to the same field of v1alpha1.
             if !fields.iter().any(|other| other.path == field.path) {
                 fields.push(field);
             }
@@ -63,8 +63,8 @@ impl Document {
         findings.finish().map(|_| document)
     }
 
-    /// Fills in the values that depend on other fields, and the defaults of values that count as missing because they are zero or
-    /// empty.
+    /// Fills in the values that depend on other fields. Also fills in the defaults for zero or empty values that count as
+    /// missing.
     #[must_use]
     pub fn complete(mut self) -> Self {
         for field in fields(self.version).iter().filter(|field| field.empty_is_default) {
@@ -76,7 +76,7 @@ impl Document {
         self
     }
 
-    /// Adds the addresses that are missing, and the ports of those that have none. The address of the node selects the family.
+    /// Adds missing addresses, and the ports of addresses that have none. The address of the node determines the family.
     pub(crate) fn complete_addresses(&mut self) {
         let node = match self.version {
             Version::V1alpha1 => Some(self.text("bindAddress")),
@@ -99,7 +99,8 @@ impl Document {
 
     /// Returns the document as YAML, with its fields in the order of the table.
     pub fn to_yaml(&self) -> String {
-        // A document contains only maps, lists, strings and numbers, and a string has no size limit.
+        // This cannot fail: a document contains only maps, lists, strings and numbers, and the length of a string is not
+        // limited.
         serde_saphyr::to_string(self).expect("YAML can express every document")
     }
 }

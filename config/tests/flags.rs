@@ -386,7 +386,7 @@ fn flags_that_end_the_program_cannot_be_combined() {
         ),
     ] {
         let problems = flags(given).map(|flags| flags.to_do().map(|_| ()).map_err(|problems| problems.to_string()));
-        let message = format!("{message}: each of them ends the program; run the program once for each");
+        let message = format!("{message}: each of them ends the program; run the program once for each flag");
         assert_eq!(problems, Ok(Err(message)), "{given:?}");
     }
 }

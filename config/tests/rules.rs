@@ -228,7 +228,7 @@ fn unknown_family_policies_are_errors() {
         "",
         "ipFamilyPolicy: SingleStack\nnodeIPOverride: [10.0.0.1, 'fd00::1']",
         &[
-            "line 3: ipFamilyPolicy: Invalid value: \"SingleStack\": nodeIPOverride has addresses of two families; remove one of them, or use PreferDualStack",
+            "line 3: ipFamilyPolicy: Invalid value: \"SingleStack\": nodeIPOverride has addresses of two families; remove one of the addresses, or use PreferDualStack",
         ],
     );
     for policy in ["SingleStack", "PreferDualStack", "RequireDualStack", "''"] {
@@ -351,7 +351,7 @@ fn logging_follows_the_rules_of_component_base() {
             "line 5: logging.format: Invalid value: \"xml\": Unsupported log format; use text or json",
             "line 6: logging.verbosity: Invalid value: 2147483648: Must be <= 2147483647; use a smaller number",
             "line 8: logging.vmodule[0]: Required value: File pattern must not be empty; name a source file",
-            "line 9: logging.vmodule[1]: Invalid value: \"a=b,c\": File pattern must not contain equal sign or comma; write several items",
+            "line 9: logging.vmodule[1]: Invalid value: \"a=b,c\": File pattern must not contain equal sign or comma; write one item for each pattern",
             "line 9: logging.vmodule[1]: Invalid value: 4294967295: Must be <= 2147483647; use a smaller number",
         ],
     );

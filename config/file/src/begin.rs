@@ -1,4 +1,5 @@
-//! Reads the configuration at the start of a program. Writes it instead if `--write-config-to` is given.
+//! Reads the configuration at the start of a program. If `--write-config-to` is given, writes the configuration to a
+//! file.
 
 use std::{fs, path::Path};
 

@@ -1,5 +1,6 @@
-//! The configuration of a running program. It is read at the start from the flags and the file of `--config`, and again
-//! whenever that file changes. This crate does the I/O for the pure `localnet-config`, for brain and backends.
+//! The configuration of a running program. The program reads it at the start from the flags and the file of `--config`,
+//! and reads the file again whenever it changes. This crate does the I/O for `localnet-config`, which is pure. The brain
+//! and the backends use it.
 //!
 //! ```text
 //!  flags ─┐
@@ -7,7 +8,8 @@
 //!  file ──┘         └► Begin::Done            --write-config-to
 //! ```
 //!
-//! At the start, an invalid file is an error. Later, an invalid file is reported, and the program keeps its configuration.
+//! At the start, an invalid file is an error. Later, the program reports an invalid file and keeps its previous
+//! configuration.
 //!
 //! [`start_log`] starts the log of a program, as the configuration describes it.
 

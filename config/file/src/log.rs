@@ -11,7 +11,7 @@ pub fn start_log<W>(format: LogFormat, level: &str, writer: W, colours: bool) ->
 where
     W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
 {
-    // A failed write, for instance to a full disk or a closed pipe, must not end the program that programs a node.
+    // A failed write to the log, for instance to a full disk or a closed pipe, must not end the program.
     let subscriber = tracing_subscriber::fmt()
         .log_internal_errors(false)
         .with_env_filter(filter(level)?)
@@ -24,7 +24,7 @@ where
     Ok(())
 }
 
-/// The filter for a level. It limits the lines of libraries.
+/// The log filter for `level`. It also limits which lines of libraries are logged.
 fn filter(level: &str) -> anyhow::Result<EnvFilter> {
     Ok(EnvFilter::try_new(directives(level).map_err(anyhow::Error::msg)?)?)
 }

@@ -21,8 +21,8 @@ pub(crate) fn read(
     flags.read(reader, text).map_err(invalid)
 }
 
-/// The lines that a program prints to standard error before it exits: one per problem of a configuration, or one for any other
-/// error.
+/// The lines that a program prints to standard error before it exits. An invalid configuration has one line for each
+/// problem; any other error has one line.
 pub fn last_words(error: &anyhow::Error) -> String {
     let text = match error.downcast_ref::<Invalid>() {
         Some(invalid) => invalid.to_string(),
@@ -43,7 +43,7 @@ pub(crate) fn placed(diagnostic: &Diagnostic, file: Option<&Path>) -> Diagnostic
 /// The maximum size of the file in bytes. Typical files have a few thousand.
 const LARGEST: u64 = 1 << 20;
 
-/// Returns the text of a file. It refuses anything but a regular file, since reading could block.
+/// Returns the text of a file. Refuses everything except a regular file, because reading anything else could block.
 pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
     let unreadable = |error: io::Error| {
         let remedy = match error.kind() {

@@ -74,7 +74,8 @@ impl Running {
         );
     }
 
-    /// Logs the warnings of the configuration. Call it after logging has begun, which the configuration sets up.
+    /// Logs the warnings of the configuration. Call this after logging has started, because the configuration determines
+    /// how to log.
     pub fn log_warnings(&self) {
         if let Some(file) = &self.file {
             info!(file = %file.display(), version = self.reading.version.as_str(), "configuration read");
@@ -104,12 +105,12 @@ impl Running {
         }
     }
 
-    /// Waits until the file contains another valid configuration, and returns it. From then on, [`Self::config`] returns it,
-    /// too. An invalid file is reported and changes nothing. Without a file, this waits forever. Cancel-safe. Requires a
-    /// tokio runtime.
+    /// Waits until the file contains another valid configuration, and returns it. From then on, [`Self::config`] also
+    /// returns it. An invalid file is reported and changes nothing. If there is no file, this waits forever. Cancel-safe.
+    /// Requires a tokio runtime.
     pub async fn changed(&mut self) -> &Config {
         let Some(file) = self.file.clone() else { return std::future::pending().await };
-        // Watching begins before the first check, so that no change is missed in between.
+        // Watching begins before the first check. Otherwise a change between the two would be missed.
         let mut first = self.watch.is_none();
         loop {
             let watch = self.watch.get_or_insert_with(|| Watch::new(&file));
@@ -129,7 +130,7 @@ impl Running {
         let text = match read_text.map_err(anyhow::Error::from).flatten() {
             Ok(text) => text,
             Err(why) => {
-                // Report this only once, not at every check while the file cannot be read.
+                // If the file cannot be read, report this once and not at every check.
                 if self.text.take().is_some() {
                     error!("{why:#}; keeping the previous configuration");
                 }
@@ -179,7 +180,8 @@ impl Current {
     /// Waits until the configuration changes and returns it. Cancel-safe.
     pub async fn changed(&mut self) -> Arc<Config> {
         if self.0.changed().await.is_err() {
-            // The task has ended: the program is about to exit, or exits because of it ([`Following::failed`]).
+            // The task that follows the file has ended. Either the program is about to exit, or it exits now because the
+            // task crashed ([`Following::failed`]).
             std::future::pending::<()>().await;
         }
         Arc::clone(&self.0.borrow_and_update())
@@ -194,7 +196,8 @@ pub struct Following {
 }
 
 impl Following {
-    /// Waits until the task crashes. Without this error, later changes of the file would be ignored silently. Cancel-safe.
+    /// Waits until the task crashes, and returns the error. A program that did not exit on this error would silently
+    /// ignore all later changes to the file. Cancel-safe.
     pub async fn failed(&mut self) -> anyhow::Error {
         match self.work.join_next().await {
             Some(Err(error)) => {

@@ -1,7 +1,7 @@
 //! Reports when a file may have changed.
 //!
-//! It watches folders and never files: editors and ConfigMaps replace a file with another one of the same name. Polling finds
-//! changes without an event, such as those in a parent folder.
+//! The watch covers folders and never files, because editors and ConfigMaps replace a file with another one of the same
+//! name. Polling finds changes that cause no event, such as those in a parent folder.
 
 use std::{
     fmt, fs,
@@ -41,7 +41,7 @@ impl Watch {
         let changed = Arc::new(Notify::new());
         let notify = Arc::clone(&changed);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // If the watch reports an error, it may have missed a change. An event of reading is no change.
+            // A watch that reports an error may have missed a change. An event about reading is not a change.
             if event.map_or(true, |event| !is_only_read(event.kind)) {
                 notify.notify_one();
             }

@@ -17,12 +17,13 @@ use crate::{
 };
 
 impl KubeProxyFlags {
-    /// Returns the configuration that the flags define. If `--config` is given, `text` is the content of its file and
-    /// defines the configuration. Only a few flags then apply, and a warning names each of the others.
+    /// Returns the configuration that the flags define. If `--config` is given, `text` is the content of its file, and
+    /// the text defines the configuration instead. In that case only a few flags apply, and a warning names each of the
+    /// others.
     ///
     /// # Errors
-    /// Returns a diagnostic for each flag of another operating system. If there is no such flag, returns every problem of
-    /// the text, or else every problem of the flags.
+    /// Returns a diagnostic for each flag that belongs to another operating system. If there is no such flag, returns
+    /// every problem of the text. If the text has no problems either, returns every problem of the flags.
     pub fn read(&self, reader: Reader, text: Option<&str>) -> Result<Reading, Invalid> {
         let foreign: Vec<_> = self.given.iter().filter_map(|given| foreign(given, reader.platform)).collect();
         if !foreign.is_empty() {
@@ -48,7 +49,7 @@ impl KubeProxyFlags {
             let all = document.get(VMODULE).as_array().into_iter().flatten().cloned().chain(of_file).collect();
             document.set(VMODULE, Value::Array(all));
         }
-        // The warnings about the file were already collected, with their lines.
+        // The warnings about the file were already collected, each with its line.
         let (config, _) = resolved(document, reader, &flags, reading.config.explicit.min_sync_period)?;
         reading.config = config;
         reading.warnings.extend(ignored.chain(without_effect(&flags)));
@@ -58,18 +59,18 @@ impl KubeProxyFlags {
     fn alone(&self, reader: Reader) -> Result<Reading, Invalid> {
         let (mut document, _) = convert(&Document::new(Version::V1alpha1).complete());
         let (flags, mode) = (self.given.iter().collect::<Vec<_>>(), self.text("proxy-mode").unwrap_or_default());
-        // With flags, kube-proxy's default is 1 s in every mode. With a file it is zero in the mode ipvs.
+        // Without a file, kube-proxy's default is 1 s in every mode. With a file, it is zero in the mode ipvs.
         document.set(MIN_SYNC_PERIOD, json!("1s"));
-        // This field opens the node's loopback addresses to its neighbours. It is set only if the command line selects
-        // kube-proxy's mode iptables, as that of k3s does. A program that is only being tried out must not open them.
+        // This field opens the node's loopback addresses to its neighbours. It is set only if the command line explicitly
+        // selects kube-proxy's mode iptables, as k3s does. A user who only tries a backend does not select the mode.
         document.set("iptables.localhostNodePorts", json!(mode == "iptables"));
         self.set(&flags, &mut document)?;
         let mut set = flags.iter().flat_map(|given| given.flag.fields(mode));
         let min_sync_period = set.any(|field| field.path == MIN_SYNC_PERIOD);
         let (mut config, mut warnings) = resolved(document, reader, &flags, min_sync_period)?;
         warnings.extend(without_effect(&flags));
-        // In kube-proxy, an empty address means the default, which is hardly intended. In localnet, it disables the server,
-        // as port 0 does.
+        // In kube-proxy, an empty address means the default. A user who gives an empty address hardly intends this, so in
+        // localnet it disables the server, as port 0 does.
         let nowhere = |given: &Given| match given.flag.name {
             "healthz-port" => given.last().parse() == Ok(0),
             "healthz-bind-address" => given.last().is_empty(),
@@ -92,8 +93,8 @@ impl KubeProxyFlags {
 const VMODULE: &str = "logging.vmodule";
 const MIN_SYNC_PERIOD: &str = "minSyncPeriod";
 
-/// Checks a document to which flags were applied, and returns the warnings. If a flag has set the field at fault, the
-/// problem names that flag.
+/// Checks a document to which flags were applied, and returns the warnings. If a flag has set a field that is invalid,
+/// the problem is about the flag instead of the field.
 fn resolved(
     mut document: Document,
     reader: Reader,
@@ -101,7 +102,7 @@ fn resolved(
     min_sync_period: bool,
 ) -> Result<(Config, Vec<Diagnostic>), Invalid> {
     let mut findings = Findings::default();
-    // In a flag, zero is a value and is not replaced by the default.
+    // If a flag sets zero, the default does not replace it.
     document.complete_addresses();
     let config = resolve(&document, reader, min_sync_period, &mut findings);
     for found in findings.iter_mut() {

@@ -1,7 +1,7 @@
 //! kube-proxy's flags. Every program of localnet accepts them, with kube-proxy's meaning and precedence.
 //!
-//! With `--config`, nearly all of them are ignored, as in kube-proxy. The exceptions determine what the program does, how it
-//! logs, and the name of the Node.
+//! With `--config`, nearly all flags are ignored, as in kube-proxy. The exceptions are the flags that determine what the
+//! program does, how it logs, and the name of the Node.
 
 mod apply;
 mod table;
@@ -21,7 +21,7 @@ pub struct KubeProxyFlags {
     given: Vec<Given>,
 }
 
-/// A flag and its values in the order of the command line, at least one.
+/// A flag and its values in the order of the command line. There is at least one value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Given {
     flag: &'static Flag,
@@ -29,7 +29,7 @@ struct Given {
 }
 
 impl Given {
-    /// The last value, which applies to a flag that has a single value.
+    /// The last value. It applies if the flag can have only one value.
     fn last(&self) -> &str {
         self.values.last().map_or("", String::as_str)
     }
@@ -44,7 +44,7 @@ pub struct ToDo<'a> {
     pub write_config_to: Option<&'a Path>,
     /// Whether to remove all rules and exit (`--cleanup`).
     pub cleanup: bool,
-    /// Whether to do what needs privileges and exit (`--init-only`).
+    /// Whether to apply the settings that need more privileges, and exit (`--init-only`).
     pub init_only: bool,
     /// `--master`: the URL of the API server.
     pub master: Option<&'a str>,
@@ -54,8 +54,8 @@ impl KubeProxyFlags {
     /// Returns the actions that the flags request.
     ///
     /// # Errors
-    /// Returns an error if `--cleanup` or `--init-only` is neither true nor false, or if two flags each make the program exit.
-    /// kube-proxy obeys one of two such flags and ignores the other.
+    /// Returns an error if `--cleanup` or `--init-only` is neither true nor false, or if the flags request two actions
+    /// after which the program exits. kube-proxy performs one of two such actions and ignores the other.
     pub fn to_do(&self) -> Result<ToDo<'_>, crate::Invalid> {
         let path = |name| self.text(name).map(Path::new);
         let to_do = ToDo {
@@ -77,13 +77,14 @@ impl KubeProxyFlags {
             let others: Vec<_> = others.iter().map(|name| format!("--{name}")).collect();
             let problem = format!("cannot be combined with {}: each of them ends the program", others.join(" and "));
             let conflict = Diagnostic::new(Code::FlagConflict, Subject::Flag(first), problem);
-            return Err(conflict.remedy("run the program once for each").into());
+            return Err(conflict.remedy("run the program once for each flag").into());
         }
         Ok(to_do)
     }
 
-    /// Whether the user has configured the node's settings, by a file or by a flag about connection tracking or memory.
-    /// kube-proxy changes the settings of every node; a program that is only being tried out should not.
+    /// Whether the user has configured settings of the node, by a file or by a flag about connection tracking or memory.
+    /// If not, the program should not change these settings, because the user may only be trying it. kube-proxy changes
+    /// them on every node.
     pub fn configures_node(&self) -> bool {
         let about_node = |name: &str| name == "config" || name == "oom-score-adj" || name.starts_with("conntrack-");
         self.given.iter().any(|given| about_node(given.flag.name))
@@ -108,8 +109,8 @@ impl KubeProxyFlags {
         self.given.iter().map(|given| given.flag.name)
     }
 
-    /// Returns a diagnostic for each given flag that has no effect in `here`, a part of kube-proxy's work. With `--config`,
-    /// there are no such diagnostics, because both parts receive the same flags.
+    /// Returns a diagnostic for each given flag that has no effect in `here`, a part of kube-proxy's work. If `--config`
+    /// is given, returns no diagnostics, because both parts then receive the same flags.
     pub fn elsewhere(&self, here: Part) -> Vec<Diagnostic> {
         if self.text("config").is_some() {
             return Vec::new();

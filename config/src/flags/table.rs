@@ -21,11 +21,11 @@ pub struct Flag {
     pub kind: Kind,
     /// What the flag sets.
     pub sets: Sets,
-    /// Whether the flag applies even if `--config` is given. All other flags are ignored then.
+    /// Whether the flag applies even if `--config` is given. If not, it is ignored in that case.
     pub beside_config: bool,
     /// The platform that has the flag; `None` means every platform.
     pub platform: Option<Platform>,
-    /// The part of kube-proxy's work that the flag affects; `None` means both, or neither.
+    /// The part of kube-proxy's work that the flag affects; `None` means both parts or neither part.
     pub used_by: Option<Part>,
     /// Its help text.
     pub help: String,
@@ -36,24 +36,24 @@ pub struct Flag {
 /// What a flag sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sets {
-    /// Each field of the table that names the flag.
+    /// Each field of the table that has this flag.
     Fields,
-    /// The port of a field whose address has none. 0 disables the server. Deprecated.
+    /// Deprecated: the port of this field's address, if the address has no port. 0 disables the server.
     Port(&'static str),
-    /// The action of the program.
+    /// What the program does.
     Program,
     /// Nothing: only an earlier version of kube-proxy had the flag.
     Nothing,
 }
 
-/// All flags, sorted. Those with [`Sets::Nothing`] belong to versions before v1.36.
+/// All flags, sorted by name. Those with [`Sets::Nothing`] belong to versions before v1.36.
 pub static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| {
     let mut flags: Vec<_> = of_program().into_iter().chain(GONE.iter().map(|(name, kind)| gone(name, *kind))).collect();
     for field in FIELDS.iter() {
         flags.extend(field.flag.map(|name| Flag::of(field, name, "")));
         flags.extend(field.ipvs_flag.map(|name| Flag::of(field, name, ", in mode ipvs")));
     }
-    // A flag that sets several fields is described by the first one.
+    // If a flag sets several fields, the first field describes the flag.
     flags.sort_by_key(|flag| flag.name);
     flags.dedup_by_key(|flag| flag.name);
     flags
@@ -102,7 +102,7 @@ impl Flag {
     }
 }
 
-/// The flags that select what the program does, and the deprecated ones for ports.
+/// The flags that select what the program does, and the deprecated flags for ports.
 fn of_program() -> [Flag; 9] {
     let no_cadvisor = Some("neither localnet nor kube-proxy reads these files");
     let flag = |name, kind, help| Flag::new(name, kind, Sets::Program, help);
@@ -129,7 +129,7 @@ fn of_program() -> [Flag; 9] {
     ]
 }
 
-/// The flags of earlier versions, which command lines may still contain.
+/// The flags of earlier versions of kube-proxy, which command lines may still contain.
 const GONE: &[(&str, Kind)] = &[
     ("add-dir-header", Kind::Bool),
     ("alsologtostderr", Kind::Bool),

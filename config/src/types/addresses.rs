@@ -76,7 +76,8 @@ impl FieldType for Option<IpAddr> {
         let ip = address::ip(given);
         if ip.is_none() && !given.is_empty() {
             let value = format!("{given:?}");
-            // kube-proxy parses this value too late to refuse an invalid one, and then runs without it.
+            // When kube-proxy parses this value, it is too late to refuse an invalid one. kube-proxy then runs without
+            // the value.
             check.invalid_if_used(false, field.path, &value, "must be a valid IP", "write it like 10.0.0.1");
         }
         ip
@@ -127,15 +128,15 @@ impl FieldType for ClusterCidrs {
         if given.len() > 2 || twice {
             let why = "must be either a single CIDR or a dual-stack pair of CIDRs (e.g. [10.100.0.0/16, fde4:8dba:82e1::/48])";
             check.invalid_if_used(used, field.path, &format!("{given:?}"), why, "name one CIDR of each family");
-            // Skip all CIDRs: if only some were skipped, the wrong ones could remain.
+            // Skip all CIDRs: if only some were skipped, the remaining ones could be the wrong ones.
             cidrs.clear();
         }
         cidrs
     }
 }
 
-/// As in kube-proxy, the default depends on the configured mode. This is so even if the mode is empty and another backend
-/// takes over: an address that answered NodePorts before must still answer them.
+/// As in kube-proxy, the default depends on the configured mode. An empty mode counts as iptables even if a backend of
+/// another mode runs, so that an address that answered NodePorts with kube-proxy still answers them.
 impl FieldType for NodePortAddresses {
     type Value = Self;
     const KIND: Kind = Kind::List;

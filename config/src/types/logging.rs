@@ -24,7 +24,7 @@ impl FieldType for LogFormat {
             check.invalid(field, format_args!("{given:?}"), "Unsupported log format", "use text or json");
             return Self::Text;
         };
-        // The logging library has one gate per stage. The format json is in the stage beta.
+        // The logging library has one gate for each stage. The format json is in the stage beta.
         let gate = "LoggingBetaOptions";
         if format == Self::Json && !check.gate(gate) {
             let problem = format!("Forbidden: Log format json is disabled, see {gate} feature");
@@ -96,7 +96,7 @@ fn read_item(check: &mut Check<'_>, path: &str, item: &Value) -> VModule {
     }
     if file_pattern.contains(['=', ',']) {
         let why = "File pattern must not contain equal sign or comma";
-        check.findings.invalid(path, format_args!("{file_pattern:?}"), why, "write several items");
+        check.findings.invalid(path, format_args!("{file_pattern:?}"), why, "write one item for each pattern");
     }
     VModule { file_pattern, verbosity: verbosity(check, path, &item["verbosity"]) }
 }
@@ -123,7 +123,7 @@ impl FieldType for SplitStream {
     }
 }
 
-/// `infoBufferSize`, a number of bytes. A negative one means no buffer.
+/// `infoBufferSize`, a number of bytes. A negative number means no buffer.
 pub(crate) enum BufferSize {}
 
 impl FieldType for BufferSize {

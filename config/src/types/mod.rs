@@ -1,7 +1,7 @@
 //! Reads the values of each type from a document, checks them by kube-proxy's rules, and writes them.
 //!
-//! In most rows of the [table](crate::table), the type of the value also selects the rules. For values with other rules,
-//! there is a type here that only selects them.
+//! In most rows of the [table](crate::table), the type of the value also selects the rules. If a value has other rules,
+//! the row names one of the types in this module, which exist only to select rules.
 
 mod addresses;
 mod logging;
@@ -29,7 +29,7 @@ pub(crate) trait FieldType {
     /// Reads the value of a field. For an invalid value, adds a finding and returns some valid value.
     fn read(check: &mut Check<'_>, field: &Field) -> Self::Value;
 
-    /// Returns the value in a document. Null means the zero of its kind.
+    /// Returns the value as documents contain it. Null stands for the zero value of its kind.
     fn write(value: &Self::Value) -> Value {
         serde_json::to_value(value).unwrap_or_default()
     }

@@ -63,7 +63,7 @@ impl FieldType for Option<IpFamilyPolicy> {
         let policy = IpFamilyPolicy::named(check.document.text(field.path));
         if policy == Some(IpFamilyPolicy::SingleStack) && check.document.texts("nodeIPOverride").len() > 1 {
             let why = "nodeIPOverride has addresses of two families";
-            check.invalid(field, "\"SingleStack\"", why, "remove one of them, or use PreferDualStack");
+            check.invalid(field, "\"SingleStack\"", why, "remove one of the addresses, or use PreferDualStack");
         }
         policy
     }
@@ -79,7 +79,7 @@ impl FieldType for DetectLocalMode {
     }
 }
 
-/// The name of an interface, or the prefix of such names. Required if it is the field that `detectLocalMode` selects.
+/// The name of an interface, or a prefix of such names. It is required if `detectLocalMode` selects this field.
 pub(crate) enum Interface {}
 
 impl FieldType for Interface {
@@ -94,7 +94,7 @@ impl FieldType for Interface {
         if name.is_empty() {
             check.invalid(field, "\"\"", "must not be empty", &format!("detectLocalMode {mode} needs it"));
         } else if name.len() > LONGEST_INTERFACE {
-            // kube-proxy accepts such a name, but the kernel then refuses every rule with it.
+            // kube-proxy accepts such a name, but the kernel then refuses every rule that contains it.
             let why = format!("must be no longer than {LONGEST_INTERFACE} bytes");
             check.invalid(field, format_args!("{name:?}"), &why, "no interface has a longer name");
         }
