@@ -115,7 +115,7 @@ pub struct NodeAddresses {
 }
 
 impl NodeAddresses {
-    /// The addresses of all interfaces except the one with that name, which need not exist.
+    /// The addresses of all interfaces except the interface with that name. That interface need not exist.
     pub fn except(interface: &str) -> Self {
         Self { except: Some(interface.to_owned()), ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! Backoff for repairs. A repair is made at once, unless another program keeps undoing repairs. Pure: the caller passes
+//! Backoff for repairs. A repair is made immediately, unless another program keeps undoing the repairs. Pure: the caller passes
 //! the time.
 
 use std::time::{Duration, Instant};

@@ -123,7 +123,8 @@ impl Settings {
     }
 }
 
-/// The error for a failed write. A container's `/proc/sys` is often read-only, so the remedy names the node.
+/// The error for a failed write. A container's `/proc/sys` is often read-only, so the remedy is to change the setting on the
+/// node.
 fn not_set(name: &str, value: i64, source: io::Error) -> Error {
     let denied = matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem);
     let sysctl = name.starts_with("proc/sys/").then(|| shown(name)).filter(|_| denied);

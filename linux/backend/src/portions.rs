@@ -78,7 +78,8 @@ pub struct Filled<S> {
 #[derive(Debug)]
 pub struct Portions<S> {
     changes: Changes<S>,
-    /// The tables to write one after the other, each in the same portions. The last one is the table itself.
+    /// The tables that are written one after the other, each in the same portions. The last table is the table itself; a table
+    /// before it is its substitute.
     tables: Vec<Table>,
     /// The first key of each portion but the first.
     starts: Vec<ElementKey>,

@@ -110,8 +110,8 @@ impl Waiting {
 
 impl Cleaner {
     /// Starts the thread for the flows of the calling thread's network namespace. After each run it calls `on_run` with the
-    /// duration and the number of deleted flows of each family; `None` for a family of which no flows were read.
-    /// If the system refuses another thread, this logs a warning and returns `None`.
+    /// duration and the number of deleted flows of each family; `None` for a family whose flows were not read. If the system
+    /// refuses another thread, this logs a warning and returns `None`.
     pub fn start(mut on_run: impl FnMut(ByFamily<Option<(Duration, usize)>>) + Send + 'static) -> Option<Self> {
         let on_run = move |run: &Report| on_run(run.families.map(|family| family.map(|of| (of.took, of.deleted))));
         let started = Self::with(Kernel::open, on_run, Timing::default());

@@ -72,7 +72,7 @@ pub enum Error {
 /// The conntrack table of a network namespace. Calls block while the kernel works.
 #[derive(Debug)]
 pub struct Kernel {
-    /// `None` after an exchange that failed, because leftover answers would disturb the next one.
+    /// `None` after an exchange that failed, because leftover answers would disturb the next exchange.
     netlink: Option<Netlink>,
     sequence: u32,
     /// Whether dumps carry a filter, so that the kernel leaves out other flows.
@@ -126,7 +126,7 @@ impl Kernel {
         self.dump_of(family, None, visit)
     }
 
-    /// Dumps the flows of a selection; if there is none, all flows of the family.
+    /// Dumps the flows of a selection. Without a selection, dumps all flows of the family.
     fn dump_of(
         &mut self,
         family: Family,

@@ -1,9 +1,8 @@
 //! Connection tracking after endpoints change: deletes the entries that would keep a flow at an endpoint that is no longer
 //! eligible.
 //!
-//! Packets of a tracked flow do not pass the NAT rules again, so a new rule has no effect on the flow. UDP and SCTP
-//! clients may keep sending for hours without an answer. A TCP client that repeats an unanswered SYN from the same port
-//! keeps its entry, too.
+//! Packets of a tracked flow do not pass the NAT rules again, so a new rule has no effect on the flow. UDP and SCTP clients may
+//! keep sending for hours without an answer. A TCP client that repeats an unanswered SYN from the same port also keeps its entry.
 //!
 //! ```text
 //!  backend ─ Commit ─▶ Cleaner (a thread) ─ set, remove ─▶ Reconciler ─ run ─▶ Conntrack::dump ─▶ is_stale (pure) ─▶ Conntrack::delete

@@ -67,7 +67,7 @@ pub struct Report {
     pub deleted: usize,
     /// The duration of the run.
     pub took: Duration,
-    /// The outcome of each family; `None` for a family of which no flows were read.
+    /// The outcome of each family; `None` for a family whose flows were not read.
     pub families: ByFamily<Option<FamilyReport>>,
 }
 
@@ -177,14 +177,14 @@ impl Reconciler {
         self.due() == Due::Now
     }
 
-    /// Reads the flows that can be stale and deletes those that are. Costs nothing if nothing is due; blocks while the kernel
-    /// works. Call it after each commit, when the rules for the desired state are in force: a flow that is deleted before that
-    /// comes back unchanged.
+    /// Reads the flows that can be stale, and deletes the stale ones. Costs nothing if nothing is due; blocks while the kernel
+    /// works. Call it after each commit, when the rules for the desired state are in force. A flow that is deleted earlier comes
+    /// back unchanged.
     ///
     /// # Errors
     /// Returns an error if the table cannot be read or changed. The run stays due.
     pub fn run(&mut self, conntrack: &mut impl Conntrack) -> Result<Report, Error> {
-        // The endpoints before the changes no longer matter: a run compares flows with the current ones.
+        // The earlier endpoints no longer matter, because a run compares flows with the current endpoints.
         self.pending = self.initial_checks();
         self.changed = HashMap::new();
         let selections: BTreeSet<_> = self.pending.union(&self.follow_up).copied().collect();

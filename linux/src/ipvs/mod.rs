@@ -9,8 +9,8 @@
 //! A virtual server (the kernel calls it a service) is an address, a protocol and a port that clients send to. Its scheduler
 //! distributes new connections over its destinations (real servers). Each network namespace has virtual servers of its own.
 //!
-//! IPVS has no transactions: the kernel applies changes in order, and each succeeds or fails by itself. One batch
-//! contains many changes. IPVS sends no notifications either, so a program that wants to see the changes of others has
+//! IPVS has no transactions: the kernel applies changes in order, and each change succeeds or fails independently of the others.
+//! One batch contains many changes. IPVS sends no notifications either, so a program that wants to see the changes of others has
 //! to poll.
 
 mod change;

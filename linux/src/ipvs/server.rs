@@ -87,7 +87,7 @@ pub struct InvalidScheduler(String);
 pub struct Flags(u32);
 
 impl Flags {
-    /// `IP_VS_SVC_F_ONEPACKET`: schedules each datagram by itself.
+    /// `IP_VS_SVC_F_ONEPACKET`: schedules each datagram separately.
     pub const ONE_PACKET: Self = Self(0x4);
     /// The first flag of the scheduler. `sh`, `mh`: fall back to another destination if the chosen one has weight 0.
     pub const SCHEDULER_1: Self = Self(0x8);
@@ -148,8 +148,8 @@ pub(super) fn full_prefix(family: Family) -> u8 {
 pub struct Destination {
     /// The address and port; unique within the virtual server.
     pub address: SocketAddr,
-    /// The share of new connections, for weighted schedulers, at most 2³¹-1. With 0 it gets no new connections and keeps the
-    /// existing ones.
+    /// The share of new connections, for weighted schedulers, at most 2³¹-1. With weight 0, the destination gets no new
+    /// connections, but keeps the existing ones.
     pub weight: u32,
     /// How packets are forwarded.
     pub forwarding: Forwarding,

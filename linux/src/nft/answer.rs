@@ -156,7 +156,7 @@ impl Answer {
     }
 }
 
-/// The element whose attribute caused the error. It is found by the key at the `offset` of the error.
+/// The element whose attribute caused the error. The key at the `offset` of the error identifies it.
 fn blamed_element(batch: &Batch, start: usize, offset: usize, change: &Change) -> Option<usize> {
     let (Change::AddElements(_, _, elements) | Change::DeleteElements(_, _, elements)) = change else {
         return None;

@@ -43,7 +43,7 @@ impl TableDump {
 pub struct SetDump {
     /// The name.
     pub name: Name,
-    /// The declaration; `None` if it has a type or flag that [`Set`] cannot represent. No set of ours has one.
+    /// The declaration; `None` if it has a type or flag that [`Set`] cannot represent. No set of ours has such a type or flag.
     pub set: Option<Arc<Set>>,
     /// The elements, in the kernel's order. Empty if there is no declaration.
     pub elements: Vec<Element>,

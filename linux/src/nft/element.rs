@@ -157,7 +157,7 @@ impl Hash for Tuple {
     }
 }
 
-/// The key of an element: one tuple, or in an interval set all tuples from one to another.
+/// The key of an element: one tuple, or, in an interval set, all tuples from a first to a last one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ElementKey {
     start: Tuple,

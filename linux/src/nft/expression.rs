@@ -1,6 +1,6 @@
 //! Encodes statements as the kernel's expressions: small instructions over sixteen registers of four bytes.
 //!
-//! The result equals that of nft 1.0.6 for the same text, so that `nft list` recognizes its own patterns.
+//! nft 1.0.6 produces the same expressions for the same text, so that `nft list` recognizes its own patterns.
 
 use std::net::IpAddr;
 

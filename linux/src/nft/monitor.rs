@@ -85,8 +85,8 @@ impl Monitor {
         })
     }
 
-    /// Stops the notifications. The kernel then builds none for the commits of this process, which makes a commit of many elements
-    /// about twice as fast. Until [`Self::resume`], commits of other processes go unnoticed, too.
+    /// Stops the notifications. The kernel then builds none for the commits of this process, which makes a commit of many
+    /// elements about twice as fast. Until [`Self::resume`], commits of other processes also go unnoticed.
     ///
     /// # Errors
     /// Returns an error if the socket fails. Subscribe again after an error.

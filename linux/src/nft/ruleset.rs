@@ -108,8 +108,8 @@ pub struct Set {
     pub flags: SetFlags,
     /// The default timeout of elements, in seconds.
     pub timeout: Option<u32>,
-    /// The maximum number of elements. The kernel allocates memory for this number at once, which makes a full load
-    /// three times faster. It refuses any further element with `ENFILE`.
+    /// The maximum number of elements. The kernel allocates memory for this number in advance, which makes a full load three
+    /// times faster. It refuses any further element with `ENFILE`.
     pub size: Option<u32>,
     /// The comment, which `nft list` shows.
     pub comment: Option<Name>,

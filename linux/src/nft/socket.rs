@@ -61,7 +61,7 @@ impl Socket {
         self.port
     }
 
-    /// Applies all changes at once, or none of them. An empty transaction costs nothing.
+    /// Applies all changes atomically, or none of them. An empty transaction costs nothing.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses a change or does not answer. After [`Error::Unanswered`], the outcome is
@@ -135,7 +135,8 @@ impl Socket {
         loop {
             let len = match wire::receive(&self.netlink, &mut self.buffer) {
                 Ok(len) => len,
-                // There are more answers than fit. The first refusal counts, and it is among those that arrived.
+                // The answers do not all fit into the buffer. Only the first refusal matters, and it is among the answers that
+                // arrived.
                 Err(Errno::NOBUFS) => {
                     overflowed = true;
                     continue;

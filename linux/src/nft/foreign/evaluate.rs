@@ -295,7 +295,7 @@ fn place(register: u32) -> usize {
 fn put(registers: &mut Registers, register: u32, mut value: Vec<Option<u8>>) {
     let start = place(register);
     value.resize(value.len().next_multiple_of(4), Some(0));
-    // Bytes behind the value belong to another field or are outdated.
+    // Bytes after the value belong to another field or are outdated.
     for (at, byte) in registers.iter_mut().enumerate().skip(start) {
         match value.get(at - start) {
             Some(known) => *byte = *known,
