@@ -327,7 +327,8 @@ impl<K: Kernel> NftBackend<K> {
             let found = found.with_context(|| format!("read {}", name(table.table())))?;
             self.found[family] = found.iter().flat_map(|found| live_vips(found, &ANSWERING)).collect();
             self.desired.adopt(family, found);
-            // The slots in the kernel may require chains other than those that the table was compared with.
+            // The slots that were read may change the desired chains. If so, the table was compared with outdated
+            // chains and is read again.
             if *self.desired.affinity(family) == affinity {
                 break;
             }

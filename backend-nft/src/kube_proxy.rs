@@ -1,4 +1,4 @@
-//! Removes what kube-proxy left behind, only at the operator's request.
+//! Removes the tables that kube-proxy left behind. The backend does this only at the operator's request.
 
 use anyhow::{Context as _, bail};
 use localnet_linux::nft::{Socket, Table, Transaction, family_name};
@@ -15,7 +15,7 @@ const SHARED: [(&str, &str); 3] =
 ///
 /// # Errors
 /// Returns an error if nf_tables cannot be used, or if chains of kube-proxy's mode iptables exist. Only the iptables
-/// tools can remove those.
+/// tools can remove these chains.
 pub fn remove() -> anyhow::Result<()> {
     let mut socket = Socket::open()?;
     let mut transaction = Transaction::new();

@@ -57,9 +57,8 @@ fn to_affinity(verdict: Statement) -> Rule {
     Rule::new([numbering(), verdict])
 }
 
-/// The chain for external policy Local. It returns for packets that may go to any endpoint. Only one rule of one chain
-/// looks up the map `services`, because the kernel validates everything behind a map again for each path that reaches
-/// it.
+/// The chain for external policy Local. Packets that may go to any endpoint return from it. Only one rule of one chain looks up
+/// the map `services`, because the kernel validates everything that a map leads to again for each path that reaches the map.
 fn external_local(facts: &Facts, family: Family, affinity: bool) -> Chain {
     let chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
     let mut chain = own_traffic(chain, facts, family, Statement::goto(names::MARK_MASQUERADE))

@@ -140,7 +140,7 @@ pub fn clients_name(slot: u32) -> Name {
     format!("affinity-{slot}").into()
 }
 
-/// The endpoints from which one is chosen.
+/// The endpoints among which the rules choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Pool {
     /// All eligible endpoints of the VIP.
