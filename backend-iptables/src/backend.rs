@@ -230,7 +230,7 @@ impl<K: Kernel> IptablesBackend<K> {
         }
         let (mut good, mut bad) = (0, all.len());
         let mut why = None;
-        // The kernel accepts all Services before `good`, and refuses at least one of those before `bad`.
+        // The kernel accepts all Services before index `good`. It refuses at least one of the Services before index `bad`.
         while bad > good {
             let middle = good + (bad - good).div_ceil(2);
             match self.attempt(family, &owners, &all[good..middle])? {

@@ -95,8 +95,8 @@ impl BackendProgram for Iptables {
     }
 }
 
-/// The empty desired state. `localhost`: whether NodePorts answer on 127.0.0.1, too. `liberal`: whether packets that
-/// connection tracking calls invalid are forwarded.
+/// The empty desired state. `localhost`: whether NodePorts also answer on 127.0.0.1. `liberal`: whether packets that connection
+/// tracking calls invalid are forwarded.
 fn desired(config: vips::Config, localhost: bool, liberal: bool) -> Desired {
     let mut desired = Desired::new(config);
     if localhost {

@@ -123,7 +123,7 @@ impl Rules {
             .filter(leads)
             .filter_map(|rule| Some((self.key(rule)?, rule.target.as_str())))
             .collect();
-        // A NodePort is rejected per address, but translated by one rule for all addresses.
+        // One rule for each address rejects a NodePort, but one rule for all addresses translates it.
         let anywhere = |key: &VipKey| VipKey { address: self.anywhere(), ..*key };
         let mut refused = BTreeMap::new();
         for (key, verdict) in &self.refused {

@@ -169,7 +169,7 @@ impl Check {
         self.at = self.at.min(now.max(self.not_before));
     }
 
-    /// Schedules the next check after one that took `took`.
+    /// Schedules the next check after a check that took `took`.
     fn done(&mut self, now: Instant, took: Duration, is_watched: bool) {
         let rest = if is_watched { WATCHED_CHECK_REST } else { CHECK_REST };
         let again = if std::mem::take(&mut self.is_touched) { took * CHECK_REST } else { Duration::ZERO };
@@ -243,8 +243,8 @@ impl Rules {
     /// Records our own generations, if all `commits` between the two generations are ours.
     fn wrote(&mut self, generations: Option<(u32, u32)>, commits: u32) {
         let Some((before, after)) = generations else { return };
-        // If there are more generations than commits, another process committed, too. It is then unknown which
-        // generations are ours.
+        // If there are more generations than commits, another process has also committed. It is then unknown which generations
+        // are ours.
         if commits > 0 && after.wrapping_sub(before) == commits && before < after {
             self.own.push_back(before + 1..=after);
             if self.own.len() > REMEMBERED {

@@ -67,7 +67,7 @@ impl Rule {
         }
     }
 
-    /// Matches packets of this protocol. To match the port, too, call [`Self::port`].
+    /// Matches packets of this protocol. To match the port as well, call [`Self::port`].
     pub fn protocol(self, protocol: Protocol) -> Self {
         self.word(&format!("-p {}", protocol.as_lowercase()))
     }

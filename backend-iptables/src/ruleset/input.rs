@@ -168,7 +168,7 @@ impl Input<'_> {
         before.into_iter().chain(nat).chain(after).collect()
     }
 
-    /// Splits the changes of a table that rejects packets: first the changes that can be written at once, then those
+    /// Splits the changes of a table that rejects packets: first the changes that can be written immediately, then the changes
     /// that end a rejection.
     fn split<'a>(&'a self, mut whole: Changed<'a>) -> (Option<Changed<'a>>, Option<Changed<'a>>) {
         let lines = self.ruleset.lines.diff();
@@ -225,7 +225,7 @@ impl Input<'_> {
             found.iter().for_each(|rule| write(About::Fixed, &["-D ", from, " ", rule]));
         }
         (self.chains)(&mut |chain, rules| {
-            // Two ports can produce a chain of the same name. Only the rules of the desired one are written.
+            // Two ports can produce a chain of the same name. Only the rules of the desired chain are written.
             if !set.contains(chain) || self.ruleset.chains.desired(chain) != Some(&Digest::of(rules)) {
                 return;
             }
