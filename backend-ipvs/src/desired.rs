@@ -325,7 +325,7 @@ impl Parts {
         }
     }
 
-    /// The scheduler of a VIP. If the Service requests another one, also the reason why it does not get it.
+    /// The scheduler of a VIP. If the Service requests a different scheduler, also the reason why the Service does not get it.
     fn scheduler(&self, vip: &Vip) -> (Scheduler, Option<String>) {
         let default = &self.options.scheduler;
         let Some(name) = vip.ipvs_scheduler.as_deref() else { return (default.clone(), None) };

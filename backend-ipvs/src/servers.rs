@@ -302,7 +302,7 @@ impl Servers {
         changes
     }
 
-    /// The virtual servers that the kernel refuses, or of which it refuses a destination, with the reason.
+    /// The virtual servers that the kernel refuses, and the virtual servers with a refused destination, each with the reason.
     pub fn refused(&self) -> impl Iterator<Item = (&Frontend, &String)> {
         self.refused.iter().map(|((frontend, _), why)| (frontend, why))
     }

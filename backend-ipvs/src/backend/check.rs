@@ -17,7 +17,7 @@ use crate::kernel::Kernel;
 const AT_ONCE: usize = 1_000;
 
 impl<K: Kernel> IpvsBackend<K> {
-    /// Whether all virtual servers and addresses are unchanged, and the destinations of up to 1,000 virtual servers, too. Each
+    /// Whether all virtual servers and addresses are unchanged, and also the destinations of up to 1,000 virtual servers. Each
     /// call continues after the virtual server that the previous call checked last. This is much cheaper than reading all
     /// destinations.
     ///

@@ -87,8 +87,9 @@ fn services(facts: &Facts, family: Family) -> Chain {
         .rule([Statement::is_in(VIP, SetId::ExternalLocal.name()), Statement::goto(names::EXTERNAL_LOCAL)])
 }
 
-/// A virtual server sends all its connections to the same endpoints. For traffic from outside, these are the local ones. This
-/// node's own traffic may go to any endpoint, so it is translated here, before IPVS sees it.
+/// A virtual server sends all its connections to one set of endpoints. With external policy Local, it serves only traffic from
+/// outside, so these are the local endpoints. This node's own traffic may go to any endpoint, so it is translated here, before
+/// IPVS sees it.
 fn external_local(facts: &Facts, family: Family) -> Chain {
     let chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
     let any_endpoint = || Statement::vmap(VIP, SetId::Services.name());
