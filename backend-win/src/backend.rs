@@ -323,7 +323,7 @@ impl<K: Kernel> WinBackend<K> {
     }
 
     /// Removes the load balancers and endpoints with our identifiers from all networks. With `everything` it removes all load
-    /// balancers of the host, as kube-proxy does at its start. If one removal fails, the others are made nevertheless.
+    /// balancers of the host, as kube-proxy does at its start. If one removal fails, the remaining objects are still removed.
     ///
     /// # Errors
     /// Returns an error if HNS is unavailable or refuses a removal.

@@ -23,7 +23,7 @@ pub struct Desired {
 #[derive(Debug, Default)]
 struct Parts {
     wants: BTreeMap<Frontend, Want>,
-    /// The VIPs of each frontend: a NodePort has one per address of the node.
+    /// The VIPs of each frontend: a NodePort has one VIP for each address of the node.
     vips: BTreeMap<Frontend, BTreeSet<VipKey>>,
     /// The addresses of local endpoints, each with the number of ports that have it as an endpoint.
     local: BTreeMap<IpAddr, usize>,

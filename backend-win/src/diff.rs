@@ -63,8 +63,8 @@ impl Memory {
         self.endpoints.remove(&id);
     }
 
-    /// Whether a load balancer in HNS is in the desired state: its document is equal, or is the one that HNS returned after the
-    /// backend wrote the desired one.
+    /// Whether a load balancer in HNS is in the desired state: its document equals the desired document, or equals the document
+    /// that HNS returned after the backend wrote the desired one.
     fn holds(&self, id: Guid, wanted: &LoadBalancer, shown: &LoadBalancer) -> bool {
         let (wanted, shown) = (normal(wanted), normal(shown));
         // HNS may show a source address that was not written.
@@ -145,7 +145,7 @@ pub struct Diff {
     pub create_endpoints: BTreeMap<Guid, Endpoint>,
     /// Load balancers to create or change.
     pub balancers: Vec<Write>,
-    /// Endpoints to delete, since nothing uses them any more.
+    /// Endpoints to delete, because nothing uses them.
     pub delete_endpoints: BTreeSet<Guid>,
     /// Planned frontends that another program's load balancer already has, together with other frontends. They cannot be
     /// programmed.

@@ -1,7 +1,7 @@
 //! The objects that HNS lists: the network, its endpoints, and all load balancers.
 //!
-//! A list takes one call and contains identifiers. Only documents with new identifiers are then read, one call each, so the
-//! duration depends on the number of changes. If the inventory may be wrong, the caller discards it with
+//! Listing the objects takes one call and returns only their identifiers. Then only documents with new identifiers are read, with
+//! one call each, so the duration depends on the number of changes. If the inventory may be wrong, the caller discards it with
 //! [`Inventory::forget`].
 
 use std::{
@@ -47,7 +47,7 @@ pub enum Error {
         /// The names of the existing networks.
         there: Vec<String>,
     },
-    /// No name is configured, and the number of networks for pods is not one.
+    /// No name is configured, and HNS has no network for pods or more than one.
     #[error("the network of the pods is unknown (HNS has {}): set it with --network-name, winkernel.networkName or KUBE_NETWORK", names(.there))]
     Which {
         /// The names of the existing networks.

@@ -60,14 +60,14 @@ impl Library {
 
 impl Drop for Library {
     fn drop(&mut self) {
-        // SAFETY: `load` loaded the module once, and it is released once here. None of its functions is called any more: `Hcn`
-        // owns both, drops the functions first, and lends them out for no longer than it lives.
+        // SAFETY: `load` loaded the module once, and it is released once here. None of its functions is called after this: `Hcn`
+        // owns the functions and the library, drops the functions first, and lends them out for no longer than it lives.
         unsafe { FreeLibrary(self.module) };
     }
 }
 
 fn last_error() -> u32 {
-    // SAFETY: the call reads a number of this thread.
+    // SAFETY: the call only reads the error code of this thread.
     unsafe { GetLastError() }
 }
 

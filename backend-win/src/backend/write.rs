@@ -79,7 +79,7 @@ impl<K: Kernel> WinBackend<K> {
             }
         }
         // Keep endpoints that a load balancer still refers to, for instance a load balancer whose change was refused: HNS may
-        // delete an endpoint nevertheless.
+        // delete an endpoint that is still in use.
         let balancers = self.inventory.balancers().values().flatten();
         let named: BTreeSet<Guid> = balancers.flat_map(|one| one.host_compute_endpoints.iter().copied()).collect();
         for id in diff.delete_endpoints.difference(&named) {
@@ -153,8 +153,8 @@ impl<K: Kernel> WinBackend<K> {
                         info!(%failure, "HNS does not change load balancers in place, although its version should support it");
                         self.cannot_modify = true;
                     }
-                    // The load balancer was deleted. If another call reports NotFound, it means another object, such as an
-                    // endpoint.
+                    // NotFound from this call means that the load balancer was deleted. From any other call, it means that
+                    // another object, such as an endpoint, does not exist.
                     Err(failure) if failure.reason() == Reason::NotFound && failure.call == OPEN => {}
                     Err(failure) => return Err(failure),
                 }

@@ -30,7 +30,7 @@ pub enum Reason {
     Denied,
     /// HNS does not answer: it is starting or stopped.
     Unavailable,
-    /// Another object uses this one.
+    /// Another object uses this object.
     InUse,
     /// Any other failure.
     Other,

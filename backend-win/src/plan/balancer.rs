@@ -259,7 +259,8 @@ impl Planner<'_> {
         Some(self.endpoint(Guid::of_remote_endpoint(address), address, document))
     }
 
-    /// Plans a remote endpoint behind this node for the address of a Service, as HNS expects in an overlay network.
+    /// Plans a remote endpoint for the address of a Service, as HNS expects in an overlay network. The endpoint is reached
+    /// through this node.
     fn service_endpoint(&mut self, address: IpAddr) {
         let (Some(host), Some(network)) = (self.around.host, self.around.inventory.network()) else { return };
         let document = Endpoint::remote(network, address, host.mac.clone(), Some(host.address));

@@ -10,7 +10,7 @@ use crate::hcn::{
     schema::{LoadBalancer, LoadBalancerFlags, PortMapping},
 };
 
-/// The address, protocol and port of a load balancer. Every load balancer has different ones.
+/// The address, protocol and port of a load balancer. No two load balancers have the same frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frontend {
     /// The address.
