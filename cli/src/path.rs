@@ -155,7 +155,8 @@ impl<'a> Path<'a> {
         self.steps
     }
 
-    /// Returns the elements of a VIP without those of session affinity: only the kernel knows which endpoint has which slot.
+    /// Returns the elements of a VIP without the elements of session affinity, because only the kernel knows which endpoint has
+    /// which slot.
     fn elements(&self, key: &VipKey, vip: &Vip) -> Vec<(SetId, Element)> {
         let mut held = Vec::new();
         elements::of_vip(key, vip, &Slots::default(), &self.names, |set, element| held.push((set, element)));
