@@ -58,7 +58,7 @@ pub struct Options {
     pub obstruct: Option<String>,
     /// A command after which the kernel accepts the backend's changes again.
     pub clear: Option<String>,
-    /// How many checks run at a time. Those of the level `state` always run one after the other.
+    /// How many checks run at a time. The checks of the level `state` always run one after the other.
     pub at_a_time: usize,
 }
 

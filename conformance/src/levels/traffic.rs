@@ -31,8 +31,8 @@ fn lab<'a>(life: &Life<'a>, needed: &[Claim]) -> Result<&'a PodNetwork, Verdict>
     life.claimed(needed).ok_or_else(missing)
 }
 
-/// The service with UDP instead of TCP on its first port. The kernel does not resend lost datagrams, so a check detects each
-/// lost one.
+/// The service with UDP instead of TCP on its first port. The kernel does not resend lost datagrams, so a check detects every
+/// loss.
 fn datagrams(mut service: Service) -> Service {
     service.ports[0].protocol = Protocol::Udp;
     service

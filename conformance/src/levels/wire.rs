@@ -197,7 +197,7 @@ fn continues_with_the_token(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A backend needs one connection for `Next` and one for reports. If it opens one per call, it must close it.
+/// A backend needs one connection for `Next` and one for reports. A backend that opens a connection for each call must close it.
 fn connections_do_not_accumulate(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     for count in 1..=2 * MAX_IDLE_CONNECTIONS {
         let revision = bench.apply(&state([service(1, count)]))?;
