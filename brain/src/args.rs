@@ -1,4 +1,4 @@
-//! The flags of `localnet-brain`. The structs of groups of flags are public, because `localnet-node` shares them.
+//! The flags of `localnet-brain`. The structs for groups of flags are public, because `localnet-node` also uses them.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -63,8 +63,9 @@ pub struct CheckArguments {
 /// The source of the objects.
 #[derive(Args, Clone, Debug)]
 pub struct SourceArgs {
-    /// Source of the objects: file:PATH (a file or folder of Kubernetes YAML or JSON), kube (the default kubeconfig or the service
-    /// account) or kube:KUBECONFIG [default: the API server that kube-proxy's flags or --config name, if any]
+    /// Source of the objects: file:PATH (a file or folder of Kubernetes YAML or JSON), kube (the default kubeconfig or
+    /// the service account) or kube:KUBECONFIG [default: the API server in kube-proxy's flags or in the file of --config,
+    /// if any]
     #[arg(long, value_name = "SOURCE", required_unless_present_any = ["config", "kubeconfig", "master", "write-config-to", "cleanup", "init-only"])]
     pub source: Option<Source>,
     /// Name of the Node object of this machine [default: as configured, or the host name in lower case]
@@ -80,8 +81,8 @@ pub struct SourceArgs {
 }
 
 impl SourceArgs {
-    /// The source of the objects: `--source`, or else the API server of kube-proxy's configuration. `master` is a URL that
-    /// overrides the URL in the kubeconfig.
+    /// The source of the objects: `--source`, or else the API server of kube-proxy's configuration. If `master` is given,
+    /// its URL overrides the URL in the kubeconfig.
     ///
     /// # Errors
     /// Returns an error if `master` is not a URL.
@@ -97,7 +98,7 @@ impl SourceArgs {
     /// The options of the cluster, with the name of this node.
     ///
     /// # Errors
-    /// Returns an error if the name of the node is invalid, or if there is none and the host has none.
+    /// Returns an error if the configured name of the node is invalid, or if no name is configured and the host has none.
     pub fn cluster(&self, config: &Config) -> anyhow::Result<cluster::Options> {
         let name = match self.node_name.as_ref().or(config.hostname_override.as_ref()) {
             Some(name) => {
@@ -137,8 +138,8 @@ pub struct ServeArgs {
     /// The peers that may connect.
     #[command(flatten)]
     pub options: serve::Options,
-    /// Other node whose state KPNG clients may request, or * for every node; may be given several times. Each requested node costs as
-    /// much as a brain
+    /// Other node whose state KPNG clients may request, or * for every node; may be given several times. Each requested
+    /// node takes as much memory and CPU time as a brain of its own
     #[arg(long, value_name = "NAME", value_parser = view_name)]
     pub serve_node: Vec<String>,
 }
@@ -156,7 +157,7 @@ pub struct LogArgs {
 }
 
 impl LogArgs {
-    /// Starts logging, by the flags or else by the configuration.
+    /// Starts logging. The flags select the format and the level; without a flag, the configuration does.
     ///
     /// # Errors
     /// Returns an error if the level is invalid.

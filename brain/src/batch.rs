@@ -1,4 +1,4 @@
-//! Batches: what a source hands to the pump.
+//! Batches: what a source sends to the pump.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! `localnet-brain check`: which Services would behave differently from kube-proxy, and why. Reads the cluster once and
-//! serves nothing. The numbers of differences refer to docs/differences.md.
+//! `localnet-brain check`: lists the Services that would behave differently from kube-proxy, and explains why. It reads
+//! the cluster once and serves nothing. The numbers of differences refer to docs/differences.md.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -45,8 +45,8 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The differences from kube-proxy with the same configuration. Pure. `localized` is the whole state. `backend` is the mode
-/// of the backend that is to replace kube-proxy.
+/// The differences from kube-proxy with the same configuration. Pure. `localized` is the whole state. `backend` is the
+/// mode of the backend that will replace kube-proxy.
 pub fn differences(localized: &Localized, config: &Config, backend: Mode) -> Vec<Difference> {
     let mut found = BTreeSet::new();
     let services: Vec<&Service> = localized.services.iter().filter_map(|(_, service)| service.as_deref()).collect();
@@ -78,13 +78,13 @@ pub fn differences(localized: &Localized, config: &Config, backend: Mode) -> Vec
     found.into_iter().collect()
 }
 
-/// External addresses and ports without eligible endpoints, each with its Service.
+/// The external addresses and ports that have no eligible endpoint, each with its Service.
 fn unserved<'a>(services: &[&'a Service]) -> BTreeMap<(Protocol, SocketAddr), &'a ServiceKey> {
     let all = services.iter().flat_map(|service| unserved_of(service).map(move |at| (at, &service.key)));
     all.collect()
 }
 
-/// External addresses and ports of a Service without eligible endpoints.
+/// The external addresses and ports of one Service that have no eligible endpoint.
 fn unserved_of(service: &Service) -> impl Iterator<Item = (Protocol, SocketAddr)> {
     service.ports.iter().flat_map(move |port| {
         let addresses = service.external_ips.iter().chain(&service.load_balancer_ips);
@@ -179,8 +179,8 @@ fn answers_on_localhost(config: &Config) -> bool {
     config.mode == Mode::Iptables && config.iptables.localhost_node_ports && named
 }
 
-/// The mode of the backend that is to replace kube-proxy: the one in the arguments, otherwise the one that `localnet-node` would
-/// choose.
+/// The mode of the backend that will replace kube-proxy: the mode in the arguments, or else the mode that `localnet-node`
+/// would choose.
 fn replacing_mode(arguments: &CheckArguments, config: &Config) -> Mode {
     arguments.backend.unwrap_or(if config.explicit.mode { config.mode } else { Mode::Nftables })
 }
@@ -319,7 +319,7 @@ mod tests {
         check(vec![node_port], Mode::Nftables, &[(None, Some(5))]);
     }
 
-    /// The code of a diagnostic decides, not its text.
+    /// The check depends on the code of a diagnostic, not on its text.
     #[test]
     fn a_shared_address_is_a_difference() {
         for (code, entry) in [(Code::AddressTaken, Some(3)), (Code::PortInvalid, None)] {

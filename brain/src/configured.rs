@@ -1,5 +1,5 @@
-//! The parts of a brain that follow changes of kube-proxy's configuration at run time: the choice of the node's addresses, and
-//! the servers of health and metrics.
+//! The parts of a brain that follow changes to kube-proxy's configuration at run time: the choice of the node's
+//! addresses, the health servers and the metrics server.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +32,7 @@ pub fn node_ips(config: &Config) -> NodeIps {
     NodeIps { first: config.node_ip_override.clone(), single_stack }
 }
 
-/// The configured health servers. As in kube-proxy, a backend has two sync periods to apply a revision.
+/// The options of the health servers. As in kube-proxy, a backend may take two sync periods to apply a revision.
 pub fn health(config: &Config) -> health::Options {
     health::Options {
         healthz: config.healthz_bind_address,
@@ -52,13 +52,14 @@ pub struct Configured {
     servers: Option<Servers>,
     metrics_at: SocketAddr,
     status: Option<Servers>,
-    /// Whether there is a configuration file. Only then are contradictions between the configuration and the node reported.
+    /// Whether there is a configuration file. If there is none, contradictions between the configuration and the node are
+    /// not reported.
     chosen: bool,
     complaints: Vec<Diagnostic>,
 }
 
 impl Configured {
-    /// Starts the servers of health and metrics. Must be called in a tokio runtime.
+    /// Starts the health servers and the metrics server. Must be called in a tokio runtime.
     ///
     /// # Errors
     /// Returns an error if `bindAddressHardFail` is set and a server cannot listen on its address.
@@ -108,8 +109,8 @@ impl Configured {
         }
     }
 
-    /// Posts one event about each port that cannot be opened. `of_node` creates the event for a port that belongs to no
-    /// Service.
+    /// Posts one event about each port that cannot be opened. If the port belongs to no Service, `of_node` creates the
+    /// event.
     fn post_failures(
         &self,
         ports: Option<&mut watch::Receiver<Status>>,
@@ -194,7 +195,7 @@ impl Configured {
     }
 }
 
-/// Whether this machine has IPv6, by the same files that kube-proxy reads.
+/// Whether this machine has IPv6, according to the same files that kube-proxy reads.
 fn has_ipv6() -> bool {
     let disabled = fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
     fs::exists("/proc/net/if_inet6").unwrap_or(false) && disabled.is_ok_and(|text| text.trim() == "0")

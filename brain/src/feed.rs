@@ -5,8 +5,9 @@
 //!                └─► answer(request) ─► Items: a cursor, and bytes that all readers share
 //! ```
 //!
-//! A reader holds a [`State`] and its own position in it. The feed queues nothing for a reader, however slow it is. A full
-//! state is the delta since revision 0. Each Service is encoded once, when it changes, and only its encoded form is kept.
+//! A reader holds a [`State`] and its own position in it. The feed queues nothing for a reader, however slow the reader
+//! is. A full state is encoded like the delta since revision 0. Each Service is encoded once, when it changes, and only
+//! its encoded form is kept.
 
 mod counts;
 mod health;
@@ -37,7 +38,8 @@ pub use health::{HealthFacts, NodeFacts};
 pub use items::Items;
 use localnet_cluster::localize::Localized;
 
-/// Maximum number of removed Services that are remembered for deltas. A reader that missed more removals gets the full state.
+/// Maximum number of removed Services that are remembered for deltas. A reader that has missed older removals gets the
+/// full state.
 const TOMBSTONES: usize = 4096;
 
 /// The states of the node. Clones share the feed.
@@ -69,16 +71,17 @@ impl Feed {
         }))
     }
 
-    /// Applies the changes and publishes the result as a new state. Returns `None` if nothing has changed. The first state is
-    /// always published, even if it is empty.
+    /// Applies the changes and publishes the result as a new state. Returns `None` if nothing has changed. The first
+    /// state is published even if it is empty.
     pub fn publish(&self, localized: Localized) -> Option<Revision> {
         self.publish_since(localized, Instant::now())
     }
 
-    /// [`publish`](Self::publish), for changes of which the first was received at `since`.
+    /// Does the same as [`publish`](Self::publish). The first of the changes was received at `since`.
     pub(crate) fn publish_since(&self, mut localized: Localized, since: Instant) -> Option<Revision> {
         let changes = std::mem::take(&mut localized.changes);
-        // Health answers change first, so that load balancers move their traffic before the rules change.
+        // The health answers change before the new state is published, so that load balancers move their traffic before
+        // backends change the rules.
         self.0.health.send_if_modified(|facts| facts.fold(&localized));
         let _turn = self.0.publishing.lock().unwrap_or_else(PoisonError::into_inner);
         let served = self.state();
@@ -101,7 +104,8 @@ impl Feed {
         self.lock().clone()
     }
 
-    /// The revision of the newest state. The receiver is notified of each new one; `rev` is 0 before the first.
+    /// The revision of the newest state; its `rev` is 0 before the first state. The receiver is notified of each new
+    /// revision.
     pub fn subscribe(&self) -> watch::Receiver<Revision> {
         self.0.revision.subscribe()
     }
@@ -111,7 +115,7 @@ impl Feed {
         &self.0.metrics
     }
 
-    /// The facts behind health answers. The receiver is notified of each change.
+    /// The facts behind the health answers. The receiver is notified of each change.
     pub fn health_facts(&self) -> watch::Receiver<HealthFacts> {
         self.0.health.subscribe()
     }
@@ -133,16 +137,16 @@ impl Feed {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is replaced in one assignment, so it is complete even after a panic.
+        // The state is replaced in one assignment, so a panic never leaves it incomplete.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A Service of a state, encoded as readers get it. Its decoded form is not kept, because these entries and the cluster
-/// account for most of the brain's memory.
+/// A Service of a state, in the encoded form that readers get. The decoded form is not kept, because these entries and
+/// the cluster already account for most of the brain's memory.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
-    /// The revision in which it last changed.
+    /// The revision in which the Service last changed.
     rev: u64,
     items: Box<[Bytes]>,
     counts: Counts,
@@ -176,7 +180,7 @@ impl Encoded {
     }
 }
 
-/// The node's facts in a state.
+/// The facts about the node in a state.
 #[derive(Debug)]
 struct NodeEntry {
     rev: u64,
@@ -195,7 +199,7 @@ impl NodeEntry {
 #[derive(Clone, Debug)]
 pub struct State {
     revision: Revision,
-    /// The oldest revision that a delta can start from: all later tombstones are still here.
+    /// The oldest revision from which a delta can start: the tombstones of all later removals still exist.
     floor: u64,
     node: Arc<NodeEntry>,
     services: OrdMap<ServiceKey, Arc<Entry>>,
@@ -204,7 +208,8 @@ pub struct State {
     removals: OrdSet<(u64, ServiceKey)>,
 }
 
-/// An answer to a reader, as serialized `NextItem`s. The first item contains the revision, the others the content.
+/// An answer to a reader, as serialized `NextItem`s. The first item contains the revision, and the other items contain
+/// the content.
 #[derive(Debug)]
 pub struct Answer {
     /// Whether the items are the changes since the request's revision instead of the full state.
@@ -246,7 +251,7 @@ impl State {
         self.services.values().map(|entry| entry.counts).sum()
     }
 
-    /// The node's facts.
+    /// The facts about the node.
     pub fn node(&self) -> &Node {
         &self.node.node
     }
@@ -298,7 +303,7 @@ impl State {
         localnet_proto::wire::NodeState::from(&self.node.node).encode_to_vec()
     }
 
-    /// The revision that a delta for this request starts from. `None` if the reader needs the full state.
+    /// The revision from which a delta for this request starts. `None` if the reader needs the full state.
     fn since(&self, request: Revision, delta: bool) -> Option<u64> {
         let is_known =
             request.instance == self.revision.instance && (self.floor..=self.revision.rev).contains(&request.rev);
@@ -366,7 +371,7 @@ impl State {
     }
 }
 
-/// The smallest key of all entries that are newer than `since`.
+/// The smallest possible key of an entry that is newer than `since`.
 fn first_after(since: u64) -> (u64, ServiceKey) {
     (since.saturating_add(1), ServiceKey::new("", ""))
 }

@@ -1,8 +1,8 @@
 //! The shrink guard (docs/decisions/0021-shrink-guard.md): delays removals when a list suddenly lacks many objects.
 //!
-//! The guard holds only removals of objects that a list lacks. Objects in the list are applied immediately, and so are
-//! deletions that a watch reports. This module decides which removals to hold. The pump provides the time and carries the
-//! decisions out.
+//! The guard holds only removals of objects that a list lacks. Objects in a list take effect immediately, and so do
+//! deletions that a watch reports. This module decides which removals to hold. The pump provides the time and applies the
+//! decisions.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +25,7 @@ struct Held {
     since: Instant,
     lack: Lack,
     objects: BTreeSet<ServiceKey>,
-    /// Requests another list from the source. `None` for files, which the brain has read completely already.
+    /// Requests another list from the source. `None` for files, because the brain has already read them completely.
     relist: Option<Arc<Notify>>,
     /// When to request the next list, or to release the removals.
     next: Instant,
@@ -49,11 +49,11 @@ impl Guard {
         matches!(kind, Kind::Service | Kind::Slice)
     }
 
-    /// Returns the `missing` objects if they may be removed now, otherwise nothing. `missing` are all known objects that the
-    /// source lacks.
+    /// Returns the `missing` objects if they may be removed now. Otherwise it holds them and returns nothing. `missing`
+    /// are all known objects that are not in the source's list.
     ///
-    /// If the source supports `relist`, a list that arrives after the hold time and still lacks the objects confirms the
-    /// removals.
+    /// If `relist` is set, the source can send further lists. A list that arrives after the hold time and still lacks the
+    /// objects then confirms their removal.
     pub(crate) fn judge(
         &mut self,
         kind: Kind,
@@ -79,7 +79,7 @@ impl Guard {
         self.held.get(&kind).map(|held| held.objects.clone()).unwrap_or_default()
     }
 
-    /// Releases an object, because the source has reported a change of it. Returns whether it was held.
+    /// Stops holding an object, because the source has reported a change to it. Returns whether the object was held.
     pub(crate) fn forget(&mut self, kind: Kind, namespace: &str, name: &str) -> bool {
         let Some(held) = self.held.get_mut(&kind) else { return false };
         let was = held.objects.remove(&ServiceKey::new(namespace, name));

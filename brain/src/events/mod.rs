@@ -1,7 +1,7 @@
 //! Posts Kubernetes events with the reasons and actions of kube-proxy, so that existing alerts match them.
 //!
-//! A task posts the events one by one. While the API server is unavailable, the task retries and further events wait in a
-//! queue. If the queue is full, an event appears in the log only.
+//! A task posts the events one by one. While the API server is unavailable, the task retries, and further events wait in
+//! a queue. If the queue is full, the brain only logs a further event.
 
 mod warnings;
 
@@ -107,7 +107,7 @@ async fn publish(recorder: &Recorder, node: &str, event: &NodeEvent) {
     for _ in 0..ATTEMPTS {
         match recorder.publish(&event, &about).await {
             Ok(()) => return,
-            // A client error is permanent, so a retry would be in vain.
+            // A retry after a client error would fail again.
             Err(kube::Error::Api(status)) if (400..500).contains(&status.code) => {
                 let note = event.note.as_deref().unwrap_or_default();
                 warn!(
@@ -124,7 +124,7 @@ async fn publish(recorder: &Recorder, node: &str, event: &NodeEvent) {
 
 /// The Kubernetes event and the object that it concerns.
 fn kube_event(node: &str, event: &NodeEvent) -> (Event, ObjectReference) {
-    // kube-proxy sets the uid to the name, too.
+    // kube-proxy also sets the uid to the name.
     let of_node = ObjectReference {
         kind: Some("Node".to_owned()),
         name: Some(node.to_owned()),

@@ -10,8 +10,8 @@ use crate::reports::Received;
 /// Maximum number of different warnings. Backends have a handful.
 const MAX_WARNINGS: usize = 64;
 
-/// Posts each warning when it appears, and again if it disappears and returns. Ends when the sender of the reports is
-/// dropped.
+/// Posts each warning when it appears. If a warning disappears and returns, posts it again. Ends when the sender of the
+/// reports is dropped.
 pub(super) async fn post(events: Events, mut reported: watch::Receiver<BTreeMap<String, Received>>) {
     let mut posted = BTreeSet::new();
     loop {

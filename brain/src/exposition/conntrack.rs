@@ -1,4 +1,5 @@
-//! Metrics of connection tracking. If its table is full, the kernel drops new connections, whichever backend is in use.
+//! Metrics of connection tracking. While the table of connection tracking is full, the kernel drops new connections,
+//! whichever backend is in use.
 
 use std::fs;
 

@@ -1,4 +1,5 @@
-//! Metrics of the newest state, of what backends have yet to apply, and of the latest report of each backend.
+//! Metrics of the newest state, of the revisions that backends still have to apply, and of the latest report of each
+//! backend.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -34,7 +35,7 @@ pub(super) fn of_state(page: &mut Page, state: &State) {
     page.gauge("localnet_build_info", "Always 1; the label names the version of the brain.", &version, 1.0);
 }
 
-/// Adds the metrics of what backends have yet to apply.
+/// Adds the metrics of the revisions that backends still have to apply.
 pub(super) fn of_pending(page: &mut Page, metrics: &Metrics) {
     let (services, slices) = metrics.pending();
     let help = "Changes of Services that no backend has applied yet.";
@@ -163,7 +164,7 @@ impl Totals {
             ),
         ];
         for (Total { counts, took }, name, help) in histograms.into_iter().filter(|(total, ..)| total.took.is_some()) {
-            // The limits of the buckets of `Attempts`, in seconds. The last bucket has none.
+            // The upper limits of the buckets of `Attempts`, in seconds. The last bucket has no upper limit.
             let limits = (0..LIMITS).map(|place| f64::from(1_u32 << place) / 1000.0);
             let all = (counts.iter().sum(), took.unwrap_or_default());
             page.histogram(name, help, labels, limits.zip(*counts), all);

@@ -32,7 +32,8 @@ pub fn text(metrics: &Metrics, state: &State, reports: &BTreeMap<String, Receive
     let mut families: Vec<_> = metrics.gather().into_iter().chain(page.families()).collect();
     families.sort_by(|one, other| one.name().cmp(other.name()));
     let mut text = Vec::new();
-    // This fails only for a metric family without metrics. The registry skips such families, and a page contains none.
+    // Encoding fails only for a metric family without metrics. The registry skips such families, and the page contains
+    // none.
     if let Err(error) = TextEncoder::new().encode(&families, &mut text) {
         tracing::warn!(%error, "failed to write metrics");
     }
@@ -115,7 +116,7 @@ mod tests {
             ]
         );
         for line in [
-            // A trigger from before the start of the brain does not count, and one from the future counts as 0 s.
+            // A trigger from before the start of the brain is not counted. A trigger from the future counts as 0 s.
             "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"} 1",
             "kubeproxy_network_programming_duration_seconds_sum{ip_family=\"IPv4\"} 0",
             "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.25\"} 1",

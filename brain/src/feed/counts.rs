@@ -1,5 +1,5 @@
-//! The counts of a Service that metrics need. They are computed when the Service is encoded, because the feed does not keep
-//! its decoded form.
+//! The counts of a Service that the metrics need. They are computed when the Service is encoded, because the feed does
+//! not keep the decoded Service.
 
 use std::{iter::Sum, ops::AddAssign};
 
@@ -12,7 +12,7 @@ pub struct Counts {
     pub endpoints: u32,
     /// The number of ports with `internalTrafficPolicy: Local` whose endpoints are all on other nodes.
     pub without_internal: ByFamily<u32>,
-    /// The same for `externalTrafficPolicy: Local`.
+    /// The number of ports with `externalTrafficPolicy: Local` whose endpoints are all on other nodes.
     pub without_external: ByFamily<u32>,
 }
 

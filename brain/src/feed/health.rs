@@ -1,6 +1,6 @@
-//! The facts behind health answers to load balancers. The feed keeps them apart from the states: backends do not need them,
-//! and they may change while the state does not. For example, an endpoint starts to terminate, but continues to serve because
-//! no other endpoint is ready.
+//! The facts behind the health answers to load balancers. The feed keeps them separate from the states, because backends
+//! do not need them, and because they may change while the state does not. For example, if no other endpoint is ready, an
+//! endpoint that starts to terminate continues to serve.
 
 use std::net::IpAddr;
 
@@ -27,7 +27,8 @@ impl Default for HealthFacts {
     }
 }
 
-/// The facts that decide which addresses the health servers listen on, and whether a configuration suits the node.
+/// The facts about the node that determine which addresses the health servers listen on, and whether a configuration
+/// suits the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     /// The node's addresses. The first of each family is the primary one.

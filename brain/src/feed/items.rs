@@ -8,14 +8,15 @@ use prost::Message as _;
 
 use super::{Entry, State};
 
-/// A delta with at most this many Services is sorted in memory. For a larger one, the iterator walks over all Services.
+/// A delta with at most this many Services is sorted in memory. For a larger delta, the iterator walks over all Services
+/// of the state.
 pub(super) const FEW: usize = 256;
 
 /// An iterator over the serialized items of an answer. It holds only the state and a position in it.
 #[derive(Debug)]
 pub struct Items {
     state: State,
-    /// The items contain only changes after this revision.
+    /// Only changes after this revision are sent.
     since: u64,
     stage: Stage,
     /// The Service that is being sent, and how many of its items were sent.
@@ -30,9 +31,9 @@ enum Stage {
     Node,
     /// The Services to send, sorted by name.
     Few(vec::IntoIter<Arc<Entry>>),
-    /// The Services after this one that changed after `since`.
+    /// The Services whose key is after this key and that have changed after `since`.
     All(Option<ServiceKey>),
-    /// The removed Services from this one on.
+    /// The removed Services, starting at this key.
     Removed((u64, ServiceKey)),
     End,
 }
@@ -86,7 +87,7 @@ impl Iterator for Items {
                 }
                 Stage::Node => {
                     self.stage = self.services();
-                    // A full state always contains the node's facts, even before the Node was received.
+                    // A full state always contains the facts about the node, even before the Node object was received.
                     if self.since == 0 || self.state.node.rev > self.since {
                         return Some(self.state.node.encoded.clone());
                     }

@@ -1,5 +1,5 @@
-//! The HTTP answers, which equal those of kube-proxy v1.36 byte for byte, because load balancers of cloud providers parse
-//! them. Pure.
+//! The HTTP answers to health checks. They equal the answers of kube-proxy v1.36 byte for byte, because load balancers of
+//! cloud providers parse them. Pure.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -37,12 +37,13 @@ struct ProxierHealth {
     healthy: bool,
 }
 
-/// The answer to `/healthz`: whether load balancers may send this node traffic that any node can handle.
+/// The answer to `/healthz`: whether load balancers may send traffic to this node if any node can handle the traffic.
 pub fn healthz(health: &Health, node_eligible: bool, now: SystemTime) -> Answer {
     proxy(health, Some(node_eligible), now)
 }
 
-/// The answer to `/livez`: whether the proxy works. It ignores whether the node is about to be deleted (KEP-3836).
+/// The answer to `/livez`: whether the proxy works. Unlike `/healthz`, it does not change if the node is about to be
+/// deleted (KEP-3836).
 pub fn livez(health: &Health, now: SystemTime) -> Answer {
     proxy(health, None, now)
 }
@@ -54,7 +55,8 @@ pub fn not_found() -> Answer {
     typed(answer, "text/plain; charset=utf-8")
 }
 
-/// The answer on the health check port of a Service: whether load balancers may send its traffic to this node.
+/// The answer on the health check port of a Service: whether load balancers may send traffic for the Service to this
+/// node.
 pub fn service(key: &ServiceKey, ready: usize, proxy_healthy: bool) -> Answer {
     let (namespace, name) = (json_text(&key.namespace), json_text(&key.name));
     let body = format!(
@@ -68,8 +70,8 @@ pub fn service(key: &ServiceKey, ready: usize, proxy_healthy: bool) -> Answer {
 fn proxy(health: &Health, node_eligible: Option<bool>, now: SystemTime) -> Answer {
     let healthy = health.is_healthy();
     let good = healthy && node_eligible.unwrap_or(true);
-    // As in kube-proxy: if the answer is healthy, `lastUpdated` is the current time. From an old time, some clients conclude
-    // that the proxy hangs.
+    // As in kube-proxy: if the answer is healthy, `lastUpdated` is the current time. If it were an old time, some clients
+    // would conclude that the proxy hangs.
     let last_updated = if good { Some(now) } else { health.last_updated() };
     let status = health.families.iter().map(|(family, health)| {
         (family.as_str(), ProxierHealth { last_updated: time(health.last_updated), healthy: health.is_healthy() })
@@ -91,7 +93,7 @@ pub fn of_type(content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     answer
 }
 
-/// A response like that of [`of_type`], with `X-Content-Type-Options: nosniff`, so that browsers do not guess another type.
+/// Like [`of_type`], but with the header `X-Content-Type-Options: nosniff`, so that browsers do not guess another type.
 pub fn unsniffed(content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     typed(Response::new(Full::new(body.into())), content_type)
 }

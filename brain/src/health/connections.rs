@@ -1,8 +1,8 @@
 //! The connections of one port, and the choice of a connection to close when the port is full.
 //!
-//! A health check must not wait for peers that connect and then send nothing, or a load balancer would drain the node. So
-//! the port always accepts a new connection. If the port or the quota of the peer is full, the connection that has been
-//! idle for longest is closed. The test `probes_are_answered_among_six_hundred_slow_clients` needs this.
+//! Peers that connect and then send nothing must not block a health check, or a load balancer would drain the node. The
+//! port therefore always accepts a new connection. If the port or the quota of the peer is full, the connection that has
+//! been idle for longest is closed. The test `probes_are_answered_among_six_hundred_slow_clients` requires this.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ pub(super) const MAX: usize = 256;
 /// Maximum number of connections of one peer on one port.
 pub(super) const MAX_OF_PEER: usize = 32;
 
-/// The connections of a port. `H` is the handle that closes one.
+/// The connections of a port. `H` is the type of the handle that closes a connection.
 #[derive(Debug)]
 pub(super) struct Connections<H> {
-    /// The number of the latest event on any connection. It increases with each event.
+    /// The sequence number of the latest event on any connection.
     turn: u64,
     present: BTreeMap<u64, Connection<H>>,
 }
@@ -24,9 +24,10 @@ pub(super) struct Connections<H> {
 #[derive(Debug)]
 struct Connection<H> {
     peer: PeerId,
-    /// Whether one of its requests is in progress.
+    /// Whether a request on this connection is in progress.
     busy: bool,
-    /// The number of the connection's last event: it was accepted, a request arrived, or an answer was ready.
+    /// The sequence number of the connection's last event. An event is the acceptance of the connection, the arrival of a
+    /// request, or the completion of an answer.
     last: u64,
     handle: H,
 }
@@ -38,7 +39,8 @@ impl<H> Default for Connections<H> {
 }
 
 impl<H> Connections<H> {
-    /// Adds a connection. Returns its number, and the handle of the connection to close for it, if any.
+    /// Adds a connection. Returns its ID. If another connection has to be closed to make room, also returns the handle of
+    /// that connection.
     pub(super) fn admit(&mut self, peer: PeerId, handle: H) -> (u64, Option<H>) {
         let of_peer = self.present.values().filter(|connection| connection.peer == peer).count();
         let evicted = if of_peer >= MAX_OF_PEER {
@@ -66,7 +68,8 @@ impl<H> Connections<H> {
         self.present.remove(&number);
     }
 
-    /// Removes the connection that has been idle for longest. If all are busy, it removes the one whose last event is oldest.
+    /// Removes the connection that has been idle for longest. If all connections are busy, removes the one whose last
+    /// event is the oldest.
     fn evict(&mut self, among: impl Fn(&Connection<H>) -> bool) -> Option<H> {
         let candidates = self.present.iter().filter(|(_, connection)| among(connection));
         let (number, _) = candidates.min_by_key(|(_, connection)| (connection.busy, connection.last))?;
@@ -94,7 +97,7 @@ mod tests {
             assert_eq!(connections.admit(host(2), "more").1, None);
         }
         assert_eq!(connections.admit(host(2), "new").1, Some("first"));
-        // The task of an evicted connection removes it once more when it ends.
+        // After an eviction, the task of the evicted connection ends and removes the connection again.
         connections.remove(first);
         connections.remove(other);
         assert_eq!(connections.present.len(), MAX_OF_PEER);

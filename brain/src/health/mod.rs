@@ -8,8 +8,8 @@
 //! ```
 //!
 //! [`progress`] and [`answer`] are pure and get the time as an argument. [`node_ports`] decides which ports are open, and
-//! [`port`] owns the sockets. If a port cannot be opened, the brain logs it, records it in the [`Status`] and retries. The
-//! other ports are unaffected.
+//! [`port`] owns the sockets. If a port cannot be opened, the brain logs the error, records it in the [`Status`] and
+//! retries. The other ports are unaffected.
 
 pub mod answer;
 mod connections;
@@ -49,8 +49,8 @@ const CHECKS: &str = "health checks";
 /// Where the servers listen, and when the node is unhealthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The address of `/healthz` and `/livez`. `None` means no server. The unspecified address of either family means all addresses
-    /// of both families.
+    /// The address of `/healthz` and `/livez`. `None` means no server. The unspecified address of either family stands
+    /// for all addresses of both families.
     pub healthz: Option<SocketAddr>,
     /// The addresses of the node on which the health check ports of Services are open.
     pub node_port_addresses: NodePortAddresses,
@@ -58,7 +58,7 @@ pub struct Options {
     pub timeout: Duration,
 }
 
-/// Returns the current time.
+/// A function that returns the current time.
 pub type Clock = Arc<dyn Fn() -> Moment + Send + Sync>;
 
 /// The clocks of this machine.
@@ -112,7 +112,7 @@ impl Inputs {
 
     /// The current health of the backends, and the current time.
     pub fn health(&self) -> (Health, SystemTime) {
-        // No code that holds the lock can panic halfway through a change.
+        // Code that holds the lock never panics in the middle of a change.
         let mut tracked = self.tracked.lock().unwrap_or_else(PoisonError::into_inner);
         let now = (self.clock)();
         tracked.progress.publish(*self.revision.borrow(), now.at);
@@ -150,7 +150,7 @@ impl Inputs {
     }
 }
 
-/// Processes revisions and reports when they arrive, so that their times are exact, and logs which backends are late.
+/// Processes each revision and report immediately, so that their times are exact. Also logs which backends are late.
 async fn follow(inputs: Arc<Inputs>, timeout: Duration) {
     let (mut revision, mut reports) = (inputs.revision.clone(), inputs.reports.clone());
     let mut ticks = interval((timeout / 4).max(Duration::from_millis(1)));
@@ -184,7 +184,7 @@ fn log_changes(before: &Health, now: &Health) {
     }
 }
 
-/// The families whose late backends have changed.
+/// The families in which the set of late backends has changed.
 fn changes<'a>(before: &'a Health, now: &'a Health) -> impl Iterator<Item = (Family, &'a FamilyHealth)> {
     let was_late = |family| before.families.get(family).map_or(&[][..], |before| &before.late);
     now.families

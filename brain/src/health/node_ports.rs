@@ -27,8 +27,8 @@ use crate::feed::HealthFacts;
 /// How often the addresses of the node are read, if `nodePortAddresses` restricts them.
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The CIDRs of the addresses of the node on which the health check ports of Services are open. A family without CIDRs listens on
-/// all of its addresses.
+/// The CIDRs that select the node's addresses on which the health check ports of Services are open. If a family has no
+/// CIDR, the ports are open on all addresses of that family.
 struct Cidrs(Vec<IpNet>);
 
 impl Cidrs {
@@ -47,7 +47,7 @@ impl Cidrs {
         self.0.iter().filter(move |cidr| Family::of(cidr.addr()) == family)
     }
 
-    /// Whether the family listens on all addresses.
+    /// Whether the ports of a family are open on all of its addresses.
     fn is_all(&self, family: Family) -> bool {
         self.of(family).next().is_none() || self.of(family).any(|cidr| cidr.prefix_len() == 0)
     }
@@ -79,7 +79,8 @@ impl Cidrs {
     }
 }
 
-/// The addresses of the node's interfaces, without link-local ones, which cannot be bound without a scope.
+/// The addresses of the node's interfaces. Link-local addresses are omitted, because they cannot be bound without a
+/// scope.
 fn node_addresses() -> io::Result<Vec<IpAddr>> {
     let interfaces = nix::ifaddrs::getifaddrs()?;
     let addresses = interfaces.filter_map(|interface| {
@@ -137,7 +138,7 @@ pub(super) async fn run(addresses: NodePortAddresses, inputs: Arc<Inputs>, statu
     }
 }
 
-/// Closes the ports that should not be open any more, so that others can use their numbers.
+/// Closes the ports that should no longer be open, so that other programs can use their numbers.
 async fn close(open: &mut BTreeMap<Port, Open>, ports: &BTreeMap<Port, (ServiceKey, Family)>) {
     let closing: Vec<Port> = open.keys().filter(|port| !ports.contains_key(port)).cloned().collect();
     for Open { stop, task } in closing.iter().filter_map(|port| open.remove(port)) {

@@ -1,6 +1,6 @@
-//! Opens one port, with retries, and lets hyper serve HTTP/1 on it. hyper has the same deadline for the head of every
-//! request. This module adds a shorter deadline for the first request, which the test
-//! `a_connection_without_a_request_is_closed` requires.
+//! Opens one port, with retries, and lets hyper serve HTTP/1 on it. hyper applies one deadline to the head of every
+//! request. This module adds a shorter deadline for the first request, because the test
+//! `a_connection_without_a_request_is_closed` requires it.
 
 use std::{
     collections::BTreeMap,
@@ -38,9 +38,10 @@ use crate::{serve::PeerId, throttle::Throttle};
 
 /// Length of the accept queue.
 const BACKLOG: u32 = 1024;
-/// How long a peer may take to send the head of its first request. A probe sends it immediately after it has connected.
+/// How long a peer may take to send the head of its first request. A probe sends the head immediately after it has
+/// connected.
 const FIRST_REQUEST: Duration = Duration::from_secs(1);
-/// How long a peer may take to send the head of each further request, including the idle time before it.
+/// How long a peer may take to send the head of a further request. The time includes the idle time before the request.
 const REQUEST: Duration = Duration::from_secs(10);
 /// Pause after a failed accept, for instance when the process has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -48,7 +49,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A port to keep open.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Port {
-    /// The Service that it answers for. `None` for `/healthz` and metrics.
+    /// The Service whose health the port reports. `None` for `/healthz` and metrics.
     pub service: Option<ServiceKey>,
     /// The address and port to bind.
     pub address: SocketAddr,
@@ -59,7 +60,7 @@ pub struct Port {
 pub enum Listening {
     /// The port is open at this address.
     At(SocketAddr),
-    /// The port is closed, and will be retried.
+    /// The port is closed, and the brain retries to open it.
     Failed {
         /// The error of the last attempt.
         error: String,
@@ -88,8 +89,8 @@ impl Servers {
         self.status.clone()
     }
 
-    /// Resolves when a task has panicked. If a task ends without a panic, its feed was dropped. That is no failure, because
-    /// the owner of the feed notices it. Cancel safe.
+    /// Resolves when a task has panicked. A task that ends without a panic is no failure: its feed was dropped, and the
+    /// owner of the feed notices this. Cancel safe.
     pub async fn failed(&mut self) -> anyhow::Error {
         while let Some(ended) = self.work.join_next().await {
             if let Err(error) = ended {
@@ -111,7 +112,7 @@ pub(crate) type Answers = Arc<dyn Fn(&Uri) -> Answering + Send + Sync>;
 /// The future of an answer.
 pub(crate) type Answering = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
-/// Wraps an answer that needs no waiting.
+/// Wraps an answer that is available immediately.
 pub(crate) fn at_once(answer: Answer) -> Answering {
     Box::pin(ready(answer))
 }
@@ -186,8 +187,8 @@ impl Drop for Entry<'_> {
     }
 }
 
-/// Binds a port as Go's `net.Listen` does for kube-proxy. The socket of a Service has one family. For `/healthz`, the
-/// unspecified address of either family means both families.
+/// Binds a port in the same way as kube-proxy does with Go's `net.Listen`. The socket of a Service has one family. For
+/// `/healthz`, the unspecified address of either family stands for both families.
 ///
 /// # Errors
 /// Returns an error if another process uses the port, or if the node does not have the address.
@@ -204,7 +205,7 @@ pub(crate) fn listen(port: &Port) -> io::Result<TcpListener> {
     }
 }
 
-/// Checks whether a server for `what` can listen on `address`. Without an address, there is nothing to check.
+/// Checks whether a server for `what` can listen on `address`. If there is no address, the check succeeds.
 ///
 /// # Errors
 /// Returns an error if another process uses the port, or if the node does not have the address.
@@ -262,7 +263,7 @@ async fn accept(listener: TcpListener, answers: Answers) {
 type Shared = Arc<Mutex<Connections<CancellationToken>>>;
 
 fn lock(connections: &Shared) -> MutexGuard<'_, Connections<CancellationToken>> {
-    // No code that holds the lock can panic halfway through a change.
+    // Code that holds the lock never panics in the middle of a change.
     connections.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -281,7 +282,7 @@ impl Activity {
         lock(&self.connections).set_busy(self.number, busy);
     }
 
-    /// Resolves if the first request does not arrive within [`FIRST_REQUEST`].
+    /// Resolves after [`FIRST_REQUEST`] if no request has arrived by then.
     async fn no_request(&self) {
         time::sleep(FIRST_REQUEST).await;
         if self.active.load(Ordering::Relaxed) {

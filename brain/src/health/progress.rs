@@ -1,18 +1,19 @@
-//! The progress of the backends, and the health of the node that follows from it. Pure: the time is an argument.
+//! The progress of the backends, and the resulting health of the node. Pure: the time is an argument.
 //!
 //! ```text
 //! time at which each revision was published   ─┐
 //! revision that each backend has applied      ─┴─► pending since ─► late after the timeout ─► Health of each family
 //! ```
 //!
-//! A family is unhealthy if one of its backends has not applied a revision that is older than the timeout. A family has no
-//! health until a backend reports it. A brain without reports is healthy, as kube-proxy is before its first sync.
+//! A family is unhealthy if one of its backends has not applied a revision that is older than the timeout. A family has
+//! no health until a backend reports on it. A brain that receives no reports is healthy, as kube-proxy is before its
+//! first sync.
 //!
-//! - The slowest backend counts, even after it has stopped reporting, because it may have crashed.
-//! - If a backend has been late and silent for [`REPLACED`] while another backend of the family is up to date, it counts as
-//!   replaced until it reports again. The only backend of a family counts for as long as the brain runs.
-//! - A backend that is new, was restarted, or still has the state of a former brain, has the whole timeout to apply its first
-//!   state.
+//! - The slowest backend determines the health, even after it has stopped reporting, because it may have crashed.
+//! - A backend counts as replaced if it has been late and silent for [`REPLACED`] while another backend of the family is
+//!   up to date. It counts again as soon as it reports. The only backend of a family never counts as replaced.
+//! - A backend has the whole timeout to apply its first state if it is new, was restarted, or still has the state of a
+//!   former brain.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -21,10 +22,10 @@ use std::{
 
 use localnet_proto::{Family, Revision, wire::BackendReport};
 
-/// How long a late backend must be silent, beside one that is up to date, to count as replaced.
+/// How long a late backend must be silent, while another backend is up to date, before it counts as replaced.
 pub const REPLACED: Duration = Duration::from_secs(600);
 
-/// Revisions that were published within this time share the time of the first, which bounds the memory.
+/// Revisions that were published within this time of each other share the time of the first one, which limits the memory.
 const GRAIN: Duration = Duration::from_secs(1);
 
 /// A point in time, on the monotonic clock and on the wall clock.
@@ -51,7 +52,7 @@ struct Applied {
     rev: u64,
     /// When the backend was last successful, or when its first report arrived.
     updated: SystemTime,
-    /// When the backend first appeared. It has the whole timeout from then on to apply older revisions.
+    /// When the backend first appeared. The timeout for older revisions starts at this time.
     since: Instant,
     /// When the last report arrived.
     reported: Instant,
@@ -60,14 +61,14 @@ struct Applied {
 /// The health of all families.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
-    /// The families that a backend has reported.
+    /// The health of each family that a backend has reported on.
     pub families: BTreeMap<Family, FamilyHealth>,
 }
 
 /// The health of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FamilyHealth {
-    /// The oldest of the times at which each backend was last successful.
+    /// Each backend has a time at which it was last successful. This is the oldest of these times.
     pub last_updated: SystemTime,
     /// The names of the late backends.
     pub late: Vec<String>,
@@ -93,7 +94,7 @@ impl Health {
 }
 
 impl Progress {
-    /// An empty progress. A backend is late if it has not applied a revision after `timeout`.
+    /// A progress without revisions and reports. A backend is late if it has not applied a revision within `timeout`.
     pub fn new(timeout: Duration) -> Self {
         Self { timeout, instance: 0, published: Published::default(), backends: BTreeMap::new() }
     }
@@ -143,17 +144,17 @@ impl Progress {
         Some(FamilyHealth { last_updated, late: late.into_iter().map(|(name, _)| name.clone()).collect() })
     }
 
-    /// Since when the backend has had a revision to apply. `None` if it is up to date.
+    /// The time since when the backend has had a revision to apply. `None` if it is up to date.
     fn pending_since(&self, backend: &Applied) -> Option<Instant> {
         self.published.newer_than(backend.rev).map(|published| published.max(backend.since))
     }
 }
 
-/// The times at which revisions were published, in grains of [`GRAIN`], as far back as they matter.
+/// The times at which revisions were published, grouped by [`GRAIN`]. Times that no longer matter are dropped.
 #[derive(Clone, Debug, Default)]
 struct Published(VecDeque<Grain>);
 
-/// Revisions that were published at about the same time: those after the previous grain, up to `last`.
+/// Revisions that were published at about the same time: all revisions after the previous grain, up to `last`.
 #[derive(Clone, Copy, Debug)]
 struct Grain {
     last: u64,
@@ -168,7 +169,7 @@ impl Published {
             _ if rev == 0 => return,
             _ => self.0.push_back(Grain { last: rev, first_at: now }),
         }
-        // A revision that is older than the window is late, however old it is.
+        // A revision that is older than the window is late in any case, so its exact age does not matter.
         while self.0.get(1).is_some_and(|second| now - second.first_at >= window) {
             self.0.pop_front();
         }
