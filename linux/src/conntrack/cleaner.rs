@@ -65,7 +65,8 @@ impl Inbox {
     fn put(&self, commit: Commit) {
         let mut waiting = self.waiting();
         for (frontend, now) in commit.frontends {
-            // Merging hides endpoints that were in force between two commits, so their flows have to be checked explicitly.
+            // If two commits merge, the endpoints that were in force between them are lost, so the flows to these endpoints have
+            // to be checked explicitly.
             let before = waiting.frontends.get(&frontend).and_then(Option::as_ref);
             if before.is_some_and(|before| before.any_missing_from(now.as_ref())) {
                 waiting.remembered.insert(frontend);

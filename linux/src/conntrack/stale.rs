@@ -46,7 +46,7 @@ fn is_backwards(flow: &Flow, frontends: &Frontends) -> bool {
 }
 
 /// Whether the flow is a TCP connection attempt without an answer. A connection that the kernel picked up in the middle has no
-/// answer either, but another state.
+/// answer either, but it has a different TCP state.
 fn is_unanswered_attempt(flow: &Flow) -> bool {
     !flow.status.has(Status::SEEN_REPLY) && flow.tcp_state.is_none_or(|state| state == TcpState::SYN_SENT)
 }

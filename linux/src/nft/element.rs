@@ -95,8 +95,7 @@ impl Tuple {
         self.append(&bytes)
     }
 
-    /// Fields are appended one by one while the tuple is built. Only a field that does not fit inline any more
-    /// allocates memory.
+    /// Fields are appended one by one while the tuple is built. Only a field that no longer fits inline allocates memory.
     fn append(mut self, field: &[u8]) -> Self {
         let padded = field.len().next_multiple_of(4);
         if let Bytes::Inline { len, bytes } = &mut self.0 {
@@ -209,8 +208,8 @@ pub enum ElementData {
 /// When an element expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Expiry {
-    /// The timeout that the element was added with, in milliseconds. Kernels before 6.12 keep it even when a packet restarts the
-    /// element with another timeout.
+    /// The timeout that the element was added with, in milliseconds. Kernels before 6.12 keep this timeout even when a packet
+    /// refreshes the element with another one.
     pub timeout: u64,
     /// The remaining time, in milliseconds.
     pub left: u64,
