@@ -42,7 +42,8 @@ impl BackendProgram for Nft {
 
     async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
         let backend = live::open(flags.config(config), Some(config.sync_period)).await?;
-        // After the backend, because its use of nf_tables makes the kernel load connection tracking.
+        // This comes after the backend's start, because the backend's use of nf_tables makes the kernel load connection
+        // tracking.
         if flags.kube_proxy.configures_node() {
             setup::start(&config.linux);
         }

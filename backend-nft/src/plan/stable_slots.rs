@@ -31,7 +31,8 @@ impl Slots {
         Self { number, ..Self::default() }
     }
 
-    /// The slots in the kernel, from the endpoints and slots of all VIPs of the port. No VIP uses them yet.
+    /// Derives the slots from the kernel. `seen` contains the endpoint and the slot of each element, for all VIPs of
+    /// the port. No VIP uses the slots yet.
     pub fn found(number: u32, seen: impl IntoIterator<Item = (SocketAddr, u32)>) -> Self {
         let mut votes: BTreeMap<(SocketAddr, u32), usize> = BTreeMap::new();
         seen.into_iter().for_each(|pair| *votes.entry(pair).or_default() += 1);
