@@ -126,8 +126,8 @@ impl Watch {
 /// How often the backend checks whether the tables of ip_tables still jump to our chains, and how often it reads them as a whole.
 const CHECK: Duration = Duration::from_millis(700);
 const READ: Duration = Duration::from_secs(30);
-/// How long the backend rests after a check or a read, as a multiple of its duration. The kernel copies whole tables
-/// for each answer, so this limits the use of the CPU. If the lock is watched, periodic checks only have to find
+/// How long the backend rests after a check or a read, as a multiple of the duration of that check or read. The kernel copies
+/// whole tables for each answer, so this limits the use of the CPU. If the lock is watched, periodic checks only have to find
 /// changes by programs that do not take the lock.
 const CHECK_REST: u32 = 8;
 const WATCHED_CHECK_REST: u32 = 50;
