@@ -61,8 +61,8 @@ pub struct Servers {
     began: Instant,
 }
 
-/// The minimum pause between two lists of the virtual servers. The pause is 100 times as long as the last list took, up to 30 s:
-/// by default, kube-proxy writes all virtual servers at this interval.
+/// The minimum pause between two lists of the virtual servers. The pause is 100 times as long as the last list took, but at most
+/// 30 s, the default interval at which kube-proxy writes all virtual servers.
 const LIST: Duration = Duration::from_secs(2);
 const LIST_REST: u32 = 100;
 const LIST_AT_LEAST: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Plans the desired state of the kernel from the state. Pure: no I/O, no clock, no environment, no logging.
+//! Plans the desired state of the kernel from a snapshot. Pure: no I/O, no clock, no environment, no logging.
 //!
 //! ```text
 //!  client::vips::Vip ──┬─► server     its virtual server and destinations

@@ -23,7 +23,7 @@ pub enum SetId {
     Endpoints,
     /// Maps a VIP without eligible endpoints to its verdict.
     NoEndpoints,
-    /// The addresses and ports that show a hairpin: the connection of a local endpoint to itself.
+    /// The addresses and ports that identify a hairpin: the connection of a local endpoint to itself.
     Hairpin,
     /// The VIPs with source ranges.
     Firewalled,
