@@ -25,7 +25,7 @@ struct Parts {
     wants: BTreeMap<Frontend, Want>,
     /// The VIPs of each frontend: a NodePort has one VIP for each address of the node.
     vips: BTreeMap<Frontend, BTreeSet<VipKey>>,
-    /// The addresses of local endpoints, each with the number of ports that have it as an endpoint.
+    /// The addresses of local endpoints, each with the number of Service ports that have an endpoint at this address.
     local: BTreeMap<IpAddr, usize>,
 }
 
@@ -45,7 +45,7 @@ impl Desired {
         &self.parts.wants
     }
 
-    /// The addresses of local endpoints, each with the number of ports that have it as an endpoint.
+    /// The addresses of local endpoints, each with the number of Service ports that have an endpoint at this address.
     pub fn local(&self) -> &BTreeMap<IpAddr, usize> {
         &self.parts.local
     }

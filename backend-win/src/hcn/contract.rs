@@ -2,8 +2,8 @@
 //! (`localnet-win check`).
 //!
 //! The suite creates its own objects on an existing network, with addresses that are reserved for documentation (RFC 5737), and
-//! removes them. Where HNS may behave in more than one way, the suite returns an [`Observation`]. The test of each
-//! implementation compares it with the expected one.
+//! removes them. Where HNS may behave in more than one way, the suite returns an [`Observation`]. The test of each implementation
+//! compares the observation with the expected one.
 
 use std::{
     collections::BTreeMap,

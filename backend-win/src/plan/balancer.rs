@@ -34,7 +34,7 @@ pub struct Surroundings<'a> {
     pub features: Features,
     /// The node's address and interface; known in an overlay network only.
     pub host: Option<&'a Host>,
-    /// The addresses of local endpoints, each with the number of ports that have it as an endpoint.
+    /// The addresses of local endpoints, each with the number of Service ports that have an endpoint at this address.
     pub local: &'a BTreeMap<IpAddr, usize>,
 }
 
