@@ -221,7 +221,8 @@ fn filtered(judged: &Judged<'_>, has_source: bool) -> Option<String> {
     }
 }
 
-/// Returns the rules of other programs that stop the packet, either before or after it is sent to one of the endpoints.
+/// Returns the rules of other programs that stop the packet, either before or after the packet is translated to one of the
+/// endpoints.
 fn stops(
     world: &mut World,
     packet: &Packet,
