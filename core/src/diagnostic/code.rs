@@ -125,7 +125,7 @@ codes! {
     AddressReserved = "address-reserved", Error, "Use an address that is routed to the node.";
     /// An older Service claims the same address and port, or the same NodePort, and keeps it.
     AddressTaken = "address-taken", Error, "Give one of the two Services another address or port.";
-    /// The Service has one of the node's own addresses. On its ports, the Service answers instead of programs on the node.
+    /// An address of the Service is also an address of the node. On the Service's ports, this address leads to the Service, not to programs on the node.
     AddressOfNode = "address-of-node", Warning, "If this is not intended, give the Service an address of its own.";
     /// spec.ipFamilies and spec.clusterIPs do not have the families in the same order.
     AddressFamilyMismatch = "address-family-mismatch", Error, "Give both lists the same order.";
@@ -233,7 +233,7 @@ codes! {
     EndpointsWithoutAddress = "endpoints-without-address", Error, "Use an EndpointSlice of type IPv4 or IPv6.";
     /// The address of an endpoint is invalid or reserved, or does not have the family of its EndpointSlice.
     EndpointAddressRefused = "endpoint-address-refused", Error, "Correct the address in the EndpointSlice.";
-    /// Several EndpointSlice entries contain the same endpoint. The brain skips this entry and uses another one.
+    /// Another EndpointSlice entry contains the same endpoint. The brain uses that entry and skips this one.
     EndpointDuplicated = "endpoint-duplicated", Error, "Remove one entry, unless the endpoint is moving between EndpointSlices.";
     /// A label assigns the EndpointSlice to a headless Service.
     SliceOfHeadlessService = "slice-of-headless-service", Error, "Remove the label service.kubernetes.io/headless.";
@@ -258,7 +258,7 @@ codes! {
     /// Connection tracking has flows to an endpoint that is no longer eligible.
     StaleFlow = "stale-flow", Error, "Wait until the backend ends the flows, or delete them with conntrack -D --orig-src CLIENT.";
     /// No backend has reported to the brain: nothing programs the node.
-    BackendMissing = "backend-missing", Error, "Start localnet-nft or another backend. Backends of KPNG never report.";
+    BackendMissing = "backend-missing", Error, "Start localnet-nft or another backend. If a backend of KPNG runs, ignore this: such backends never report.";
     /// The backend skips part of the Service.
     BackendSkips = "backend-skips", Error, "Change the Service as the message says.";
     /// The backend cannot apply the newest state.
