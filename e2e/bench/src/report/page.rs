@@ -20,7 +20,7 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
         "## What is measured\n\n\
          The contestants are {}. A localnet contestant consists of a brain and the named backend. A kube-proxy \
          contestant runs kube-proxy in the named mode, with its default configuration. Both iptables contestants use \
-         the legacy iptables tools: with the nf_tables tools, kube-proxy does not finish in time. All programs are \
+         the legacy iptables tools: with iptables on nf_tables, kube-proxy does not finish in time. All programs are \
          release builds. The benchmark measures one contestant after the other. Each contestant gets a new network \
          namespace, a new etcd and a new kube-apiserver, and all contestants get the same Services and \
          EndpointSlices. If a contestant's start at one size shows that its start at a larger size would take more \

@@ -239,9 +239,9 @@ fn connect(figures: &Figures) -> Table {
          All times are medians. “Bare” and “direct” connect to the address of the endpoint itself: “bare” before the \
          start of the contestant, “direct” while the contestant's rules are in the kernel. “First”, “middle” and \
          “last” connect to the first, middle and last VIP in the order of their addresses; “slowest” is the largest \
-         of these three medians. Connections to the four destinations take turns. In mode iptables, the rules of \
-         kube-proxy for all VIPs form one list. The order of the rules differs from the order of the addresses, and \
-         changes with each full sync. Direct connections also traverse this list.",
+         of these three medians. The benchmark connects to the endpoint and to the three VIPs in turn. In mode \
+         iptables, the rules of kube-proxy for all VIPs form one list. The order of the rules differs from the order \
+         of the addresses, and changes with each full sync. Direct connections also traverse this list.",
         &["size", "contestant", "bare", "direct", "first", "middle", "last", "slowest − direct", "slowest − bare"],
     );
     each(figures, table, |run, _| {
