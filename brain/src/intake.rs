@@ -1,4 +1,4 @@
-//! Applies the batches of a source to the cluster, except for removals that the [`Guard`] holds.
+//! Applies the batches of a source to the cluster. Removals that the [`Guard`] holds are not applied.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -44,7 +44,7 @@ impl Intake {
         }
     }
 
-    /// Requests further lists, and returns the removals that are due.
+    /// Requests the further lists that are due, and returns the removals that are due.
     pub(crate) fn act(&mut self, now: Instant) -> Vec<Event> {
         let released = self.guard.act(now).into_iter().map(|(kind, key)| delete(kind, key)).collect();
         self.report();
@@ -78,7 +78,7 @@ impl Intake {
         self.report();
     }
 
-    /// Releases the object of an event, if it is held: a reported change overrides the guard.
+    /// If the object of an event is held, stops holding it: a reported change overrides the guard.
     fn forget(&mut self, event: &Event) {
         match event {
             Event::Apply(object) => _ = self.guard.forget(object.kind(), object.namespace(), object.name()),
@@ -107,7 +107,7 @@ impl Intake {
         }
     }
 
-    /// Applies the changes of files. Their removals are judged together with the removals that are already held.
+    /// Applies the changes of files. The guard judges their removals together with the removals that it already holds.
     fn reread(&mut self, cluster: &mut Cluster, events: Vec<Event>, now: Instant) {
         let mut others = Vec::new();
         let mut missing = [Kind::Service, Kind::Slice].map(|kind| (kind, self.guard.held(kind)));
@@ -137,7 +137,7 @@ impl Intake {
         }
     }
 
-    /// Reports what is held: once in the log, and in [`Troubles`] for as long as it lasts.
+    /// Reports what is held. Logs it once, and keeps it in [`Troubles`] for as long as it lasts.
     fn report(&mut self) {
         let was = !self.logged.is_empty();
         let mut problems = Vec::new();

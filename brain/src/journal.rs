@@ -1,8 +1,8 @@
 //! Logs which Services were added, removed or changed, and how.
 //!
-//! A change after a quiet second is logged immediately. Further changes are collected for one second; the journal then
-//! compares the newest state with the last one that it logged. A burst therefore costs at most 20 lines a second, and the
-//! journal decodes only the Services that it logs.
+//! If no change was logged in the last second, the journal logs a change immediately. It collects further changes for one
+//! second, and then compares the newest state with the last state that it logged. A burst of changes therefore causes at
+//! most 20 lines a second, and the journal decodes only the Services that it logs.
 
 mod difference;
 
@@ -17,7 +17,7 @@ use crate::feed::{Encoded, Feed, State};
 /// Minimum time between two comparisons.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Maximum number of Services that one comparison names. The others are counted.
+/// Maximum number of Services that one comparison logs by name. The journal only counts the others.
 const MAX_LINES: usize = 20;
 
 /// Logs the changes of a feed. Never returns.

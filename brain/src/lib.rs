@@ -5,12 +5,12 @@
 //!                      └─────────────── pump ─────────────────────────┘         └──► health
 //! ```
 //!
-//! The steps `cluster` and `localize` are the crate `localnet_cluster`, which is synchronous and pure: it returns diagnostics, which
-//! [`pump`] logs. Only [`watch`], `serve`, `health`, `status`, [`events`], [`configured`] and the program do I/O. `guard` decides which
-//! removals wait, and reads no clock.
+//! The steps `cluster` and `localize` are in the crate `localnet_cluster`, which is synchronous and pure: it returns
+//! diagnostics, which [`pump`] logs. Only [`watch`], `serve`, `health`, `status`, [`events`], [`configured`] and the
+//! program do I/O. `guard` decides which removals to hold, and reads no clock.
 //!
-//! Modules use each other in one direction. [`run`] is at the top: it connects all of them. [`batch`], [`metrics`] and [`reports`]
-//! are near the bottom, because several modules fill or read them.
+//! Modules depend on each other in one direction. [`run`] is at the top, because it connects all other modules.
+//! [`batch`], [`metrics`] and [`reports`] are near the bottom, because several modules write or read them.
 
 pub mod args;
 pub mod batch;

@@ -18,7 +18,8 @@ use localnet_config::{
 use localnet_config_file::{Begin, Running, begin, last_words};
 use tracing::warn;
 
-/// jemalloc returns to the kernel the memory that only the first list and the first full state need.
+/// jemalloc returns memory to the kernel. Otherwise the brain would keep the memory that only the first list and the
+/// first full state need.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -39,7 +40,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the command. Returns false if `check` finds differences.
+/// Runs the command. Returns false only if `check` finds differences.
 fn brain(arguments: Arguments) -> anyhow::Result<bool> {
     if let Some(Command::Check(check)) = &arguments.command {
         programs_nothing(&check.kube_proxy)?;
@@ -61,7 +62,7 @@ fn brain(arguments: Arguments) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// Refuses kube-proxy's flags that only a backend can obey.
+/// Refuses those of kube-proxy's flags that only a backend can obey.
 fn programs_nothing(flags: &KubeProxyFlags) -> anyhow::Result<()> {
     let to_do = flags.to_do()?;
     ensure!(
@@ -72,7 +73,8 @@ fn programs_nothing(flags: &KubeProxyFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads the configuration. `None` if `--write-config-to` has written it.
+/// Reads the configuration. Returns `None` if the flag `--write-config-to` is given, and the configuration has been
+/// written.
 fn read(flags: &KubeProxyFlags, empty_mode: Mode) -> anyhow::Result<Option<Box<Running>>> {
     match begin(flags.clone(), Reader { platform: Platform::Linux, empty_mode })? {
         Begin::Run(running) => Ok(Some(running)),

@@ -1,7 +1,7 @@
 //! The pump: moves events from a source to the feed. Its task owns the [`Cluster`].
 //!
-//! The pump processes all queued batches together. An idle pump publishes a change immediately. Under load it joins changes,
-//! and delays a change for 10 ms at most.
+//! The pump processes all queued batches together. If the queue is empty, it publishes a change immediately. Under load
+//! it joins changes, and delays a change for at most 10 ms.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -21,11 +21,11 @@ use localnet_cluster::{
     localize::{Localized, NodeIps, Reasons},
 };
 
-/// Maximum time for which a change waits to be joined with others. The remaining 10 ms of the target of 20 ms are for
-/// localizing.
+/// Maximum time for which a change waits to be joined with others. A change should be published within 20 ms; the other
+/// 10 ms are for localizing.
 const JOIN: Duration = Duration::from_millis(10);
 
-/// Maximum number of queued questions. Each costs as much as localizing its Service again.
+/// Maximum number of queued questions. To answer a question takes as much work as to localize its Service again.
 const QUESTIONS: usize = 16;
 
 /// A question about a Service, and the sender of its answer.
@@ -57,7 +57,7 @@ impl Questions {
 }
 
 impl Question {
-    /// Answers from the cluster. It matches the newest state of the feed, because only the pump changes the two.
+    /// Answers from the cluster. The cluster matches the newest state of the feed, because only the pump changes the two.
     fn answer(self, cluster: &Cluster, feed: &Feed) {
         let Self(service, waiting) = self;
         let revision = feed.state().revision();
@@ -67,8 +67,8 @@ impl Question {
     }
 }
 
-/// Applies batches to the cluster and publishes the resulting states, until all senders are dropped. A batch takes effect as a
-/// whole, and so does a change of the node's addresses. Also answers questions.
+/// Applies batches to the cluster and publishes the resulting states until all senders are dropped. A batch takes effect
+/// as a whole, and so does a change to the node's addresses. Also answers questions.
 pub async fn run(
     mut cluster: Cluster,
     mut events: mpsc::Receiver<Batch>,
@@ -112,7 +112,7 @@ pub async fn run(
             let took_ms = start.elapsed().as_secs_f64() * 1000.0;
             tracing::debug!(revision = revision.rev, services = feed.state().len(), touched, took_ms, "new state");
         }
-        // Under load the queue is never empty, so give other tasks a turn.
+        // Under load, the queue may never be empty. Give other tasks a turn.
         tokio::task::yield_now().await;
     }
 }

@@ -8,8 +8,8 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::throttle::Throttle;
 
-/// Maximum number of backends to remember. A node has a handful; more names than this are a fault or an attack, which must
-/// not lock out the real backends.
+/// Maximum number of backends to remember. A node has a handful of backends. More names than this are a fault or an
+/// attack, and must not displace the real backends.
 const MAX_BACKENDS: usize = 64;
 /// Maximum length of a backend's name, in bytes.
 const MAX_NAME: usize = 253;
@@ -37,17 +37,17 @@ pub struct Reports {
     evictions: Throttle,
 }
 
-/// The error for a report whose backend has no valid name.
+/// The error for a report with an invalid name of the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("Backend is empty, longer than {MAX_NAME} bytes, or contains control characters")]
 pub struct BadName;
 
 impl Reports {
-    /// Stores `report` in place of the backend's previous one. If there are too many backends, it forgets the
-    /// one whose report is oldest.
+    /// Stores `report` in place of the backend's previous report. If there are too many backends, forgets the backend
+    /// whose report is the oldest.
     ///
     /// # Errors
-    /// Returns an error if the report's name is invalid.
+    /// Returns an error if the backend's name in the report is invalid.
     pub fn record(&self, report: BackendReport) -> Result<(), BadName> {
         let name = report.backend.clone();
         if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) {
@@ -115,7 +115,7 @@ mod tests {
         for number in 0..MAX_BACKENDS {
             reports.record(report(&number.to_string(), 1)).unwrap();
         }
-        // A peer that reports under new names evicts silent backends only.
+        // A peer that reports under new names displaces only silent backends.
         reports.record(report("0", 2)).unwrap();
         reports.record(report("one more", 1)).unwrap();
         assert_eq!((reports.all().len(), reports.last("1")), (MAX_BACKENDS, None));

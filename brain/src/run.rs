@@ -1,4 +1,4 @@
-//! The composition root: connects source → pump → feed, and for the program also the server.
+//! The composition root: connects the source, the pump and the feed. For the program, it also connects the server.
 
 use std::{future::Future, sync::Arc};
 
@@ -28,10 +28,10 @@ use crate::{
 };
 use localnet_cluster::{self, Cluster, localize::NodeIps};
 
-/// Maximum number of batches that wait for the pump. A source that is faster than the pump has to wait.
+/// Maximum number of batches that wait for the pump. If this many wait, the source also waits.
 const QUEUE: usize = 64;
 
-/// A brain that runs in this process. Dropping it stops it. Clones of its feed keep the last state.
+/// A brain that runs in this process. Dropping it stops it. Clones of its feed then keep the last state.
 #[derive(Debug)]
 pub struct Brain {
     feed: Feed,
@@ -68,7 +68,7 @@ impl Brain {
         &self.events
     }
 
-    /// Resolves when the source has failed permanently. Sources retry most failures, so this is rare.
+    /// Resolves when the source has failed permanently. This is rare, because sources retry after most failures.
     pub async fn failed(&mut self) -> anyhow::Error {
         failed(&mut self.work).await
     }
@@ -93,8 +93,8 @@ pub(crate) async fn failed(work: &mut JoinSet<anyhow::Result<()>>) -> anyhow::Er
 
 /// Starts a brain.
 ///
-/// An unavailable API server is no error: the brain logs it and retries. The same holds for files that become invalid
-/// later. Files that are invalid at the start make [`Brain::failed`] resolve.
+/// An unavailable API server is no error: the brain logs it and retries. Files that become invalid later are no error
+/// either. If files are invalid at the start, [`Brain::failed`] resolves.
 ///
 /// # Errors
 /// Returns an error if the configuration of the source is invalid, for instance its kubeconfig.
@@ -118,7 +118,7 @@ pub async fn start(
 }
 
 /// Starts to watch a source in tasks of `work`, until `stop` is cancelled. The source sends its batches to `events` and
-/// exports its health to `metrics`. Returns the queue of Kubernetes events.
+/// exports its troubles to `metrics`. Returns the queue of Kubernetes events.
 ///
 /// # Errors
 /// See [`start`].
@@ -183,12 +183,12 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     result.and(served.await)
 }
 
-/// The view of this node, and the views of the other nodes that `--serve-node` allows, from the same source.
+/// The view of this node, and the views of the other nodes that `--serve-node` allows. All views read the same source.
 fn views(own: Feed, allowed: &[String], source: Source, options: localnet_cluster::Options) -> Views {
     let source = Arc::new(source);
     Views::with_others(own, allowed.to_vec(), move |node_name| {
         let (source, options) = (Arc::clone(&source), localnet_cluster::Options { node_name, ..options.clone() });
-        // The configuration selects addresses of this node only.
+        // The configuration can select addresses of this node only, not of the other nodes.
         let (_, node_ips) = watch::channel(NodeIps::default());
         Box::pin(async move { start(&source, options, node_ips).await.map(Started::from) })
     })

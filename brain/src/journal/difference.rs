@@ -8,10 +8,11 @@ use std::{
 
 use localnet_proto::{Endpoint, Node, Port, Service};
 
-/// Maximum number of endpoints that one part names. The others are counted.
+/// Maximum number of endpoints that one part contains. The others are only counted.
 const MAX_NAMED: usize = 8;
 
-/// Describes how `now` differs from `before`, as parts such as `endpoints added: 10.0.0.1, 10.0.0.2`, joined by `; `.
+/// Describes how `now` differs from `before`. The parts of the description, such as `endpoints added: 10.0.0.1,
+/// 10.0.0.2`, are joined by `; `.
 pub(super) fn difference(before: &Service, now: &Service) -> String {
     let mut parts = Vec::new();
     endpoints(&before.endpoints, &now.endpoints, &mut parts);
@@ -41,7 +42,7 @@ pub(super) fn difference(before: &Service, now: &Service) -> String {
     parts.join("; ")
 }
 
-/// Describes how the facts of the Node differ, in the same form.
+/// Describes how the facts about the Node differ, in the same form.
 pub(super) fn node(before: &Node, now: &Node) -> String {
     let mut parts = Vec::new();
     lists("addresses", &before.addresses, &now.addresses, &mut parts);

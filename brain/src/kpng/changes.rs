@@ -12,7 +12,7 @@ use prost::Message as _;
 use super::view::View;
 use crate::feed::{Encoded, State};
 
-/// The path of the node's facts.
+/// The path of the facts about the node.
 const NODE_PATH: &str = "node";
 
 /// The first item of a stream.
@@ -20,14 +20,20 @@ pub fn reset() -> Bytes {
     item(Op::Reset(EmptyOp {}))
 }
 
-/// Serialized `OpItem`s that lead from `before`, or from an empty state, to `now`. Each item is created when it is sent. The
-/// order is that of KPNG: the node's facts; set Services, by path; deleted endpoints, by path in reverse order; set
-/// endpoints; deleted Services; Sync. KPNG's clients rely on one property of this order: a Service exists as long as it has
-/// endpoints.
+/// Serialized `OpItem`s that lead from `before`, or from an empty state, to `now`. Each item is created when it is sent.
+/// The items are in the same order as KPNG's:
+/// - the facts about the node
+/// - Services to set, by path
+/// - endpoints to delete, by path in reverse order
+/// - endpoints to set
+/// - Services to delete
+/// - Sync
+///
+/// KPNG's clients rely on one property of this order: a Service exists for as long as it has endpoints.
 pub fn changes(before: Option<&State>, now: &State) -> impl Iterator<Item = Bytes> + Send + use<> {
     let differing = now.differing(before).into_iter();
     let changed: Vec<Changed> = differing.map(|(key, before, now)| Changed { key, before, now }).collect();
-    // A longer path may sort differently: "a/b/" follows "a/b-c/".
+    // Services and endpoints may sort differently, because the paths of endpoints are longer: "a/b/" follows "a/b-c/".
     let sorted = |within| {
         let mut changed = changed.clone();
         changed.sort_by(|one, other| path(&one.key, within).cmp(path(&other.key, within)));
@@ -87,7 +93,7 @@ impl Changed {
     }
 }
 
-/// The bytes of a Service's path. `within`: whether the path of an endpoint follows it.
+/// The bytes of a Service's path. `within` tells whether the path of an endpoint follows.
 fn path(key: &ServiceKey, within: bool) -> impl Iterator<Item = u8> {
     let slash = || std::iter::once(b'/');
     key.namespace.bytes().chain(slash()).chain(key.name.bytes()).chain(slash().filter(move |_| within))

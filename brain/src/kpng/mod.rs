@@ -5,9 +5,9 @@
 //! State now    ─┴► changes ─► serialized OpItems, one by one, in KPNG's order, and Sync
 //! ```
 //!
-//! Everything is derived from the items that the feed has encoded for `Next`, so `Watch` serves the same state. Only
-//! Services that differ are read. KPNG's clients would misunderstand endpoints that get no new connections. Such endpoints
-//! are in sets that these clients ignore.
+//! All items are derived from the items that the feed has encoded for `Next`, so `Watch` serves the same state. Only
+//! Services that differ are read. KPNG's clients would misunderstand endpoints that get no new connections, so these
+//! endpoints are in sets that the clients ignore.
 
 mod changes;
 #[cfg(test)]

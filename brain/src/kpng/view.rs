@@ -10,7 +10,8 @@ use localnet_proto::{
 use prost::Message as _;
 use twox_hash::XxHash64;
 
-/// Maximum number of bytes that field names and numbers add to an object in an `OpItem`, without its path.
+/// Maximum number of bytes that field names and numbers add to an object in an `OpItem`. The object's path is not
+/// included.
 const AROUND: usize = 64;
 
 /// A Service and its endpoints, serialized.
@@ -18,12 +19,12 @@ const AROUND: usize = 64;
 pub(super) struct View {
     /// The Service. `None` if there is none, or if it is too large for KPNG's clients.
     pub(super) service: Option<Vec<u8>>,
-    /// Its endpoints, by the last part of their paths.
+    /// The endpoints of the Service, by the last part of their paths.
     pub(super) endpoints: BTreeMap<String, (Set, Vec<u8>)>,
 }
 
 impl View {
-    /// Decodes the items that contain a Service in an answer of `Next`.
+    /// Decodes the items of an answer of `Next` that contain one Service.
     pub(super) fn of(items: &[Bytes]) -> Self {
         // The feed has encoded these items, so decoding them does not fail.
         let items = items.iter().filter_map(|item| NextItem::decode(item.clone()).ok()?.endpoints);
@@ -49,8 +50,8 @@ impl View {
     }
 }
 
-/// The target port of a Service's port. KPNG's clients find the port number of an endpoint by the name of the port. For an
-/// unnamed port, they use this target port.
+/// The target port of a Service's port. To find the port number of an endpoint, KPNG's clients use the name of the port.
+/// If the port has no name, they use this target port.
 fn target_port(port: &PortMapping, endpoints: &[Endpoint]) -> i32 {
     if !port.name.is_empty() {
         return 0;
@@ -58,13 +59,13 @@ fn target_port(port: &PortMapping, endpoints: &[Endpoint]) -> i32 {
     let overrides = endpoints.iter().flat_map(|endpoint| &endpoint.port_overrides);
     let mut numbers = overrides.filter(|number| number.name.is_empty()).map(|number| number.port);
     let first = numbers.next().unwrap_or_default();
-    // If the numbers differ, any single number would be wrong for some endpoints. 0 tells the client that it cannot serve the
-    // port.
+    // If the endpoints have different numbers, any single number would be wrong for some of them. 0 tells the client that
+    // it cannot serve the port.
     if numbers.all(|number| number == first) { first } else { 0 }
 }
 
-/// The endpoints by KPNG's key for endpoints without a known pod: the hash of their content. Unlike KPNG's key for pods, it
-/// differs between the two addresses of a dual-stack pod.
+/// The endpoints by their key. KPNG uses this key, the hash of the content, for endpoints whose pod is unknown. Unlike
+/// KPNG's key for pods, it differs between the two addresses of a dual-stack pod.
 fn by_key(endpoints: &[Endpoint]) -> BTreeMap<String, (Set, Vec<u8>)> {
     let mut by_key = BTreeMap::new();
     for endpoint in endpoints {
@@ -72,7 +73,8 @@ fn by_key(endpoints: &[Endpoint]) -> BTreeMap<String, (Set, Vec<u8>)> {
         let mut hasher = XxHash64::with_seed(0);
         hasher.write(&bytes);
         let hash = format!("{:x}", hasher.finish());
-        // Everyone who may write EndpointSlices could create two endpoints with the same hash.
+        // The key must be unique, because everyone who may write EndpointSlices could create two endpoints with the same
+        // hash.
         let mut key = hash.clone();
         for count in 2.. {
             if !by_key.contains_key(&key) {

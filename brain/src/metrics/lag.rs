@@ -18,8 +18,8 @@ type Part = (String, Family);
 pub(super) struct Lag {
     newest: Revision,
     published: VecDeque<(u64, Instant)>,
-    /// When the oldest revision that the backend has not applied was published. `None` if the backend has applied all
-    /// revisions.
+    /// The time at which the oldest revision that the backend has not applied was published. `None` if the backend has
+    /// applied all revisions.
     parts: BTreeMap<Part, Option<Instant>>,
 }
 
@@ -44,7 +44,8 @@ impl Lag {
             let first = self.published.iter().find(|(rev, _)| *rev > applied);
             match (first, previous) {
                 (Some((rev, at)), _) if *rev == applied + 1 => *at,
-                // The time of the first missing revision is no longer remembered, so it is older than all remembered times.
+                // The oldest revision that the backend has not applied is no longer remembered, so use the time from the
+                // previous report.
                 (_, Some(Some(since))) => since,
                 (Some((_, at)), _) => *at,
                 (None, _) => now,

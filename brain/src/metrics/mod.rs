@@ -1,5 +1,5 @@
-//! The metrics of a brain and its backends, for Prometheus. Metrics that kube-proxy also exports have the same names, types,
-//! labels and buckets as there. The names of all other metrics begin with `localnet_`.
+//! The metrics of a brain and its backends, for Prometheus. Metrics that kube-proxy also exports have the same names,
+//! types, labels and buckets as in kube-proxy. The names of all other metrics begin with `localnet_`.
 //!
 //! ```text
 //! feed: each revision, with what changed  ─┐
@@ -7,8 +7,8 @@
 //! health answers, readers                 ─┘
 //! ```
 //!
-//! Backends have no metrics page. They report their totals to the brain, so that one page covers the node, as with kube-proxy. A
-//! restart of the brain loses none of these totals.
+//! Backends serve no metrics. They report their totals to the brain, so that one page covers the node, as with
+//! kube-proxy. A restart of the brain loses none of these totals.
 
 mod lag;
 mod register;
@@ -61,7 +61,7 @@ struct Inner {
     apply: HistogramVec,
     served: IntCounter,
     readers: IntGauge,
-    /// A vector without labels: unlike a plain gauge, it exports no value until the brain has a certificate.
+    /// A vector without labels. Unlike a plain gauge, it exports no value while the brain has no certificate.
     certificate_expires: GaugeVec,
     requests: Requests,
     troubles: Troubles,
@@ -138,14 +138,14 @@ impl Default for Metrics {
     }
 }
 
-/// The buckets of kube-proxy: fine around its SLO, coarse up to five minutes.
+/// The same buckets as in kube-proxy: fine around kube-proxy's SLO, and coarse up to five minutes.
 fn network_programming_buckets() -> Vec<f64> {
     let seconds = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
     [0.0, 0.25, 0.5].into_iter().chain(seconds.map(f64::from)).collect()
 }
 
 impl Metrics {
-    /// Records a new revision with these changes, the first of which was received at `since`.
+    /// Records a new revision with these changes. The first of the changes was received at `since`.
     pub(crate) fn published(&self, revision: Revision, changes: &ObjectChanges, since: Instant) {
         let inner = &self.0;
         inner.service_changes.inc_by(changes.services);
@@ -188,7 +188,8 @@ impl Metrics {
         }
     }
 
-    /// Whether the backend has attempted to apply a revision since its last report. Backends also report for other reasons.
+    /// Whether the backend has attempted to apply a revision since its last report. A backend may also report for other
+    /// reasons.
     fn attempted(&self, backend: &str, family: Family, reported: &FamilyReport) -> bool {
         let count = |attempts: &Option<Attempts>| attempts.iter().flat_map(|of| &of.counts).sum::<u64>();
         let count = count(&reported.full) + count(&reported.partial);
@@ -227,7 +228,7 @@ impl Metrics {
         self.0.readers.get()
     }
 
-    /// Counts a reader, until the returned value is dropped.
+    /// Counts a reader until the returned value is dropped.
     pub fn reader(&self) -> Reader {
         self.0.readers.inc();
         Reader(self.clone())
@@ -253,7 +254,7 @@ impl Metrics {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        // No code that holds the lock can panic halfway through a change.
+        // Code that holds the lock never panics in the middle of a change.
         self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -12,7 +12,7 @@ const SECONDS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15
 /// The upper limits of buckets in bytes, from 64 B to 16 MiB.
 const BYTES: [f64; 11] =
     [64.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0];
-/// The label `code` of a request without an answer, as in client-go.
+/// The value of the label `code` for a request without an answer, as in client-go.
 const NO_ANSWER: &str = "<error>";
 
 /// The metrics of requests to the API server. Clones share them.
@@ -24,7 +24,7 @@ pub struct Requests {
     received: HistogramVec,
 }
 
-/// Metrics that are not exported.
+/// The default metrics are not exported.
 impl Default for Requests {
     fn default() -> Self {
         Self::register(&Register::default())
@@ -59,7 +59,7 @@ impl Requests {
         }
     }
 
-    /// Starts to measure a request to `host`, whose body has `bytes` bytes if that is known. Watches are counted, but not
+    /// Starts to measure a request to `host`. `bytes` is the size of its body, if known. A watch is counted, but not
     /// measured.
     pub(crate) fn ask(&self, host: String, method: &Method, bytes: Option<u64>, watch: bool) -> Request {
         let request = Request {

@@ -1,4 +1,5 @@
-//! [`Troubles`]: problems that keep a source from reporting changes. While a trouble lasts, the state does not change.
+//! [`Troubles`]: problems that keep a source from reporting changes. While a trouble lasts, the affected part of the
+//! state does not change.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +12,7 @@ use tokio::sync::watch;
 
 use super::register::Register;
 
-/// The troubles, each with a label for what cannot be read. Clones share them.
+/// The troubles. The key of each is a label for what cannot be read. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Troubles {
     failing: GaugeVec,
@@ -30,7 +31,7 @@ pub struct Trouble {
     pub since: Instant,
 }
 
-/// Metrics that are not exported.
+/// The default metrics are not exported.
 impl Default for Troubles {
     fn default() -> Self {
         Self::register(&Register::default())
@@ -64,7 +65,7 @@ impl Troubles {
         }
     }
 
-    /// Records that `of` cannot be read. A repeated call keeps the time of the first.
+    /// Records that `of` cannot be read. If this is called repeatedly, the trouble keeps the time of the first call.
     pub(crate) fn is(&self, of: &'static str, diagnostic: Diagnostic) {
         self.now.send_modify(|now| {
             let since = now.get(of).map_or_else(Instant::now, |trouble| trouble.since);
@@ -85,12 +86,12 @@ impl Troubles {
         self.heard.with_label_values(&[of]).set(now.as_secs_f64());
     }
 
-    /// Counts that the source of `of` has gone back to an older version.
+    /// Counts that the source has returned an older version of `of` than before.
     pub(crate) fn restored(&self, of: &'static str) {
         self.restored.with_label_values(&[of]).inc();
     }
 
-    /// Sets the number of objects of `of` that are held although the newest list lacks them.
+    /// Sets the number of objects of `of` that are held although they are not in the newest list.
     pub(crate) fn held(&self, of: &'static str, objects: usize) {
         self.held.with_label_values(&[of]).set(objects as f64);
     }
@@ -100,7 +101,7 @@ impl Troubles {
         self.now.borrow().clone()
     }
 
-    /// The current troubles, and each change of them.
+    /// The current troubles. The receiver is notified of each change.
     pub fn subscribe(&self) -> watch::Receiver<BTreeMap<&'static str, Trouble>> {
         self.now.subscribe()
     }

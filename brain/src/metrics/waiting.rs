@@ -7,7 +7,7 @@ use std::{
 
 use localnet_proto::{Family, Revision};
 
-/// Maximum number of revisions that are remembered. This maximum is reached only if no backend reports.
+/// Maximum number of revisions that are remembered. They reach this maximum only if no backend reports.
 const REMEMBERED: usize = 4096;
 
 /// A published revision.
@@ -43,15 +43,15 @@ impl Waiting {
         }
     }
 
-    /// Records the revisions that a backend has applied. Returns the family, time and triggers of those that no backend had
-    /// applied before.
+    /// Records that a backend has applied revisions. Returns the revisions that no backend had applied before, each with
+    /// its family, time and triggers.
     pub(super) fn apply(&mut self, instance: u64, families: &[(Family, u64)]) -> Vec<(Family, Instant, Vec<i64>)> {
         let mut first = Vec::new();
         for (family, rev) in families.iter().filter(|(_, rev)| instance == self.instance && *rev > 0) {
             let foremost = self.applied.entry(*family).or_default();
             let new = self.published.iter().filter(|published| *foremost < published.rev && published.rev <= *rev);
             first.extend(new.map(|published| (*family, published.since, published.triggered.clone())));
-            // Another backend may have applied a newer one.
+            // Another backend may already have applied a newer revision.
             *foremost = (*foremost).max(*rev);
         }
         let everywhere = self.applied.values().copied().min().unwrap_or(0);
@@ -61,7 +61,7 @@ impl Waiting {
         first
     }
 
-    /// The number of changes of Services and of EndpointSlices that are pending in a family.
+    /// The number of changes of Services, and of EndpointSlices, that are pending in at least one family.
     pub(super) fn pending(&self) -> (u64, u64) {
         self.published.iter().fold((0, 0), |(services, slices), one| (services + one.services, slices + one.slices))
     }

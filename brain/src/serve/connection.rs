@@ -1,9 +1,9 @@
 //! The life of one connection, from the handshake to the end.
 //!
-//! A peer must finish the handshake and send the HTTP/2 preface within [`HANDSHAKE`]. After that it must use the connection
-//! ([`super::usage`]) and answer pings. The memory that it can occupy is bounded by hyper's limits on streams, headers, flow
-//! control windows and the send buffer. hyper has no deadline for the preface, which the test
-//! `a_peer_without_a_complete_preface_is_disconnected_after_10_s` needs.
+//! A peer must finish the handshake and send the HTTP/2 preface within [`HANDSHAKE`]. After that it must use the
+//! connection ([`super::usage`]) and answer pings. hyper's limits on streams, headers, flow control windows and the send
+//! buffer bound the memory that a peer can occupy. hyper has no deadline for the preface, but the test
+//! `a_peer_without_a_complete_preface_is_disconnected_after_10_s` requires one.
 
 use std::{fmt::Display, io, time::Duration};
 
@@ -29,8 +29,8 @@ use crate::throttle::Throttle;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Maximum number of concurrent streams of one connection.
 const MAX_STREAMS: u32 = 32;
-/// Bytes of one answer that are buffered for a reader that does not read. Every call can cost this much: 64 KiB would cost
-/// 250 MiB for 600 connections.
+/// Bytes of one answer that are buffered for a reader that does not read. Every call can take this much memory: 64 KiB
+/// would add up to 250 MiB for 600 connections.
 const SEND_BUFFER: usize = 4 << 10;
 /// Flow control window of one stream, in bytes: what a peer can send before the server reads it.
 const STREAM_WINDOW: u32 = 8 << 10;
@@ -38,17 +38,19 @@ const STREAM_WINDOW: u32 = 8 << 10;
 const WINDOW: u32 = 65_535;
 /// Maximum size of the headers of one request, in bytes.
 const HEADERS: u32 = 16 << 10;
-/// How many streams of a connection the peer may reset before the server accepts them, and how many the server may reset
-/// because of an error of the peer. One more of either kind closes the connection.
+/// Two limits on the resets of streams in one connection: how many the peer may reset before the server accepts them, and
+/// how many the server may reset because of an error of the peer. If a limit is exceeded, the server closes the
+/// connection.
 const RESETS: (usize, usize) = (20, 64);
-/// How long a connection may be silent before the server pings the peer, and how long the peer has to answer.
+/// Two times: how long a connection may be silent before the server pings the peer, and how long the peer may take to
+/// answer.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(10));
 /// How long a peer may take to authenticate and to send the HTTP/2 preface.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long streams in progress may take to finish once the connection is being closed.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 
-/// Serves a peer until it disconnects, `stop` is cancelled, or a limit makes the server close the connection.
+/// Serves a peer until it disconnects, until `stop` is cancelled, or until a limit makes the server close the connection.
 pub(super) async fn serve(
     accepted: Accepted,
     admitted: Admitted,
@@ -82,9 +84,9 @@ pub(super) async fn serve(
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = missed(deadline, &greeted) => return refusals.log(&peer, &"the peer sent no HTTP/2 preface in time"),
-        // `accept` waits for this connection, for GRACE at most.
+        // `accept` waits for this connection, but at most for GRACE.
         () = stop.cancelled() => {
-            // hyper does not end a connection gracefully before its preface.
+            // Before the preface, hyper does not end a connection gracefully.
             if !greeted.is_cancelled() {
                 return;
             }
@@ -108,8 +110,8 @@ pub(super) async fn serve(
     }
 }
 
-/// Wraps `io` to cancel the returned token once the whole HTTP/2 preface has been read. hyper has no deadline for the preface,
-/// but it closes a connection at the first byte that differs.
+/// Wraps `io`. Cancels the returned token once the whole HTTP/2 preface has been read. hyper closes a connection at the
+/// first byte that differs from the preface, but has no deadline for the preface.
 fn observe_preface<I: Io>(io: I) -> (impl Io, CancellationToken) {
     let greeted = CancellationToken::new();
     let (complete, mut expected) = (greeted.clone(), PREFACE);
@@ -122,14 +124,15 @@ fn observe_preface<I: Io>(io: I) -> (impl Io, CancellationToken) {
     (io, greeted)
 }
 
-/// Resolves at the deadline, unless the peer has sent the preface before it.
+/// Resolves at the deadline. Never resolves if the peer has sent the preface by then.
 async fn missed(deadline: Instant, greeted: &CancellationToken) {
     if time::timeout_at(deadline, greeted.cancelled()).await.is_ok() {
         std::future::pending::<()>().await;
     }
 }
 
-/// Returns an HTTP/2 server with our limits. It pings peers to detect dead ones, and answers any number of their pings.
+/// Returns an HTTP/2 server with our limits. It pings peers to detect dead peers, and answers any number of pings from
+/// peers.
 fn http2_server() -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new()).http2_only();
     builder

@@ -1,9 +1,10 @@
 //! The credentials of the process at the other end of a unix socket.
 //!
-//! `SO_PEERCRED` has the user, the primary group and the process ID at the time of the connect. `SO_PEERGROUPS` has the
-//! supplementary groups, but no crate offers it without `unsafe`, so they are read from `/proc` when they are needed. By
-//! then, the process may have ended, and another process may have its ID. The groups of such a process count only if it has
-//! the peer's user and primary group: a program of the same user can do whatever the peer can do.
+//! `SO_PEERCRED` has the user, the primary group and the process ID of the peer at the time when it connected.
+//! `SO_PEERGROUPS` has the supplementary groups, but no crate offers it without `unsafe`, so they are read from `/proc`
+//! when they are needed. By then, the peer's process may have ended, and another process may have its ID. The groups of
+//! that process are accepted only if it has the peer's user and primary group: a program of the same user can do whatever
+//! the peer can do.
 
 use std::io;
 
@@ -15,7 +16,7 @@ use tokio::net::UnixStream;
 pub(super) struct Peer {
     uid: u32,
     gid: u32,
-    /// `None` if its PID namespace is not visible to this process.
+    /// The process ID. `None` if the peer's PID namespace is not visible to this process.
     pid: Option<i32>,
 }
 
@@ -29,8 +30,8 @@ impl Peer {
     /// Checks whether the peer is one of these users, or a member of one of these groups.
     ///
     /// # Errors
-    /// Returns the reason if the peer is neither. Supplementary groups that cannot be read count as missing, and the reason
-    /// then says so.
+    /// Returns the reason if the peer is neither. If its supplementary groups cannot be read, the peer counts as having
+    /// none, and the reason includes the error.
     pub(super) fn check(&self, uids: &[u32], gids: &[u32]) -> Result<(), String> {
         if uids.contains(&self.uid) || gids.contains(&self.gid) {
             return Ok(());
@@ -102,7 +103,7 @@ mod tests {
             "user 1111, group 2222 (process {process}) may not connect; allow it with --allow-uid 1111 or --allow-gid 2222"
         );
         assert_eq!(refused(peer, 5), plain);
-        // Neither another process with the same ID nor an invisible one lends its groups to the peer.
+        // Another process with the same ID, or an invisible process, does not lend its groups to the peer.
         for other in [Peer { uid: 1112, ..peer }, Peer { gid: 2223, ..peer }] {
             assert!(
                 refused(other, 4444).contains("(its supplementary groups are unknown: another process has its ID now)")

@@ -1,7 +1,7 @@
 //! Bound sockets: the addresses that the brain serves on, and the authentication of peers.
 //!
-//! On a unix socket the kernel reports the peer's user and group; the mode of the socket's file is 0660. TCP beyond loopback
-//! requires a client certificate.
+//! On a unix socket, the kernel reports the user and group of the peer, and the mode of the socket's file is 0660. TCP on
+//! addresses other than loopback requires a client certificate.
 
 use std::{future::Future, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ use crate::metrics::Metrics;
 
 /// How often the TLS files are checked while no client connects.
 const TLS_POLL: Duration = Duration::from_secs(10);
-/// Maximum age of a TLS connection. The client has to authenticate again, because its certificate may have expired.
+/// Maximum age of a TLS connection. The client then has to authenticate again, because its certificate may have expired.
 const MAX_AGE: Duration = Duration::from_secs(3600);
 
 /// Who may connect, and how.
@@ -34,19 +34,20 @@ pub struct Options {
     /// Group (name or number) that owns the unix sockets and may connect to them; their mode is 0660
     #[arg(long = "socket-group", value_name = "GROUP", value_parser = group)]
     pub socket_gid: Option<u32>,
-    /// User (number) that may connect to unix sockets; may be given several times; excludes all others [default: everybody who can
-    /// open the socket]
+    /// User (number) that may connect to unix sockets; may be given several times; excludes all other users, except for
+    /// members of --allow-gid [default: everybody who can open the socket]
     #[arg(long = "allow-uid", value_name = "UID")]
     pub allow_uids: Vec<u32>,
-    /// Group (number) whose members may connect to unix sockets, by their primary group or by a supplementary one that /proc shows; may
-    /// be given several times; excludes all others
+    /// Group (number) whose members may connect to unix sockets, by their primary group or by a supplementary group that
+    /// /proc shows; may be given several times; excludes everybody else, except for users of --allow-uid
     #[arg(long = "allow-gid", value_name = "GID")]
     pub allow_gids: Vec<u32>,
     /// Certificates for TCP. Without them, TCP is limited to loopback.
     #[command(flatten)]
     pub tls: Option<TlsFiles>,
-    /// Name in the certificate of a client that may connect by TLS: a DNS name, or a URI such as a SPIFFE ID, which allows all URIs
-    /// below it if it ends with /*; may be given several times [default: every client whose certificate --tls-client-ca verifies]
+    /// Name in the certificate of a client that may connect by TLS: a DNS name, or a URI such as a SPIFFE ID. A name that
+    /// ends with /* allows all URIs below it. May be given several times [default: every client whose certificate
+    /// --tls-client-ca verifies]
     #[arg(long = "tls-allow-name", value_name = "NAME", requires = "client_ca")]
     pub allow_names: Vec<Name>,
     /// Serve TCP beyond loopback without TLS, to everybody who can reach it
@@ -84,12 +85,12 @@ impl Listener {
     /// Binds all `addresses`.
     ///
     /// # Errors
-    /// Returns an error if an address cannot be bound or is given twice, or if an option concerns TCP or unix sockets and no
-    /// address is of that kind.
+    /// Returns an error if an address cannot be bound or is given twice, or if an option concerns only TCP or only unix
+    /// sockets and no address is of that kind.
     pub async fn bind_all(addresses: &[Address], options: &Options) -> anyhow::Result<Vec<Self>> {
         let is_tcp = |address: &Address| matches!(address, Address::Tcp { .. });
         for (position, address) in addresses.iter().enumerate() {
-            // The kernel chooses another port each time that port 0 is bound.
+            // The kernel chooses a different port each time that port 0 is bound, so it may be given twice.
             let any_port = matches!(address, Address::Tcp { port: 0, .. });
             ensure!(
                 any_port || !addresses[..position].contains(address),
@@ -123,8 +124,8 @@ impl Listener {
     /// Binds `address`. The file of a unix socket is replaced if no process listens on it.
     ///
     /// # Errors
-    /// Returns an error if the address cannot be bound, the TLS files are unusable, or TCP beyond loopback would be served
-    /// without TLS.
+    /// Returns an error if the address cannot be bound, if the TLS files are unusable, or if TCP would be served without
+    /// TLS on an address other than loopback.
     pub async fn bind(address: &Address, options: &Options) -> anyhow::Result<Self> {
         Self::try_bind(address, options).await.with_context(|| format!("failed to listen on {address}"))
     }
@@ -153,13 +154,13 @@ impl Listener {
         &self.address
     }
 
-    /// Waits for the next peer, which [`Accepted::establish`] then authenticates.
-    /// Exports the expiry of the server's certificate to `metrics`.
+    /// Waits for the next peer, which [`Accepted::establish`] then authenticates. Exports the expiry of the server's
+    /// certificate to `metrics`.
     pub(super) async fn accept(&mut self, metrics: &Metrics) -> io::Result<Accepted> {
         let (peer, peer_id, stream) = match &mut self.socket {
             Socket::Unix(socket) => {
                 let stream = socket.accept().await?;
-                // Linux always has the credentials. Peers without any would share one quota.
+                // Linux always has the credentials of the peer. If it did not, all such peers would share one quota.
                 let peer_id = PeerId::User(stream.peer_cred().map_or(u32::MAX, |credentials| credentials.uid()));
                 (self.address.to_string(), peer_id, Stream::Unix(stream))
             }
@@ -223,7 +224,7 @@ pub(super) struct Accepted {
 /// An authenticated peer.
 pub(super) struct Established {
     pub(super) io: Box<dyn Io>,
-    /// Resolves when the client has to reconnect, with the reason.
+    /// Resolves when the client has to reconnect. The value is the reason.
     pub(super) retired: Retired,
 }
 
@@ -254,8 +255,8 @@ impl Accepted {
                     None => (Box::new(stream), Box::pin(std::future::pending())),
                     Some(tls) => {
                         let (acceptor, retired) = tls.acceptor();
-                        // The handshake checks the client's names, so that a refused client gets an alert. Shut down the
-                        // stream in order, or a reset could overtake the alert.
+                        // The handshake checks the client's names, so that a refused client gets an alert. The stream
+                        // must then be shut down in order, because a reset could overtake the alert.
                         let stream = match acceptor.accept(stream).into_fallible().await {
                             Ok(stream) => stream,
                             Err((error, mut stream)) => {

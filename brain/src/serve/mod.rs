@@ -8,8 +8,8 @@
 //!                                                                                                              └► health, reflection
 //! ```
 //!
-//! The caller binds the listeners, so that it can report errors and tests can use port 0. This module encodes nothing and
-//! queues nothing: a slow reader keeps a state alive, and states share whatever has not changed.
+//! The caller binds the listeners, so that it can report errors, and so that tests can use port 0. This module encodes
+//! nothing and queues nothing. A slow reader only keeps a state in memory, and states share whatever has not changed.
 
 mod connection;
 mod credentials;
@@ -63,11 +63,12 @@ pub struct ServerState {
 
 /// Serves `state` on `listeners` until `shutdown` resolves.
 ///
-/// After `shutdown`, every waiting reader gets `UNAVAILABLE`, answers in progress have two seconds to finish, and the
+/// After `shutdown`, every waiting reader gets `UNAVAILABLE`, and answers in progress have two seconds to finish. The
 /// files of unix sockets are removed. Dropping the future stops the server immediately.
 ///
 /// # Errors
-/// Returns an error if a task of the server panics, or ends before `shutdown`. Readers would otherwise wait forever.
+/// Returns an error if a task of the server panics, or ends before `shutdown`. Without the error, readers would wait
+/// forever.
 pub async fn run(
     listeners: Vec<Listener>,
     state: ServerState,
@@ -89,7 +90,8 @@ pub async fn run(
     supervise(tasks, stop, shutdown).await
 }
 
-/// Waits for `shutdown`, cancels `stop`, and waits for the tasks to end. A task that ends earlier is an error.
+/// Waits for `shutdown`, cancels `stop`, and waits for the tasks to end. Returns an error if a task ends before
+/// `shutdown`.
 async fn supervise(
     mut tasks: JoinSet<()>,
     stop: CancellationToken,

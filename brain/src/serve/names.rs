@@ -13,7 +13,8 @@ use webpki::EndEntityCert;
 
 use crate::throttle::Throttle;
 
-/// An allowed name: a complete one, or, if it ends with `/*`, every URI below a path.
+/// An allowed name. A name that ends with `/*` allows every URI below a path; any other name is a complete DNS name or
+/// URI.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Name {
     /// A DNS name, in lower case.
@@ -62,7 +63,7 @@ impl Name {
         match self {
             Self::Dns(_) => false,
             Self::Uri(allowed) => allowed == uri,
-            // The segments `.` and `..` could lead out of the path.
+            // The segments `.` and `..` could lead to a URI outside of the path.
             Self::Below(path) => {
                 uri.strip_prefix(path.as_str()).is_some_and(|rest| !rest.is_empty() && !rest.split('/').any(dots))
             }
@@ -98,8 +99,8 @@ pub(super) fn check(allowed: &[Name], certificate: &CertificateDer<'_>) -> Resul
     Err(if names.is_empty() { Refused::Nameless } else { Refused::NotListed(names) })
 }
 
-/// Verifies certificates as `inner` does, and then their names. A client that may not connect gets the TLS alert
-/// `access_denied` instead of a closed connection.
+/// Verifies certificates as `inner` does, and then the names in them. A client that may not connect gets the TLS alert
+/// `access_denied`, not only a closed connection.
 #[derive(Debug)]
 pub(super) struct Verifier {
     pub(super) inner: Arc<dyn ClientCertVerifier>,
@@ -154,13 +155,13 @@ impl ClientCertVerifier for Verifier {
 /// Why a certificate was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
-    /// It has no name.
+    /// The certificate contains no name.
     #[error("the client's certificate has no name; issue one with a DNS name or one URI")]
     Nameless,
-    /// None of its names, which are given here, is allowed.
+    /// The certificate contains only these names, and none of them is allowed.
     #[error("the client's names {0:?} are not allowed; add one of them to --tls-allow-name")]
     NotListed(Vec<String>),
-    /// It cannot be read.
+    /// The certificate cannot be read.
     #[error("cannot parse the client's certificate: {0}")]
     Unreadable(webpki::Error),
 }

@@ -1,7 +1,7 @@
-//! `Endpoints.Next`: a long poll that waits for a state that the caller does not have, and sends it.
+//! `Endpoints.Next`: a long poll. It waits for a state that the caller does not have, and then sends this state.
 //!
-//! The feed stores every item serialized, so the codec only copies bytes. An answer is an iterator over one state: the
-//! newest state at the time when the answer starts.
+//! The feed stores every item serialized, so the codec only copies bytes. An answer is an iterator over one state, which
+//! is the newest state when the answer starts.
 
 use std::{future::Future, pin::Pin};
 
@@ -47,7 +47,7 @@ impl Next {
     }
 }
 
-/// The status of a call that a shutdown ended.
+/// The status of a call that ends because of a shutdown.
 pub(super) fn ending() -> Status {
     Status::unavailable("the brain is shutting down; retry the call")
 }
@@ -57,7 +57,8 @@ impl ServerStreamingService<NextFilter> for Next {
     type ResponseStream = Pin<Box<dyn futures::Stream<Item = Result<Bytes, Status>> + Send>>;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Self::ResponseStream>, Status>> + Send>>;
 
-    /// Sends the headers immediately, so that the caller can distinguish a brain that waits from an unavailable one.
+    /// Sends the headers immediately. The caller can then distinguish a brain that waits from a brain that is
+    /// unavailable.
     fn call(&mut self, request: Request<NextFilter>) -> Self::Future {
         let answer = self.clone().answer(request.into_inner());
         let items: Self::ResponseStream = Box::pin(futures::TryFutureExt::try_flatten_stream(answer));

@@ -1,5 +1,6 @@
 //! Quotas of connections and calls for each peer of a listener, so that one peer cannot lock out the others. The tests
-//! `connections_and_calls_of_a_peer_are_limited` and `six_hundred_connections_that_do_not_read_cost_at_most_32_mib` need them.
+//! `connections_and_calls_of_a_peer_are_limited` and `six_hundred_connections_that_do_not_read_cost_at_most_32_mib`
+//! require them.
 
 use std::{
     collections::HashMap,
@@ -14,10 +15,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub(super) const MAX_CONNECTIONS: usize = 1024;
 /// Maximum number of connections of one peer.
 pub(super) const MAX_OF_PEER: usize = MAX_CONNECTIONS / 2;
-/// Maximum number of calls in progress on one listener. Each can occupy about 8 KiB while its answer is not read.
+/// Maximum number of calls in progress on one listener. Each call can occupy about 8 KiB while the peer does not read the
+/// answer.
 pub(super) const MAX_CALLS: usize = 2 * MAX_CONNECTIONS;
-/// Maximum number of calls in progress of one peer, on all of its connections. A backend has one long poll, and sends a
-/// report now and then.
+/// Maximum number of calls in progress of one peer, on all of its connections together. A backend has one long poll, and
+/// occasionally sends a report.
 pub(super) const MAX_CALLS_OF_PEER: usize = MAX_OF_PEER * 3 / 2;
 
 /// The identity of a peer. Connections with the same identity share a quota.
@@ -25,7 +27,7 @@ pub(super) const MAX_CALLS_OF_PEER: usize = MAX_OF_PEER * 3 / 2;
 pub(crate) enum PeerId {
     /// A user, on a unix socket.
     User(u32),
-    /// A host. For IPv6, this is a /64, because one host may own all of its addresses.
+    /// A host. For IPv6, this is a /64, because one host may own all addresses of a /64.
     Host(IpAddr),
 }
 
@@ -53,7 +55,7 @@ pub(super) enum TooMany {
 pub(super) struct Peers {
     connections: Arc<Semaphore>,
     calls: Arc<Semaphore>,
-    /// The quota of each peer, which lives as long as its connections and calls.
+    /// The quota of each peer. A quota exists for as long as the peer has connections or calls.
     quotas: Arc<Mutex<HashMap<PeerId, Weak<Quota>>>>,
 }
 

@@ -1,5 +1,5 @@
-//! Routes requests to the gRPC services by path. tonic routes all requests except for those whose answers are already
-//! encoded.
+//! Routes requests to the gRPC services by path. tonic routes all requests except those for `Next` and `Watch`, whose
+//! answers are already encoded.
 
 use bytes::Bytes;
 use localnet_proto::{
@@ -18,7 +18,7 @@ pub(super) const ENDPOINTS: &str = endpoints_server::SERVICE_NAME;
 /// The service that serves the state to newer KPNG clients.
 pub(super) const SETS: &str = localv1::sets_server::SERVICE_NAME;
 
-/// Maximum size of a report, in bytes. A report lists the first parts of the state that a backend skipped, which can be
+/// Maximum size of a report, in bytes. A report contains the parts of Services that a backend skipped, and there can be
 /// many.
 const LARGEST_REPORT: usize = 2 << 20;
 

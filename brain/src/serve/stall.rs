@@ -1,8 +1,8 @@
 //! Ends answers whose readers have stopped reading.
 //!
-//! An answer keeps its state alive, and with it everything that has changed since. HTTP/2 polls an answer only when the peer
-//! reads, so a stalled answer is never polled and cannot end by itself. A periodic sweep drops its state. No timeout of hyper or
-//! tower does this: they would have to be polled, too.
+//! An answer keeps its state in memory, and with it everything that has changed since. HTTP/2 polls an answer only when
+//! the peer reads, so a stalled answer is never polled and cannot end on its own. Instead, a periodic sweep drops its
+//! state. A timeout of hyper or tower cannot do this, because it would also have to be polled.
 
 use std::{
     pin::Pin,
@@ -38,7 +38,7 @@ impl Stalls {
         Paced(pace)
     }
 
-    /// Ends the answers that have stalled for longer than [`PATIENCE`], and logs their number in one line.
+    /// Ends the answers that have stalled for longer than [`PATIENCE`], and logs how many they are in one line.
     fn sweep(&self, now: Instant) {
         let mut ended = 0_u32;
         lock(&self.0).retain(|answer| {
@@ -72,7 +72,7 @@ struct Pace {
     read: Instant,
 }
 
-/// A stream of an answer's items that ends with `ABORTED` after a sweep has found it stalled.
+/// A stream of the items of an answer. It ends with `ABORTED` after a sweep has found it stalled.
 pub(super) struct Paced(Arc<Mutex<Pace>>);
 
 impl futures::Stream for Paced {

@@ -1,4 +1,4 @@
-//! Mutual TLS for TCP. Changed files are reloaded, so that short-lived certificates need no restart.
+//! Mutual TLS for TCP. Changed files are reloaded, so that short-lived certificates can be renewed without a restart.
 
 use std::{
     path::{Path, PathBuf},
@@ -43,7 +43,7 @@ impl TlsFiles {
         [&self.certificate, &self.key, &self.client_ca].map(|path| Stamp::of(path).ok())
     }
 
-    /// Loads the files. Clients with a name in `allowed` may connect. If `allowed` is empty, all clients may.
+    /// Loads the files. If `allowed` is not empty, only clients with a name in `allowed` may connect.
     fn config(&self, allowed: &[Name]) -> anyhow::Result<Usable> {
         let provider = Arc::new(ring::default_provider());
         let authorities = certificates(&self.client_ca)?;
@@ -90,8 +90,8 @@ struct Usable {
     expires: Option<UnixTime>,
 }
 
-/// The expiry of a certificate. `webpki` has no accessor for it, but the error that it returns for a time after the expiry
-/// contains it.
+/// The expiry of a certificate. `webpki` has no accessor for it. But for a time after the expiry, `webpki` returns an
+/// error that contains the expiry.
 fn expires(certificate: &CertificateDer<'_>) -> Option<UnixTime> {
     /// The end of the year 9999, the last that a certificate can contain (RFC 5280 §4.1.2.5).
     const LATEST: Duration = Duration::from_secs(253_402_300_800);
@@ -131,17 +131,17 @@ pub(super) struct Tls {
 
 #[derive(Debug)]
 struct Loaded {
-    /// The stamps of the files when they were last read, whether or not they were valid.
+    /// The stamps of the files at the last read, whether or not the files were valid then.
     stamp: [Option<Stamp>; 3],
     usable: Usable,
-    /// The warning about the expiry that was last logged.
+    /// The last warning about the expiry that was logged.
     warned: Option<&'static str>,
     /// Cancelled when the certificate authorities of clients are replaced.
     retired: CancellationToken,
 }
 
 impl Tls {
-    /// Loads `files`. Clients with a name in `allowed` may connect. If `allowed` is empty, all clients may.
+    /// Loads `files`. If `allowed` is not empty, only clients with a name in `allowed` may connect.
     ///
     /// # Errors
     /// Returns an error if a file cannot be read or parsed, or if the key and the certificate do not match.
@@ -164,8 +164,8 @@ impl Tls {
         self.current().usable.expires.map(|at| at.as_secs())
     }
 
-    /// Reloads changed files, and logs that the certificate expires soon. While the files are invalid, for instance half
-    /// replaced, the previous content stays in use.
+    /// Reloads changed files. Logs a warning if the certificate expires soon. While the files are invalid, for instance
+    /// because they are only partly replaced, the previous content stays in use.
     fn current(&self) -> MutexGuard<'_, Loaded> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let file = self.files.certificate.display();

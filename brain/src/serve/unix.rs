@@ -1,5 +1,5 @@
-//! A unix socket and its file. The file is created with its final owner and mode, replaced only if it is stale, recreated if
-//! somebody deletes it, and removed when the socket is dropped.
+//! A unix socket and its file. The file has its final owner and mode from the start. An existing file is replaced only if
+//! it is stale. If somebody deletes the file, it is created again. The file is removed when the socket is dropped.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -30,13 +30,13 @@ use tokio::{
 };
 use tracing::warn;
 
-/// Length of the accept queue: as many peers as may connect at all. The next peer gets `EAGAIN` immediately, unlike with
-/// TCP.
+/// Length of the accept queue: the number of peers that may connect at all. Unlike with TCP, a further peer immediately
+/// gets `EAGAIN`.
 const BACKLOG: i32 = super::quota::MAX_CONNECTIONS as i32;
-/// How long to wait after a change of the folder: a process that deletes the file may go on to delete the folder, or to
+/// How long to wait after a change of the folder, because a process that deletes the file may then delete the folder or
 /// create another file.
 const SETTLE: Duration = Duration::from_millis(100);
-/// How often the file is checked without an event: inotify reports nothing that happens above the folder.
+/// How often the file is checked if there is no event. inotify reports no changes above the folder.
 const POLL: Duration = Duration::from_secs(10);
 
 /// A listener that recreates its file if somebody deletes it. Without the file, no backend could connect.
@@ -45,13 +45,13 @@ pub(super) struct Socket {
     path: PathBuf,
     gid: Option<u32>,
     listener: UnixListener,
-    /// `None` while the file does not exist or is not ours.
+    /// The file of the socket. `None` while the file does not exist or belongs to another socket.
     file: Option<SocketFile>,
-    /// The listener of the deleted file. Its queue may still contain peers.
+    /// The listener of the deleted file. Its queue may still contain peers that have connected.
     former: Option<StdListener>,
     watch: Watch,
     next_check: Instant,
-    /// Why the file cannot be recreated. The log does not repeat an equal error.
+    /// The logged reason why the file cannot be recreated. An equal error is not logged again.
     logged: Option<String>,
 }
 
@@ -67,7 +67,7 @@ impl Socket {
         Ok(Self { path, gid, listener, file: Some(file), former: None, watch, next_check, logged: None })
     }
 
-    /// Waits for the next peer, and recreates the file if it disappears in the meantime. Cancel safe.
+    /// Waits for the next peer. If the file disappears in the meantime, recreates it. Cancel safe.
     pub(super) async fn accept(&mut self) -> io::Result<UnixStream> {
         loop {
             if let Some(stream) = self.waiting() {
@@ -95,12 +95,13 @@ impl Socket {
         }
     }
 
-    /// Recreates the file if it is not ours any more.
+    /// Recreates the file if it no longer belongs to this socket.
     fn ensure_file(&mut self) {
         if self.file.as_ref().is_some_and(SocketFile::is_ours) {
             return;
         }
-        // Drop the old file before the bind. The new file may get its inode number, and would be removed by a later drop.
+        // Drop the old file before the bind. Otherwise the new file may get the inode number of the old one, and a later
+        // drop of the old one would remove the new file.
         self.file = None;
         match bind(&self.path, self.gid) {
             Ok((listener, file)) => {
@@ -125,7 +126,7 @@ impl Socket {
 #[derive(Debug)]
 struct Watch {
     changed: Arc<Notify>,
-    /// `None` if the kernel refuses to create one.
+    /// The watcher. `None` if the kernel refuses to create one.
     watcher: Option<notify::RecommendedWatcher>,
 }
 
@@ -148,10 +149,10 @@ impl Watch {
         watch
     }
 
-    /// Watches the folder that the path has now.
+    /// Watches the folder that the path currently leads to.
     fn arm(&mut self, path: &Path) {
         let (Some(watcher), Some(folder)) = (&mut self.watcher, path.parent()) else { return };
-        // This fails if the folder was deleted, and its watch with it.
+        // This fails if the folder was deleted, because its watch was then deleted with it.
         let _ = watcher.unwatch(folder);
         if let Err(error) = watcher.watch(folder, RecursiveMode::NonRecursive) {
             warn_unwatched(path, &error);
@@ -169,7 +170,8 @@ fn bind(path: &Path, gid: Option<u32>) -> anyhow::Result<(UnixListener, SocketFi
     let socket = SocketAddrUnix::new(path)
         .with_context(|| format!("{} is not a valid path of a socket; use one of at most 107 bytes", path.display()))?;
 
-    // Of two processes that start at once, only one may replace a stale file. Closing the handle releases the lock.
+    // If two processes start simultaneously, only one of them may replace a stale file. Closing the handle releases the
+    // lock.
     let lock = File::open(folder).with_context(|| format!("failed to open folder {}", folder.display()))?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => {
@@ -180,7 +182,8 @@ fn bind(path: &Path, gid: Option<u32>) -> anyhow::Result<(UnixListener, SocketFi
     remove_stale(path, &socket)?;
 
     let listener = new_socket()?;
-    // Linux gives the file the mode of the socket. Without this, the file would be open to all until the chmod below.
+    // Linux gives the file the mode of the socket. Without this call, everybody could open the file until the chmod
+    // below.
     fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
     bind_socket(&listener, &socket).with_context(|| unwritable(folder))?;
     let file = SocketFile::of(path)?;
@@ -214,7 +217,7 @@ fn unwritable(folder: &Path) -> String {
     )
 }
 
-/// Removes the file that a crashed process has left behind.
+/// Removes the file of a process that has crashed.
 ///
 /// # Errors
 /// Returns an error if the file is not a socket, or if a process listens on it.
@@ -229,7 +232,7 @@ fn remove_stale(path: &Path, socket: &SocketAddrUnix) -> anyhow::Result<()> {
     match connect(&new_socket()?, socket) {
         Err(Errno::CONNREFUSED) => {}
         Err(Errno::NOENT) => return Ok(()),
-        // EAGAIN: a process listens, and its accept queue is full.
+        // EAGAIN means that a process listens, and that its accept queue is full.
         Ok(()) | Err(Errno::AGAIN) => bail!("another process listens on this path; stop it or choose another path"),
         Err(error) => bail!(
             "failed to check whether another process listens on this path: {error}; remove {} if none does",
@@ -239,7 +242,7 @@ fn remove_stale(path: &Path, socket: &SocketAddrUnix) -> anyhow::Result<()> {
     fs::remove_file(path).with_context(|| format!("failed to remove the stale socket {}", path.display()))
 }
 
-/// The file of our socket. Dropping it removes the file, unless another process has replaced it.
+/// The file of this socket. Dropping this value removes the file, unless another process has replaced the file.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,

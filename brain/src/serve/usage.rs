@@ -1,8 +1,8 @@
 //! Detects misuse of a connection: no calls at all, calls beyond the quota, or calls that are abandoned over and over.
 //!
-//! hyper limits the streams of a connection, but not what peers do with them. The tests in `brain/tests/protocol/hostile.rs`
-//! need [`Misuse::Idle`] (an idle peer that answers pings), [`Misuse::Abandons`] (rapid resets of accepted streams) and
-//! [`REQUEST`] (a request that never completes).
+//! hyper limits the streams of a connection, but not what peers do with them. The tests in
+//! `brain/tests/protocol/hostile.rs` require [`Misuse::Idle`] (an idle peer that answers pings), [`Misuse::Abandons`]
+//! (rapid resets of accepted streams) and [`REQUEST`] (a request that never completes).
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use super::{
     routes::Routes,
 };
 
-/// How long a connection may have no call in progress. A backend nearly always has its long poll.
+/// How long a connection may have no call in progress. A backend nearly always has a long poll in progress.
 pub(super) const IDLE: Duration = Duration::from_secs(120);
 /// How long a peer may take to send a request.
 const REQUEST: Duration = Duration::from_secs(10);
@@ -29,7 +29,7 @@ const REQUEST: Duration = Duration::from_secs(10);
 pub(super) const MAX_ABANDONED: u32 = 500;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// Maximum number of refused calls in a row. A peer that does not read their answers makes the server buffer them.
+/// Maximum number of consecutive refused calls. If the peer does not read their answers, the server has to buffer them.
 const MAX_REFUSED: u32 = 8;
 
 /// Why the server closes a connection.
@@ -38,10 +38,10 @@ pub(super) enum Misuse {
     /// It had no call for [`IDLE`].
     #[error("the connection is idle")]
     Idle,
-    /// Its peer keeps calling beyond its quota.
+    /// Its peer continues to start calls although its quota is used up.
     #[error("the peer keeps calling although it has too many calls in progress")]
     Refused,
-    /// Its peer keeps starting calls and abandoning them ("rapid reset", CVE-2023-44487).
+    /// Its peer continues to start calls and abandon them ("rapid reset", CVE-2023-44487).
     #[error("the peer keeps starting calls and abandoning them")]
     Abandons,
 }
@@ -58,7 +58,7 @@ struct Counted {
     in_progress: usize,
     /// When the last call ended.
     idle_since: Instant,
-    /// Start of the window in which `abandoned` counts.
+    /// The start of the time window in which `abandoned` is counted.
     window: Instant,
     abandoned: u32,
     /// Calls that were refused since the last accepted one.
@@ -99,7 +99,7 @@ impl Usage {
         }
     }
 
-    /// Changes the counts, and wakes [`Self::misuse`] if they show a misuse.
+    /// Changes the counts. Wakes [`Self::misuse`] if the new counts show a misuse.
     fn count(&self, change: impl FnOnce(&mut Counted)) {
         self.counted.send_if_modified(|counted| {
             change(counted);
@@ -117,7 +117,7 @@ impl Usage {
         Some(Call { usage: self.clone(), complete: false, _in_progress: in_progress })
     }
 
-    /// Answers a request, if it is within the quota of its peer. The end of the answer's body ends the call.
+    /// Answers a request if it is within the quota of its peer. The call ends with the end of the answer's body.
     pub(super) async fn answer<B>(
         self,
         routes: Routes,

@@ -1,4 +1,4 @@
-//! A codec for answers whose items are serialized already, and for requests, which are small.
+//! A codec for answers whose items are already serialized. It decodes requests, which are small.
 
 use std::marker::PhantomData;
 
@@ -11,7 +11,7 @@ use tonic::{
 };
 use tonic_prost::ProstDecoder;
 
-/// Maximum size of a request, in bytes. A request contains no more than a revision and a node name.
+/// Maximum size of a request, in bytes. A request contains only a revision and a node name.
 const LARGEST_REQUEST: usize = 4 << 10;
 
 /// Size of the buffer for a request, in bytes. It grows if a request is larger.
@@ -37,13 +37,13 @@ impl<R: Message + Default + Send + 'static> Codec for Verbatim<R> {
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        // tonic allocates this much for each call that waits for its request, 8 KiB by default.
+        // tonic allocates a buffer of this size for each call that waits for its request. The default is 8 KiB.
         ProstDecoder::new(BufferSettings::new(REQUEST, REQUEST))
     }
 }
 
-/// How many bytes of an answer are joined into one HTTP/2 data frame. One such chunk can be in memory beside the send buffer
-/// of the stream.
+/// How many bytes of an answer are joined into one HTTP/2 data frame. One such frame can be in memory in addition to the
+/// send buffer of the stream.
 const CHUNK: usize = 2 << 10;
 
 /// An encoder that copies bytes.
@@ -55,12 +55,14 @@ impl Encoder for CopyEncoder {
     type Error = Status;
 
     fn buffer_settings(&self) -> BufferSettings {
-        // A call that waits for a state holds 512 bytes. The second value is the size at which tonic sends.
+        // Each call that waits for a state holds a buffer of 512 bytes. The second value is the size at which tonic
+        // sends.
         BufferSettings::new(512, CHUNK - CHUNK / 4)
     }
 
     fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        // Reserve a whole chunk: a growing buffer would double, and keep twice the bytes that it sends.
+        // Reserve a whole chunk. Otherwise the buffer would double as it grows, and would keep twice the memory of the
+        // bytes that it sends.
         if buffer.chunk_mut().len() < item.len() {
             buffer.reserve(item.len().max(CHUNK));
         }

@@ -4,8 +4,8 @@
 //! WatchReq ─► Reset ─► (wait for a state other than the one sent last) ─► changes … Sync ─► the next WatchReq
 //! ```
 //!
-//! Between two requests the stream keeps the last state alive. If a client sends no request for [`PATIENCE`], the state is
-//! dropped, and the stream ends with the next request.
+//! Between two requests, the stream keeps the last state in memory. If a client sends no request for [`PATIENCE`], the
+//! state is dropped, and the client's next request ends the stream.
 
 use std::{
     future::{Future, ready},
@@ -39,7 +39,7 @@ use crate::{
 /// How long a client may wait between two requests.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// The log names at most one refused client in this time.
+/// The log contains at most one refused client per interval of this length.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The handler of `Watch`.
@@ -56,8 +56,8 @@ impl Watch {
         Self { views, stalls, stop, refusals: Throttle::every(LOG_INTERVAL) }
     }
 
-    /// Logs a refused client. KPNG clients retry about every second and do not show the error to their operator, so the log
-    /// has a warning, at most once a minute.
+    /// Logs a refused client. KPNG clients retry about every second and do not show the error to their operator.
+    /// Therefore the log has a warning, but at most once a minute.
     fn log(&self, node: &str, refused: &Refused) {
         match refused {
             _ if self.refusals.pass().is_none() => debug!(node, error = %refused, "refused a KPNG client"),
@@ -153,7 +153,8 @@ impl Session {
                 refused_status(&refused)
             })?,
         };
-        // The views of two nodes have different instance IDs, so their states always differ.
+        // The views of two nodes have different instance IDs, so a state of one view always differs from a state of the
+        // other.
         let held = before.map(State::revision).unwrap_or_default();
         let state = tokio::select! {
             state = view.feed().differing(held) => state,
@@ -171,7 +172,7 @@ fn refused_status(refused: &Refused) -> Status {
     }
 }
 
-/// A state that is kept until the client's next request, for [`PATIENCE`] at most.
+/// A state that is kept until the client's next request, but at most for [`PATIENCE`].
 struct Held {
     state: Arc<Mutex<Option<State>>>,
     _patience: JoinSet<()>,
