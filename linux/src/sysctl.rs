@@ -8,10 +8,10 @@ use std::{
 
 /// A failure to read or write a setting.
 #[derive(Debug, thiserror::Error)]
-#[error("failed to {verb} {name}: {source}{}", remedy.as_ref().map(|remedy| format!(": {remedy}")).unwrap_or_default())]
+#[error("failed to {action}: {source}{}", remedy.as_ref().map(|remedy| format!(": {remedy}")).unwrap_or_default())]
 pub struct Error {
-    /// The action that failed: `read` or `set to VALUE:`.
-    verb: String,
+    /// The action that failed: `read NAME` or `set NAME to VALUE`.
+    action: String,
     /// The setting, as `sysctl` names it.
     pub name: String,
     /// The cause.
@@ -56,7 +56,7 @@ impl Settings {
     pub fn get(&self, name: &str) -> Result<i64, Error> {
         let error = |source: io::Error| {
             let remedy = self.remedy(name, &source).map(str::to_owned);
-            Error { verb: "read".to_owned(), name: shown(name), source, remedy }
+            Error { action: format!("read {}", shown(name)), name: shown(name), source, remedy }
         };
         let text = fs::read_to_string(self.root.join(name)).map_err(error)?;
         text.trim().parse().map_err(|_| error(io::ErrorKind::InvalidData.into()))
@@ -109,7 +109,7 @@ impl Settings {
     /// Returns an error if `/proc/sys/kernel/osrelease` cannot be read.
     pub fn release(&self) -> Result<String, Error> {
         let name = "proc/sys/kernel/osrelease";
-        let error = |source| Error { verb: "read".to_owned(), name: shown(name), source, remedy: None };
+        let error = |source| Error { action: format!("read {}", shown(name)), name: shown(name), source, remedy: None };
         fs::read_to_string(self.root.join(name)).map(|release| release.trim().to_owned()).map_err(error)
     }
 
@@ -131,7 +131,7 @@ fn not_set(name: &str, value: i64, source: io::Error) -> Error {
     let remedy = sysctl.map(|name| {
         format!("set it on the node (sysctl -w {name}={value}), or run this in a container that may write to /proc/sys")
     });
-    Error { verb: format!("set to {value}:"), name: shown(name), source, remedy }
+    Error { action: format!("set {} to {value}", shown(name)), name: shown(name), source, remedy }
 }
 
 /// The name to show: `net.netfilter.nf_conntrack_max` for a sysctl, the absolute path for a module parameter.
@@ -208,6 +208,7 @@ mod tests {
         assert_eq!(text(&full), absent, "with IPVS loaded there is no remedy");
         for kind in [io::ErrorKind::PermissionDenied, io::ErrorKind::ReadOnlyFilesystem] {
             let error = not_set(name, 1, kind.into()).to_string();
+            assert!(error.starts_with("failed to set net.ipv4.vs.conntrack to 1: "), "{error}");
             assert!(error.contains("set it on the node (sysctl -w net.ipv4.vs.conntrack=1)"), "{error}");
             let error = not_set("sys/module/a/parameters/b", 1, kind.into()).to_string();
             assert!(!error.contains("sysctl"), "{error}");
