@@ -132,7 +132,10 @@ fn configured(config: &Config) -> Options {
 
 /// Runs the test suite on this HNS and prints the observations.
 fn check(options: &Options, kernel: &mut impl Kernel) -> anyhow::Result<()> {
-    let network = options.network.as_deref().context("name a network for test endpoints with --network-name")?;
+    let network = options
+        .network
+        .as_deref()
+        .context("the test needs a network for its endpoints: name one with --network-name")?;
     let seen = contract::check(kernel, network).context("this HNS does not behave as localnet-win requires")?;
     let mut out = io::stdout().lock();
     for one in seen {
