@@ -164,7 +164,8 @@ impl Findings {
             if let Some(first) = backend.skipped.first() {
                 let count = backend.skipped_count;
                 let problem = format!("the backend {name} skips {count} parts of Services, such as {first}");
-                let remedy = "change the Services as the reasons suggest: localnet get revision -o wide";
+                let remedy =
+                    "change the Services as the reasons suggest; localnet get revision -o wide lists the reasons";
                 self.add("skipped", warning(Code::BackendSkips, problem).remedy(remedy));
             }
             for warning in &backend.warnings {
@@ -201,7 +202,7 @@ impl Findings {
         }
         for other in evidence.others.iter().filter(|table| table.ends_with(" kube-proxy")) {
             let problem =
-                format!("kube-proxy has the table {other}, too: the first rule that matches translates a packet");
+                format!("kube-proxy's table {other} also exists: the first rule that matches a packet translates it");
             self.add("other-proxy", of(Code::OtherProxy, problem));
         }
         if evidence.legacy {

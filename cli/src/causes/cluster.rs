@@ -110,7 +110,7 @@ pub(super) fn of_outcome(evidence: &Evidence, front: &Front) -> Diagnostic {
     if ineligible.is_empty() {
         let problem = format!("{}; its {} endpoints are of another family", front.because, why.endpoints);
         let family = why.ineligible.iter().find(|of| of.rule == Rule::Family && of.port_name == front.port_name);
-        let remedy = family.map_or("the pods must have addresses of that family", |of| of.remedy.as_str());
+        let remedy = family.map_or("the pods must have addresses of the family of the VIP", |of| of.remedy.as_str());
         return of(code(Rule::Family), problem).remedy(remedy);
     }
     // If a policy excludes endpoints that are otherwise eligible, the policy is the cause. Otherwise the cause is the most

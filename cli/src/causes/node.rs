@@ -69,7 +69,8 @@ pub(super) fn of_front(evidence: &Evidence, number: usize, front: &Front, rankin
         add(54, of(Code::StaleFlow, problem));
     }
     if let Some(filtered) = &front.filtered {
-        let remedy = "name the sender with --from; its address must be in spec.loadBalancerSourceRanges";
+        let remedy =
+            "spec.loadBalancerSourceRanges must contain the address of the sender; to check a sender, add --from";
         add(60, of(Code::SourceRanges, filtered.clone()).remedy(remedy).severity(Severity::Warning));
     }
 }
