@@ -219,15 +219,21 @@ impl Backend {
             match &dump {
                 Some(dump) if dump.revision == revision => {
                     let differences = dump.differences(&expected);
-                    anyhow::ensure!(differences.is_empty(), "the backend's state differs at {revision}:{differences}");
+                    anyhow::ensure!(
+                        differences.is_empty(),
+                        "the backend's state of revision {revision} differs from the brain's:{differences}"
+                    );
                     return Ok(());
                 }
                 _ => {}
             }
             self.is_alive()?;
             if Instant::now() > deadline {
-                let at = dump.map_or("nothing".to_owned(), |dump| dump.revision.to_string());
-                bail!("the backend did not apply {revision} within {patience:?}; its state is {at}{}", self.log_tail());
+                let at = dump.map_or("no state".to_owned(), |dump| format!("revision {}", dump.revision));
+                bail!(
+                    "the backend did not apply revision {revision} within {patience:?}; it holds {at}{}",
+                    self.log_tail()
+                );
             }
             std::thread::sleep(POLL);
         }

@@ -168,7 +168,7 @@ pub(super) fn stale_udp(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
         let mut buffer = [0; 256];
         let length = socket.recv(&mut buffer).context("no answer to a datagram")?;
         let answer = String::from_utf8_lossy(&buffer[..length]);
-        anyhow::ensure!(answer.starts_with(&format!("{pod}:")), "{answer:?} is not from {pod}");
+        anyhow::ensure!(answer.starts_with(&format!("{pod}:")), "the answer {answer:?} is not from the pod {pod}");
         Ok(())
     };
     life.eventually(|_| answered_by(PODS[0]))?;
