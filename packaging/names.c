@@ -1,7 +1,7 @@
-/* Linked into static programs: names are looked up by what is built into them, in files and in the DNS.
+/* Linked into each static program. It restricts name lookups to the two methods that glibc itself contains: files (such as /etc/hosts) and DNS.
  *
- * What else /etc/nsswitch.conf names, such as `resolve` or `mymachines`, are libraries that the C library would load. In a static program
- * it can do so only if they are of its own version: otherwise the program dies in the middle of a look-up. */
+ * For any other method in /etc/nsswitch.conf, such as `resolve` or `mymachines`, glibc would load a library, and that library would load the
+ * host's C library. If the host's C library and the program's glibc have different versions, the program may crash during the lookup. */
 #include <nss.h>
 
 __attribute__((constructor)) static void look_up_names_in_files_and_dns(void)
