@@ -148,7 +148,8 @@ section! {
             .default("true").v1alpha1_default("false").flag("bind-address-hard-fail").brain().at_start();
         /// Serve profiles at `metricsBindAddress`.
         enable_profiling: bool = field("enableProfiling").flag("profiling").brain();
-        /// Previous minor version: show the metrics that are hidden since that version.
+        /// Show the metrics that are hidden since this version, which must be the previous minor version of
+        /// Kubernetes.
         show_hidden_metrics_for_version: Option<MinorVersion> = field("showHiddenMetricsForVersion")
             .flag("show-hidden-metrics-for-version").brain().no_effect("no metric is hidden");
         /// The kernel subsystem that the backend programs: `iptables`, `ipvs` or `nftables`; on Windows `kernelspace`. By
@@ -283,7 +284,8 @@ section! {
         /// Tracking timeout of UDP flows with an answer. 0 keeps the kernel's timeout.
         udp_stream_timeout: Option<Duration> = field("linux.conntrack.udpStreamTimeout")
             .v1alpha1("conntrack.udpStreamTimeout").flag("conntrack-udp-timeout-stream").backend();
-        /// Lower bound for the node's limit, which is otherwise `linux.conntrack.maxPerCore` times the number of cores.
+        /// Minimum of the node's limit of tracked connections. It applies if `linux.conntrack.maxPerCore` times the number
+        /// of cores is lower.
         min: u32 as Count = field("linux.conntrack.min")
             .default("131072").v1alpha1("conntrack.min").flag("conntrack-min").backend();
     }
@@ -356,7 +358,8 @@ section! {
         /// On Windows it is never `None`.
         root_hns_endpoint_name: Option<String> as RootEndpoint = field("winkernel.rootHnsEndpointName")
             .flag("root-hnsendpoint-name").of_mode();
-        /// Mode kernelspace: forward the health check port on VIPs.
+        /// Mode kernelspace: let external load balancers check the node's health at the load balancer IP of a
+        /// Service.
         forward_health_check_vip: bool = field("winkernel.forwardHealthCheckVip")
             .flag("forward-healthcheck-vip").of_mode();
     }

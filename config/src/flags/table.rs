@@ -118,7 +118,11 @@ fn of_program() -> [Flag; 9] {
             Kind::Path,
             "File with a KubeProxyConfiguration, v1alpha1 or v1alpha2. With this file, most other flags have no effect",
         )),
-        beside(flag("init-only", Kind::Bool, "Apply the settings that need more privileges, and exit")),
+        beside(flag(
+            "init-only",
+            Kind::Bool,
+            "Apply the node's settings that need more privileges than the rest, such as conntrack limits, and exit",
+        )),
         beside(flag("write-config-to", Kind::Path, "Write the configuration as a v1alpha2 file, and exit")),
         Flag {
             used_by: Some(Part::Brain),
