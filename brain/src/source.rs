@@ -9,7 +9,7 @@ pub enum Source {
     File(PathBuf),
     /// An API server.
     Kube {
-        /// The kubeconfig. `None` means the default places.
+        /// The kubeconfig. `None` means the default locations.
         kubeconfig: Option<PathBuf>,
         /// A URL that overrides the URL in the kubeconfig.
         server: Option<http::Uri>,

@@ -1,4 +1,4 @@
-//! The metadata of a file that change with its content.
+//! The metadata of a file, as far as they change with the file's content.
 
 use std::{
     fs, io,
@@ -7,14 +7,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// The metadata of a file that change with its content.
+/// The metadata of a file, as far as they change with the file's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stamp {
     device: u64,
     inode: u64,
     mode: u32,
     size: u64,
-    /// Seconds and nanoseconds since 1970.
+    /// When the file last changed, in seconds and nanoseconds since 1970.
     changed: (i64, i64),
 }
 
@@ -24,7 +24,7 @@ impl Stamp {
         fs::metadata(path).map(|file| Self::from(&file))
     }
 
-    /// Whether the last change was at least `age` before `now`. False if the last change is in the future.
+    /// Whether the last change was at least `age` before `now`. This is false if the last change is in the future.
     pub(crate) fn is_older_than(&self, now: SystemTime, age: Duration) -> bool {
         let Ok(since_1970) = now.duration_since(SystemTime::UNIX_EPOCH) else { return false };
         let Some(before) = since_1970.checked_sub(age) else { return false };

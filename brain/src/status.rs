@@ -45,7 +45,7 @@ const PATHS: [&str; 7] = ["/configz", "/flagz", "/healthz", "/metrics", "/metric
 const PROFILING: &str = "/debug/pprof";
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.";
 
-/// Starts the server, which retries until it can open the port. Must be called in a tokio runtime.
+/// Starts the server. If the port cannot be opened, the server retries until it can. Must be called in a tokio runtime.
 pub fn start(address: SocketAddr, current: Current, feed: &Feed, reports: &Reports) -> Servers {
     let pages = Pages {
         current,
@@ -105,7 +105,7 @@ impl Pages {
 
     fn mode(&self) -> String {
         let reports = self.reports.all();
-        // If one backend has replaced another, both have reports. The newest one counts.
+        // If one backend has replaced another, there are reports of both. The newest report counts.
         let newest = reports.values().max_by_key(|received| received.at);
         match newest.map(|received| (received, received.mode())) {
             Some((_, Some(mode))) => mode.to_string(),

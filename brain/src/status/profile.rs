@@ -1,9 +1,9 @@
 //! `/debug/pprof`: CPU profiles on the paths and in the format of Go's `net/http/pprof`. `go tool pprof
 //! http://NODE:10249/debug/pprof/profile` and other tools that profile kube-proxy work unchanged.
 //!
-//! A timer signal interrupts the running threads, and the handler records their stacks. Unwinding in a signal handler cannot
-//! be made safe in every situation; stacks in code that is known to be unsafe are skipped. For this reason profiling needs
-//! `enableProfiling`, and runs only during a request.
+//! A timer signal interrupts the running threads, and the handler records their stacks. Unwinding in a signal handler
+//! cannot be made safe in every situation, so the handler skips stacks in code that is known to be unsafe. Because some
+//! risk remains, profiling needs `enableProfiling`, and runs only during a request.
 
 mod format;
 
@@ -22,9 +22,9 @@ use crate::health::answer::{self, Answer};
 const RATE: i32 = 100;
 /// The default duration of a profile.
 const DEFAULT_SECONDS: u64 = 30;
-/// The maximum duration of a profile, because all of its samples are kept in memory until the end.
+/// The maximum duration of a profile. It limits the memory, which holds all samples until the end.
 const MAX_SECONDS: u64 = 600;
-/// Stacks whose innermost frame is in one of these libraries are skipped: they may hold locks that unwinding needs.
+/// A stack is skipped if its innermost frame is in one of these libraries, which may hold locks that unwinding needs.
 const UNSAFE: [&str; 4] = ["libc", "libgcc", "pthread", "vdso"];
 
 const INDEX: &str = "\
@@ -45,7 +45,7 @@ pub(super) async fn answer(path: &str, query: Option<&str>) -> Answer {
         "" => moved(),
         "/" => answer::unsniffed("text/html; charset=utf-8", INDEX),
         "/profile" => profile(seconds(query)).await,
-        // Go's other profiles, such as `heap`, describe its own runtime. kube-proxy does not serve `cmdline` either.
+        // Go's other profiles, such as `heap`, describe Go's runtime. kube-proxy does not serve `cmdline` either.
         _ => failed(StatusCode::NOT_FOUND, "Unknown profile\n".to_owned()),
     }
 }
@@ -66,7 +66,7 @@ async fn profile(duration: Duration) -> Answer {
     };
     // A client that disconnects drops this future, which stops the profiler.
     sleep(duration).await;
-    // Symbol names are read from the program's file, which blocks.
+    // Symbol names are read from the program's file, and this read blocks.
     match spawn_blocking(move || encoded(&running, duration)).await {
         Ok(Ok(bytes)) => {
             let mut answer = answer::unsniffed("application/octet-stream", bytes);
