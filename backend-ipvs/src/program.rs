@@ -25,17 +25,18 @@ use crate::{
 /// `localnet-ipvs`, with the flags for virtual servers. They take precedence over the configuration.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Ipvs {
-    /// IPVS scheduler for Services that do not name one: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed,
-    /// nq, fo, ovf, or mh, also called maglev
+    /// IPVS scheduler for Services that do not request one: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed, nq, fo, ovf, or
+    /// mh, also called maglev
     #[arg(long, value_name = "NAME", value_parser = scheduler)]
     pub scheduler: Option<Scheduler>,
     /// CIDRs whose virtual servers belong to other programs and stay unchanged
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     pub exclude_cidrs: Option<Vec<IpNet>>,
-    /// Answer ARP for an address only on the interface that has it; needed where VIPs are announced by ARP
+    /// Answer ARP for an address only on the interface that has it; needed where other nodes or load balancers announce
+    /// VIPs by ARP
     #[arg(long)]
     pub strict_arp: bool,
-    /// Seconds after which the connections of a removed endpoint are cut [default: they end by themselves]
+    /// Seconds after which the connections of a removed endpoint are cut [default: no limit]
     #[arg(long, value_name = "SECONDS")]
     pub drain_limit: Option<NonZeroU64>,
     /// Timeout of an idle TCP connection, in seconds
