@@ -43,7 +43,7 @@ pub struct CleanupArgs {
 /// The commands that only this program has.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Test whether this HNS behaves as localnet-win requires, with temporary load balancers for documentation addresses
+    /// Test whether this HNS behaves as localnet-win requires; creates temporary load balancers for documentation addresses
     Check(Box<ConfigArgs>),
 }
 
