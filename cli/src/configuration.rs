@@ -33,7 +33,7 @@ const FLAGS: [&str; 7] = [
     "pod-interface-name-prefix",
 ];
 const MASQUERADE_BIT: &str = "masquerade-bit";
-const HEADING: &str = "Configuration [default: that of the backend]";
+const HEADING: &str = "Configuration [default: as the backend reports it]";
 
 /// The flags that override the reported configuration.
 #[derive(Clone, Debug, Default)]

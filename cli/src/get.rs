@@ -49,7 +49,7 @@ pub struct Filter {
     /// Only Services of this namespace
     #[arg(short, long)]
     pub namespace: Option<String>,
-    /// Services of all namespaces, as without --namespace
+    /// Services of all namespaces, which is the default
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     pub all_namespaces: bool,
 }
