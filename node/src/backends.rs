@@ -134,7 +134,7 @@ impl Args for BackendArgs {
         let backend = Arg::new(FLAG)
             .long(FLAG)
             .value_parser(PossibleValuesParser::new(BACKENDS.iter().map(value)))
-            .help("Backend to run [default: that of the configured mode; nft if the configuration names no mode]");
+            .help("Backend to run [default: the backend for the configured mode; nft if no mode is configured]");
         BACKENDS.iter().fold(command.arg(backend), |command, entry| {
             let own = (entry.with_flags)(Command::default());
             command.args(own.get_arguments().map(|arg| arg.clone().help_heading(entry.program_name)))
