@@ -16,14 +16,14 @@ use rustix::process::Signal;
 
 /// Test a backend of localnet: how it handles streams, states, packets and failures.
 ///
-/// The kit starts the backend many times, as root in network namespaces of its own. The backend describes its state by Report, or
-/// in more detail in a file: see docs/writing-a-backend.md.
+/// The kit starts the backend many times. As root, it uses network namespaces that it creates. The backend shows its state with
+/// calls of Report, or in more detail with a file: see docs/writing-a-backend.md.
 #[derive(Debug, Parser)]
 #[command(name = "localnet-conformance", version)]
 struct Arguments {
     /// The backend's command. The kit replaces {api} with the brain's address (unix:///…) and {socket} with the path in it. If
-    /// the command contains {tcp}, {tcp} is an IP address and a port, and {api} is tcp://…. {dump} is a file for the backend's
-    /// state, {folder} a folder for this run alone, and {flags} kube-proxy's flags for the node
+    /// the command contains {tcp}, the kit replaces {tcp} with an IP address and a port, and {api} is tcp://…. {dump} is a file
+    /// for the backend's state, {folder} a folder only for this run, and {flags} kube-proxy's flags for the node
     #[arg(long, value_name = "COMMAND")]
     backend: String,
     /// Levels to check: wire, state, packets, life
@@ -60,7 +60,7 @@ struct Arguments {
     /// A command that reads the kernel's state and prints what it serves: see docs/writing-a-backend.md
     #[arg(long, value_name = "COMMAND")]
     read_back: Option<String>,
-    /// Limits of the kernel, which the kit does not test, separated by commas
+    /// Limits of the kernel, separated by commas; the kit adapts its expectations to them
     #[arg(long, value_enum, value_name = "LACKS", value_delimiter = ',', requires = "read_back")]
     cannot_hold: Vec<Lack>,
     /// A command after which the kernel refuses the backend's changes, until --clear
