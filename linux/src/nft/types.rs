@@ -7,7 +7,7 @@ use localnet_core::Family;
 /// The name of a table, chain or set; cheap to clone because elements and rules repeat it.
 pub type Name = Arc<str>;
 
-/// What nft calls a family, and its address fields: `ip`, `ip6`.
+/// nft's keyword for a family and for its address fields: `ip` or `ip6`.
 pub fn family_name(family: Family) -> &'static str {
     match family {
         Family::V4 => "ip",
