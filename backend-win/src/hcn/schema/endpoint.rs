@@ -13,10 +13,10 @@ pub const REMOTE: u32 = 1;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Endpoint {
-    /// Its identifier; `None` in a document that creates it.
+    /// The endpoint's identifier; `None` in a document that creates the endpoint.
     #[serde(rename = "ID", deserialize_with = "id", skip_serializing_if = "Option::is_none")]
     pub id: Option<Guid>,
-    /// Its name, which the CNI plugin uses; may be empty.
+    /// The endpoint's name, which the CNI plugin uses; may be empty.
     #[serde(deserialize_with = "text_or_nothing", skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// Its network.
@@ -105,7 +105,7 @@ impl Endpoint {
         self.flags & REMOTE != 0
     }
 
-    /// Its addresses. Strings that are not addresses are skipped.
+    /// The endpoint's addresses. Strings that are not addresses are skipped.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.ip_configurations.iter().filter_map(|configuration| configuration.ip_address.parse().ok())
     }

@@ -13,7 +13,7 @@ use super::{Guid, SchemaVersion, address, addresses, id, is_default, or_default}
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct LoadBalancer {
-    /// Its identifier; `None` in a document that creates it.
+    /// The load balancer's identifier; `None` in a document that creates the load balancer.
     #[serde(rename = "ID", deserialize_with = "id", skip_serializing_if = "Option::is_none")]
     pub id: Option<Guid>,
     /// Its endpoints.
@@ -46,7 +46,7 @@ pub struct PortMapping {
     /// The port of the endpoints.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "is_default")]
     pub internal_port: u16,
-    /// The port of its addresses.
+    /// The port of the load balancer's addresses.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "is_default")]
     pub external_port: u16,
     /// The values of a packet that select the endpoint.
@@ -128,13 +128,14 @@ flags! {
     PortMappingFlags {
         /// Internal load balancing within the node. We never set it, so a load balancer with it differs from the plan.
         ILB = 1,
-        /// Its addresses can be reached from the node itself.
+        /// The load balancer's addresses can be reached from the node itself.
         LOCAL_ROUTED_VIP = 2,
         /// Replies to packets for an address of the node go to the client directly.
         USE_MUX = 4,
         /// The packet keeps its original destination.
         PRESERVE_DIP = 8,
-        /// Its addresses can be reached from outside the cluster. kube-proxy defines the flag; Microsoft's library does not.
+        /// The load balancer's addresses can be reached from outside the cluster. kube-proxy defines the flag; Microsoft's
+        /// library does not.
         VIP_EXTERNAL_IP = 16,
     }
 }
