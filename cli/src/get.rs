@@ -168,7 +168,7 @@ pub struct EndpointRow<'a> {
     port: u16,
     local: bool,
     scopes: Scopes,
-    /// Its conditions in words; `None` if the brain was not queried.
+    /// The endpoint's conditions in words; `None` if the brain was not queried.
     state: Option<&'static str>,
 }
 
