@@ -298,7 +298,7 @@ fn described(ended: ExitStatus) -> String {
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        // These fail only if the backend has exited.
+        // These signals fail only if the backend has exited.
         _ = self.signal(Signal::CONT);
         _ = self.signal(Signal::KILL);
         _ = self.process.child().wait();
