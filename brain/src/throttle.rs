@@ -7,11 +7,11 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Lets one line pass in an interval, and counts the suppressed ones. Clones share the count.
+/// Lets one line pass in each interval, and counts the suppressed lines. Clones share the count.
 #[derive(Clone, Debug)]
 pub(crate) struct Throttle(Duration, Arc<Mutex<Passed>>);
 
-/// One line in 5 s.
+/// Lets one line pass every 5 s.
 impl Default for Throttle {
     fn default() -> Self {
         Self::every(Duration::from_secs(5))
@@ -29,10 +29,11 @@ impl Throttle {
         Self(interval, Arc::default())
     }
 
-    /// Returns `None` if the line must not be written now, or else the number of lines that were suppressed since the last one.
+    /// Returns `None` if the line must not be written now. Otherwise returns the number of lines that were suppressed
+    /// since the last written line.
     pub(crate) fn pass(&self) -> Option<u64> {
         let now = Instant::now();
-        // No code that holds the lock can panic halfway through a change.
+        // Code that holds the lock never panics in the middle of a change.
         let mut passed = self.1.lock().unwrap_or_else(PoisonError::into_inner);
         if passed.last.is_some_and(|last| now.duration_since(last) < self.0) {
             passed.suppressed += 1;

@@ -1,8 +1,9 @@
-//! The views: the states of the node that the brain runs for, and of other nodes that `--serve-node` allows.
+//! The views. A view is the sequence of states of one node: the node that the brain runs for, or another node that
+//! `--serve-node` allows.
 //!
-//! The view of another node is a separate brain in this process, with its own watch of the source. It runs from the first
-//! stream that requests it to the end of the last one. So views cannot affect one another, and a view without readers costs
-//! nothing.
+//! The view of another node is a separate brain in this process, with its own watch of the source. This brain starts with
+//! the first stream that requests the view, and stops with the last one. Views therefore cannot affect one another, and a
+//! view without readers takes no resources.
 
 use std::{
     collections::HashMap,
@@ -19,18 +20,18 @@ use tracing::{info, warn};
 use crate::feed::Feed;
 use localnet_cluster::objects::node_name;
 
-/// Maximum number of open views of other nodes. Each costs as much as a brain.
+/// Maximum number of open views of other nodes. Each takes as many resources as a brain.
 const MAX_OTHERS: usize = 64;
 
 /// A brain of another node.
 pub struct Started {
     /// The feed of the node.
     pub feed: Feed,
-    /// Resolves when the brain has failed. Dropping it stops the brain.
+    /// Resolves when the brain has failed. Dropping this future stops the brain.
     pub failed: BoxFuture<'static, anyhow::Error>,
 }
 
-/// Starts a brain for a node.
+/// A function that starts a brain for a node.
 type Open = Box<dyn Fn(String) -> BoxFuture<'static, anyhow::Result<Started>> + Send + Sync>;
 
 /// The views. Clones share them.
@@ -71,8 +72,8 @@ impl From<Feed> for Views {
 }
 
 impl Views {
-    /// The view of this node, and the views of the `allowed` nodes, or of all nodes if `allowed` contains `*`. `open` starts
-    /// the brains of the other nodes.
+    /// The view of this node, and the views of the `allowed` nodes. If `allowed` contains `*`, all nodes are allowed.
+    /// `open` starts the brains of the other nodes.
     pub fn with_others(
         own: Feed,
         allowed: Vec<String>,
@@ -86,7 +87,8 @@ impl Views {
         View { name: String::new(), feed: self.0.own.clone(), opened: None }
     }
 
-    /// The view of a node. An empty name means this node. Waits for the first state, which contains the name of this node.
+    /// The view of a node. An empty name means this node. Waits for the first state, because it contains the name of this
+    /// node.
     ///
     /// # Errors
     /// Returns [`Refused`] if the node is not allowed, too many views are open, or the brain of the view cannot be started.
@@ -146,7 +148,7 @@ impl Opened {
     }
 }
 
-/// The states of one node. The brain of another node's view stops when its last `View` is dropped.
+/// The states of one node. If it is another node, its brain stops when the last `View` is dropped.
 #[derive(Clone)]
 pub struct View {
     /// The name in the request.

@@ -1,4 +1,5 @@
-//! The sources of objects. Each sends batches of [`Event`](localnet_cluster::objects::Event)s; a batch takes effect as a whole.
+//! The sources of objects. Each sends batches of [`Event`](localnet_cluster::objects::Event)s. A batch takes effect as a
+//! whole.
 
 pub mod file;
 pub mod kube;

@@ -1,4 +1,5 @@
-//! Checks values that the types accept and an API server would refuse. Objects from a file do not pass through an API server.
+//! Checks values that the Rust types accept but an API server would refuse. Objects from a file do not pass through an
+//! API server.
 
 use std::net::IpAddr;
 
@@ -25,7 +26,7 @@ pub(super) fn check(object: &Object) -> Vec<Diagnostic> {
     list.0
 }
 
-/// Problems with the enumerated values of a Service. The reduced object no longer contains their text.
+/// Problems with the enumerated values of a Service, such as its type. The reduced object no longer contains their text.
 pub(super) fn choices(service: &Service) -> Vec<Diagnostic> {
     let mut list = List::default();
     let Some(spec) = &service.spec else { return list.0 };
@@ -178,7 +179,8 @@ impl List {
             if let Some(hostname) = &endpoint.hostname {
                 self.label(format!("endpoints[{position}].hostname"), hostname);
             }
-            // A node name is only compared with the names of Nodes, so it need not be valid. But it must fit into a message.
+            // A node name is only compared with the names of Nodes, so it need not be valid. But it must fit into a
+            // message on the wire.
             let odd = |node: &&str| node.len() > 253 || node.contains(char::is_control);
             if let Some(node) = endpoint.node.as_deref().filter(odd) {
                 let field = format!("endpoints[{position}].nodeName");

@@ -1,11 +1,12 @@
-//! The content of the files at the last read, so that only changes are read again.
+//! The content of the files at the last read, so that the next read parses only what has changed.
 //!
 //! ```text
 //! folder ─► each file: another stamp?  ─► its documents: another text?  ─► reading ─► News ─► events
 //! ```
 //!
-//! No object is stored, because the cluster stores them. The name and line of each object are stored, to detect deleted objects
-//! and duplicates. News that is not taken changes nothing: after a problem, the next attempt starts from the last good state.
+//! The cluster stores the objects. This module stores only the name and line of each object, to detect deleted objects
+//! and duplicates. Reading produces `News`, which changes nothing until `Contents::take` applies it. After a problem, the
+//! next attempt therefore starts from the last valid content.
 
 #[cfg(test)]
 mod tests;
@@ -34,8 +35,8 @@ use super::{
 use crate::stamp::Stamp;
 use localnet_cluster::objects::{Event, Kind, Object, ServiceType};
 
-/// A file that changed less than this time before it was read is read again, even if its stamp is unchanged: it may have
-/// changed twice between two ticks of the clock that stamps it.
+/// If a file changed less than this time before it was read, it is read again even if its stamp is unchanged. The file
+/// may have changed twice within one tick of the clock that stamps it.
 const TICKS: Duration = Duration::from_secs(2);
 
 /// The content of the files at the last read without a problem.
@@ -43,9 +44,9 @@ const TICKS: Duration = Duration::from_secs(2);
 pub(super) struct Contents {
     files: BTreeMap<Arc<Path>, File>,
     hashes: RandomState,
-    /// Whether the first list was taken. Later events are changes.
+    /// Whether the first list was taken. All later events are changes.
     listed: bool,
-    /// The device of the path.
+    /// The device that contains the path.
     device: Option<u64>,
 }
 
@@ -53,7 +54,7 @@ pub(super) struct Contents {
 #[derive(Clone, Debug)]
 struct File {
     stamp: Stamp,
-    /// Whether any later change of the content would change the stamp, too.
+    /// Whether any later change of the content would also change the stamp.
     settled: bool,
     texts: Vec<Text>,
     ignored: Vec<Diagnostic>,
@@ -66,7 +67,7 @@ struct Text {
     hash: u64,
     lines_before: u64,
     objects: Box<[Named]>,
-    /// Kinds that the brain does not use, with the line in the document.
+    /// Kinds that the brain does not use, each with its line in the document.
     ignored: Box<[(u64, String)]>,
 }
 
@@ -164,7 +165,7 @@ impl File {
         self.texts.iter().flat_map(|text| &text.objects)
     }
 
-    /// The objects, and their first lines.
+    /// The objects, each with its first line.
     fn places(&self) -> impl Iterator<Item = (Id<'_>, u64)> {
         self.texts
             .iter()
@@ -203,8 +204,8 @@ impl News {
 }
 
 impl Contents {
-    /// Reads the changes. If any file cannot be read, returns all problems instead. The calling thread must have the stack
-    /// of `super::thread`.
+    /// Reads the changes. If any file cannot be read, returns all problems instead. Must be called on a thread with a
+    /// stack as large as that of `super::thread`.
     pub(super) fn read(&self, path: &Path, now: SystemTime) -> Result<News, Vec<Diagnostic>> {
         let (mut news, mut problems) = (News::default(), Vec::new());
         let paths = folder::files(path, &mut problems).map_err(|error| vec![problems::unreadable(path, &error)])?;
@@ -233,7 +234,7 @@ impl Contents {
                     }
                     Err(_) => problems.push(problems::not_text(&file)),
                 },
-                // The file was deleted after it was listed. If there is a new file in its place, the watch reports that.
+                // The file was deleted after it was listed. If another file has replaced it, the watch reports this.
                 Err(Refused::Failed(error)) if error.kind() == io::ErrorKind::NotFound && *file != *path => {
                     if before.is_some() {
                         news.files.insert(file, None);
@@ -288,7 +289,7 @@ impl Contents {
         self.files.iter().filter(|(file, _)| !news.files.contains_key(*file))
     }
 
-    /// Objects that occur twice: both in the news, or one in the news and one in an unchanged file.
+    /// Objects that are defined twice: two definitions in the news, or one in the news and one in an unchanged file.
     fn twice(&self, news: &News) -> Vec<Diagnostic> {
         let mut first: HashMap<Id<'_>, (&Arc<Path>, u64)> = HashMap::new();
         let mut problems = Vec::new();
@@ -318,14 +319,15 @@ impl Contents {
         problems
     }
 
-    /// Objects that have disappeared from their file and are not in any other.
+    /// Objects that have disappeared from their file and are not in any other file.
     fn gone(&self, news: &News) -> Vec<(Kind, ServiceKey)> {
         let now: HashSet<Id<'_>> = news.files.values().flatten().flat_map(File::objects).map(Named::id).collect();
         let were = news.files.keys().filter_map(|file| self.files.get(file)).flat_map(File::objects).map(Named::id);
         were.filter(|id| !now.contains(id)).map(|(kind, name)| (kind, name.clone())).collect()
     }
 
-    /// Applies the news, and returns its events: first a complete list of each kind, later changes.
+    /// Applies the news, and returns its events. The first call returns a complete list of each kind; later calls return
+    /// changes.
     pub(super) fn take(&mut self, news: News) -> Vec<Event> {
         self.device = news.device;
         for (path, file) in news.files {
@@ -360,7 +362,7 @@ impl Contents {
         ignored.filter(|of| of.code != Code::KindIgnored || kinds.insert(of.subject.object())).collect()
     }
 
-    /// Whether there are NodePorts, but no Node object of this name with their addresses.
+    /// Whether there are NodePorts, but no Node object of this name that would contain the addresses for them.
     pub(super) fn lacks_node(&self, name: &str) -> bool {
         let objects = || self.files.values().flat_map(File::objects);
         let is_node = |named: &Named| named.kind == Kind::Node && *named.name.name == *name;

@@ -9,7 +9,8 @@ use std::{
 use super::folder::is_named_like_one;
 use crate::stamp::Stamp;
 
-/// A fingerprint of the files that are read, wherever links lead. It changes when one of them changes, appears or disappears.
+/// A fingerprint of the files to read. It covers the targets of links. It changes when one of these files changes,
+/// appears or disappears.
 pub(super) fn of_path(path: &Path) -> u64 {
     let mut hasher = DefaultHasher::new();
     one(path, &mut hasher);

@@ -1,4 +1,4 @@
-//! Opens regular files and nothing else, so that reading never blocks, whatever the path resolves to.
+//! Opens regular files only, so that reading never blocks, whatever the path resolves to.
 
 use std::{
     fs::{self, File, FileType, Metadata, OpenOptions},
@@ -14,9 +14,9 @@ const LARGEST_MIB: u64 = 32;
 
 /// Why a file is not read.
 pub(super) enum Refused {
-    /// Opening or reading failed, possibly only for now.
+    /// Opening or reading failed. A retry may succeed.
     Failed(io::Error),
-    /// The file is of an unsuitable kind or size: the problem and its remedy.
+    /// The file has an unsuitable type or size. The values are the problem and its remedy.
     Odd(String, &'static str),
 }
 
@@ -32,7 +32,7 @@ pub(super) fn read(path: &Path) -> Result<(Vec<u8>, Stamp), Refused> {
     check(&fs::metadata(path)?)?;
     let without_waiting = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
     let file = OpenOptions::new().read(true).custom_flags(without_waiting).open(path)?;
-    // Another file may have replaced it since the check.
+    // Another file may have replaced the checked one since the check.
     let metadata = file.metadata()?;
     check(&metadata)?;
     let mut bytes = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or_default());
@@ -64,11 +64,11 @@ fn kind(file_type: FileType) -> &'static str {
     }
 }
 
-/// The meaning of a name in a folder.
+/// What a directory entry is.
 pub(super) enum Entry {
     /// A file to read.
     File,
-    /// A folder, or a name that no longer exists.
+    /// A folder, or an entry that no longer exists.
     Nothing,
 }
 

@@ -29,13 +29,13 @@ pub(super) fn unreadable(path: &Path, error: &io::Error) -> Diagnostic {
     whole_file(Code::FileUnreadable, path, &format!("cannot be read: {error}"), remedy)
 }
 
-/// The diagnostic for an emptied file. A writer may have truncated the file without writing its new content yet.
+/// The diagnostic for a file that has become empty. A writer may have truncated it, but not written the new content yet.
 pub(super) fn emptied(file: &Path) -> Diagnostic {
     let remedy = "write it again; to remove its objects, delete it or write a List with items: []";
     whole_file(Code::FileEmptied, file, "is empty, but had objects before", remedy)
 }
 
-/// The diagnostic for a folder whose mount has disappeared. The folder below the mount is empty.
+/// The diagnostic for a folder whose mount has disappeared. What remains is the empty folder on which it was mounted.
 pub(super) fn unmounted(folder: &Path) -> Diagnostic {
     let problem = "is another, empty file system, but had objects before";
     let remedy = "mount it again; to remove all objects, write a file that contains a List with items: []";

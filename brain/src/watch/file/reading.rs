@@ -4,7 +4,7 @@
 //! text ─► tree, with the line of each field ─► typed object ─► checks ─► object, or problems
 //! ```
 //!
-//! The items of a list pass one by one, so that a large list never exists as a whole tree.
+//! The reader processes the items of a list one by one, so that the memory never holds the tree of a whole large list.
 
 use std::{fmt, path::Path, sync::Arc};
 
@@ -26,7 +26,7 @@ use super::{
 };
 use localnet_cluster::objects::{Kind, Object};
 
-/// An object, and its first line.
+/// An object and its first line.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) line: u64,
@@ -67,8 +67,8 @@ impl Meaning {
     }
 }
 
-/// The meaning of a document, without parsing it. `None` unless its apiVersion and kind are on plain lines, as in nearly all
-/// documents.
+/// The meaning of a document, found without parsing the document. `None` unless its apiVersion and kind are on plain
+/// lines, as in nearly all documents.
 fn quick_meaning(text: &str) -> Option<Meaning> {
     let plain = |name: &str| {
         let mut lines = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
@@ -87,7 +87,7 @@ fn is_plain(word: &str) -> bool {
 pub(super) fn read(document: Document<'_>, file: &Arc<Path>) -> Reading {
     let text = document.text;
     let mut reader = Reader { lines_before: document.lines_before, file, reading: Reading::default() };
-    // An ignored document is not parsed, so it may exceed the limits of the parser.
+    // An ignored document is not parsed, so it need not be within the limits of the parser.
     if let Some(Meaning::Ignored(what)) = quick_meaning(text) {
         let empty = |line: &&str| line.trim().is_empty() || line.starts_with(['#', '%', '-']);
         let line = text.lines().take_while(empty).count() as u64 + 1;
@@ -177,7 +177,7 @@ impl Reader<'_> {
             Err(misfit) => problems.push(misfit),
         }
         for mut problem in problems {
-            // Instead of the list of addresses, a file may contain the field for a single address.
+            // A file may contain the field for a single address instead of the list of addresses.
             if problem.field == FIRST_IP && tree.at(FIRST_IP).is_none() && tree.at(ONE_IP).is_some() {
                 problem.field = ONE_IP.to_owned();
             }
@@ -220,7 +220,7 @@ fn default_namespace(namespace: &mut Option<String>) {
     namespace.get_or_insert_with(|| "default".to_owned());
 }
 
-/// Decodes an object. The caller adds its position to the diagnostic of a value that has another type.
+/// Decodes an object. If a value has another type, the caller adds the position of the value to the diagnostic.
 fn typed<T: DeserializeOwned>(tree: &Tree) -> Result<T, Diagnostic> {
     serde_path_to_error::deserialize(tree.value()).map_err(|error| {
         let (field, message) = (error.path().to_string(), error.inner().to_string());
@@ -243,7 +243,7 @@ fn typed<T: DeserializeOwned>(tree: &Tree) -> Result<T, Diagnostic> {
     })
 }
 
-/// The fields of a document, except for its items, which the reader gets one by one.
+/// The fields of a document except its items, which the reader receives one by one.
 struct Body<'a, 'b>(&'a mut Reader<'b>);
 
 impl<'de> Visitor<'de> for Body<'_, '_> {

@@ -1,12 +1,12 @@
-//! Starts the thread that reads files. Its stack is large enough for the maximum nesting, and the program can exit without
-//! waiting for it.
+//! Starts the thread that reads files. The stack of this thread is large enough for the maximum nesting. The program can
+//! exit without waiting for the thread.
 
 use std::{
     io,
     thread::{Builder, JoinHandle},
 };
 
-/// 0.5 MiB for each level of [`DEEPEST`](super::limits::DEEPEST). Unused stack costs no memory.
+/// The stack size in bytes: 0.5 MiB for each level of [`DEEPEST`](super::limits::DEEPEST). Unused stack takes no memory.
 const STACK: usize = 64 << 20;
 
 /// Starts work on a new thread.

@@ -1,7 +1,7 @@
-//! Watches the path, and sends its content after each change.
+//! Watches the path. Sends its content at the start, and its changes later.
 //!
-//! The source watches folders, never files: an editor or a ConfigMap replaces a file by a new one with the same name. After an
-//! event, it waits a short time for further events of the same change.
+//! The source watches folders and never files, because an editor or a ConfigMap replaces a file with a new one of the
+//! same name. After an event, it waits a short time for further events of the same change.
 
 use std::{
     collections::BTreeSet,
@@ -35,7 +35,7 @@ use crate::{
 };
 use localnet_cluster::objects::Event;
 
-/// Events with shorter pauses belong to the same change.
+/// Events that follow each other within this time belong to the same change.
 const SETTLE: Duration = Duration::from_millis(5);
 /// Maximum time for which a change waits for further events.
 const SETTLE_AT_MOST: Duration = Duration::from_millis(50);
@@ -44,7 +44,7 @@ const OF: &str = "files";
 /// Maximum number of problems that are reported one by one.
 const REPORTED: usize = 10;
 
-/// How often the files are checked without an event.
+/// When the files are checked without an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     /// The interval of the checks.
@@ -53,13 +53,14 @@ pub(super) struct Pace {
     pub(super) quiet: Duration,
 }
 
-/// A watch reports no change behind a link or above the path. The checks find these changes later.
+/// Events do not report changes behind a link or above the path, so only these checks find them.
 const PACE: Pace = Pace { check: Duration::from_secs(10), quiet: Duration::from_secs(1) };
 /// The first delay before a failed read is retried. It doubles with each failure.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Sends the content of the path, at first and after each change, until `shutdown`. If the first read fails, this returns an
-/// error. If a later one fails, the failure is logged and becomes a trouble, and the previous state remains.
+/// Sends the content of the path, first as a whole and then after each change, until `shutdown`. If the first read fails,
+/// this returns an error. If a later read fails, the failure is logged and becomes a trouble, and the previous state
+/// remains.
 pub async fn run(
     path: PathBuf,
     node_name: &str,
@@ -91,7 +92,7 @@ async fn follow(
 ) -> anyhow::Result<()> {
     let path = std::path::absolute(&path).with_context(|| format!("{}: cannot be found", path.display()))?;
     let changed = Arc::new(Notify::new());
-    // Watching starts before reading, so that no change is missed between the two.
+    // Watching starts before reading. Otherwise a change between the two would be missed.
     let mut watch = Watch::new(&path, Arc::clone(&changed))?;
     watch.arm();
     let mut contents = Arc::new(Contents::default());
@@ -150,7 +151,7 @@ struct LoggedWarnings {
 }
 
 impl LoggedWarnings {
-    /// Takes the news into the contents, and logs new warnings.
+    /// Applies the news to the contents, and logs new warnings.
     fn take(&mut self, contents: &mut Contents, news: News, node_name: &str) -> Vec<Event> {
         tracing::debug!(documents = news.parsed, "files were read");
         let events = contents.take(news);
@@ -175,7 +176,7 @@ impl LoggedWarnings {
     }
 }
 
-/// Why the files cannot be read at the moment.
+/// Why the files currently cannot be read.
 struct Trouble {
     troubles: Troubles,
     problems: Vec<Diagnostic>,
@@ -184,7 +185,7 @@ struct Trouble {
 }
 
 impl Trouble {
-    /// Reports the problems after each change, but not after each retry.
+    /// Reports the problems after each change, but not again after each retry.
     fn is(&mut self, problems: Vec<Diagnostic>, is_notified: bool) {
         if is_notified || problems != self.problems {
             report(&problems);
@@ -207,7 +208,8 @@ impl Trouble {
     }
 }
 
-/// Whether the files have changed. Waits until they are stable, so that a file is not read while it is being written.
+/// Whether the files have changed. Waits until they no longer change, so that a file is not read while it is being
+/// written.
 async fn has_changed(path: &Path, seen: u64, quiet: Duration) -> bool {
     let mut now = fingerprint_of(path).await;
     if now == seen {
@@ -224,7 +226,7 @@ async fn has_changed(path: &Path, seen: u64, quiet: Duration) -> bool {
 
 async fn fingerprint_of(path: &Path) -> u64 {
     let of = path.to_owned();
-    // If the check fails, the files are read in any case, and reading them reports the reason.
+    // If the fingerprint cannot be computed, the files are read in any case, and reading them reports the reason.
     on_thread(move || fingerprint::of_path(&of)).await.ok().flatten().unwrap_or_default()
 }
 
@@ -233,7 +235,7 @@ async fn read(path: &Path, contents: &Arc<Contents>) -> (u64, Result<News, Vec<D
     let (of, contents) = (path.to_owned(), Arc::clone(contents));
     let work = move || {
         let read = (fingerprint::of_path(&of), contents.read(&of, SystemTime::now()));
-        // Drop this reference before the caller changes the value.
+        // Drop this reference now, because the caller changes the value.
         drop(contents);
         read
     };
@@ -291,7 +293,7 @@ impl Watch {
     fn new(path: &Path, changed: Arc<Notify>) -> anyhow::Result<Self> {
         let of = path.to_owned();
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // A watch that fails may have missed a change, so read again.
+            // A watch that reports an error may have missed a change, so read again.
             if event.map_or(true, |event| is_change(&event, &of)) {
                 changed.notify_one();
             }
@@ -328,9 +330,9 @@ impl Watch {
     }
 }
 
-/// Whether a file was already complete when it got this name, as a symbolic or hard link to an existing file. For such a
-/// file, no event reports a finished write. A file that is still being written has only one name, and was not changed after
-/// its last write.
+/// Whether a file was already complete when it got this name. This is so if it is a symbolic or hard link to an existing
+/// file, or if it was renamed after its last write. No event then reports a finished write. A file that is still being
+/// written has only one name, and its metadata were not changed after the last write.
 fn was_created_complete(file: &Path) -> bool {
     let changed = |metadata: &Metadata| (metadata.ctime(), metadata.ctime_nsec());
     let written = |metadata: &Metadata| (metadata.mtime(), metadata.mtime_nsec());

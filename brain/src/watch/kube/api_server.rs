@@ -31,7 +31,7 @@ const ANSWER: Duration = Duration::from_secs(30);
 pub struct ApiServer {
     url: watch::Receiver<String>,
     service: Connection,
-    /// The number of watches that cannot reach the API server.
+    /// The number of watches that currently cannot reach the API server.
     unreachable: Arc<AtomicUsize>,
     /// Notified of every answer, whatever its status.
     reached: watch::Sender<()>,
@@ -46,9 +46,9 @@ impl fmt::Debug for ApiServer {
 }
 
 impl ApiServer {
-    /// Reads the configuration from `kubeconfig`, or else from the default places (`KUBECONFIG`, `~/.kube/config`, the service
-    /// account of a pod). This sends no request, so the API server may be unavailable. The files are checked again before each
-    /// request, because credentials may change at any time.
+    /// Reads the configuration from `kubeconfig`, or else from the default locations (`KUBECONFIG`, `~/.kube/config`, the
+    /// service account of a pod). This sends no request, so the API server may be unavailable. The files are checked
+    /// again before each request, because credentials may change at any time.
     ///
     /// `server` is a URL that overrides the URL in the configuration, as with kube-proxy's `--master`. If `server` is given,
     /// the configuration is optional.
@@ -116,12 +116,12 @@ impl ApiServer {
         self.reached.subscribe()
     }
 
-    /// Records that a watch cannot reach the server. Returns whether it is the first such watch.
+    /// Records that a watch cannot reach the server. Returns whether all other watches can.
     pub(super) fn set_unreachable(&self) -> bool {
         self.unreachable.fetch_add(1, Ordering::Relaxed) == 0
     }
 
-    /// Records that a watch can reach the server again. Returns whether all watches can.
+    /// Records that a watch can reach the server again. Returns whether all watches now can.
     pub(super) fn set_reachable(&self) -> bool {
         self.unreachable.fetch_sub(1, Ordering::Relaxed) == 1
     }

@@ -7,7 +7,8 @@ const FIRST: Duration = Duration::from_millis(250);
 /// The maximum delay after any failure.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// A delay that doubles with each attempt. A random part of up to one half spreads the attempts of many nodes.
+/// A delay that doubles with each attempt. Each delay is randomly shortened by up to one half, to spread the attempts of
+/// many nodes.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     attempts: u32,

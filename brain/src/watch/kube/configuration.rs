@@ -5,12 +5,12 @@
 //! token file               ─► the token of this request
 //! ```
 //!
-//! This is cheap: a watch lasts for minutes, so requests are rare, and the files are small. Watches in progress keep their
-//! connection, because the API server checks credentials only at the start of a request. If the files are invalid, for
-//! instance half written, the previous configuration stays in use.
+//! Checking the files is cheap, because the files are small, and because requests are rare: a watch lasts for minutes.
+//! Watches in progress keep their connection, because the API server checks credentials only at the start of a request.
+//! If the files are invalid, for instance because they are only partly written, the previous configuration stays in use.
 //!
-//! A credential plugin (`exec` in a kubeconfig) runs for the first request instead of at the start. If it fails, requests
-//! fail, and the brain runs it again until it succeeds.
+//! A credential plugin (`exec` in a kubeconfig) runs for the first request, not at the start. If the plugin fails, the
+//! request fails, and the brain runs the plugin again until it succeeds.
 
 use std::{
     fs,
@@ -75,7 +75,7 @@ impl Location {
         }
     }
 
-    /// The files of the configuration, except for those that kube reloads itself.
+    /// The files of the configuration. Files that kube itself reloads are omitted.
     fn files(&self) -> Vec<PathBuf> {
         let mut files = match (&self.kubeconfig, std::env::var_os("KUBECONFIG")) {
             (Some(path), _) => vec![path.clone()],
@@ -101,7 +101,7 @@ async fn read(kubeconfig: &Path) -> Result<Config, KubeconfigError> {
 struct Token {
     file: PathBuf,
     header: HeaderValue,
-    /// Why the file could not be read the last time. The log does not repeat an equal error.
+    /// Why the last read of the file failed. An equal error is not logged again.
     trouble: Option<String>,
 }
 
@@ -113,10 +113,10 @@ fn precedes_files(user: &AuthInfo) -> bool {
 }
 
 impl Token {
-    /// Takes the token file out of the credentials, if no other credentials take precedence over it.
+    /// Removes the token file from the credentials and reads it, unless other credentials take precedence over it.
     ///
     /// # Errors
-    /// Returns an error if the token file takes effect and cannot be read.
+    /// Returns an error if no other credentials take precedence over the token file and the file cannot be read.
     fn take(user: &mut AuthInfo) -> anyhow::Result<Option<Self>> {
         if precedes_files(user) {
             return Ok(None);
@@ -129,7 +129,7 @@ impl Token {
 
     fn read(file: &Path) -> Result<HeaderValue, String> {
         let text = fs::read_to_string(file).map_err(|error| format!("token file {}: {error}", file.display()))?;
-        // A file that was written by hand ends with a line break.
+        // A file that was written by hand ends with a line break, which is not part of the token.
         let token = Some(text.trim()).filter(|token| !token.is_empty());
         let header = token.and_then(|token| HeaderValue::try_from(format!("Bearer {token}")).ok());
         let mut header = header.ok_or_else(|| format!("token file {}: holds no token", file.display()))?;
@@ -137,8 +137,8 @@ impl Token {
         Ok(header)
     }
 
-    /// Reads the token again. If that fails, the previous token stays in use, because some programs delete the file after it was
-    /// read.
+    /// Reads the token again. If that fails, the previous token stays in use, because some programs delete the file after
+    /// the brain has read it.
     fn refresh(&mut self) {
         match Self::read(&self.file) {
             Ok(header) => (self.header, self.trouble) = (header, None),
@@ -165,7 +165,7 @@ pub(super) struct Configured {
 /// The configuration that was read last.
 #[derive(Debug)]
 struct Current {
-    /// A hash of the files. `None` before they were read for a request.
+    /// A hash of the files. `None` until they are read for a request.
     fingerprint: Option<u64>,
     /// `None` until a credential plugin has succeeded.
     connection: Option<Connection>,
@@ -181,7 +181,8 @@ struct Failed {
     why: String,
 }
 
-/// Minimum time between two runs of a failing credential plugin. Without it, four watches would run the plugin at once.
+/// Minimum time between two runs of a failing credential plugin. Without it, four watches would run the plugin
+/// simultaneously.
 const PLUGIN_PAUSE: Duration = Duration::from_secs(1);
 
 impl Configured {
@@ -200,7 +201,7 @@ impl Configured {
         let mut read = Read::of(&location).await?;
         let url = read.config.cluster_url.to_string();
         let current = if read.config.auth_info.exec.take().is_some() {
-            // Check everything except for the plugin.
+            // This checks everything except the credential plugin.
             read.connect(keep_alive)?;
             Current { fingerprint: None, connection: None, token: None, failed: None }
         } else {
@@ -272,21 +273,21 @@ impl Configured {
             Err((error, plugin)) => {
                 let why = format!("{error:#}");
                 let is_news = now.failed.as_ref().is_none_or(|failed| failed.why != why);
-                // Without a connection, the failing requests log the reason.
+                // If there is no connection, the requests fail, and their log lines contain the reason.
                 if is_news && now.connection.is_some() {
                     warn!(
                         error = why,
                         "cannot use the changed configuration of the API server; keeping the previous one"
                     );
                 }
-                // Run a plugin again after a pause. Invalid files need no retry until they change.
+                // Run a failed plugin again after a pause. Invalid files need no retry until they change.
                 now.failed = (plugin || now.connection.is_none()).then(|| Failed { at: Instant::now(), why });
             }
         }
     }
 }
 
-/// A parsed configuration. It has `exec` only if the plugin has to run.
+/// A parsed configuration. It contains `exec` only if the credential plugin has to run.
 struct Read {
     config: Config,
     token: Option<Token>,

@@ -1,7 +1,7 @@
 //! The connection to the API server.
 //!
-//! All watches share one HTTP/2 connection. A watch may be silent for minutes, so pings detect a dead peer. Without HTTP/2,
-//! TCP keep-alive does the same.
+//! All watches share one HTTP/2 connection. A watch may be silent for minutes, so pings detect a dead peer. If the
+//! connection does not use HTTP/2, TCP keep-alive detects it.
 
 use std::time::Duration;
 
@@ -19,12 +19,12 @@ use kube::{
 };
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt as _, util::BoxCloneService};
 
-/// When to ping the peer of a silent connection, and how long it has to answer.
+/// When to ping the peer of a silent connection, and how long the peer may take to answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
-    /// Time without data before a ping.
+    /// How long the connection may be silent before a ping.
     pub idle: Duration,
-    /// Time to answer the ping.
+    /// How long the peer may take to answer the ping.
     pub answer: Duration,
 }
 
@@ -58,7 +58,7 @@ where
 /// A connection with this configuration. It is established by the first request.
 ///
 /// # Errors
-/// Returns an error if the configuration has a proxy, or if its certificates or credentials are invalid.
+/// Returns an error if the configuration requests a proxy, or if its certificates or credentials are invalid.
 pub(super) fn connect(config: &Config, keep_alive: KeepAlive) -> anyhow::Result<Connection> {
     if let Some(proxy) = &config.proxy_url {
         bail!("proxy-url {proxy} is not supported; remove it, and connect to the API server directly");

@@ -1,6 +1,6 @@
 //! Decodes the answers of the API server. An object that cannot be decoded does not affect the others.
 //!
-//! In the common case the whole text is decoded in one pass. Only if that fails are the objects decoded one by one.
+//! In the common case, the whole text is decoded in one pass. If that fails, the objects are decoded one by one.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::{
@@ -10,7 +10,7 @@ use kube::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
-/// An object that cannot be decoded, because one of its fields has a type other than the API prescribes.
+/// An object that cannot be decoded, because one of its fields does not have the type that the API prescribes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unreadable {
     /// The namespace. Empty for kinds without namespaces.
@@ -32,7 +32,7 @@ pub(super) enum Item<K> {
 #[derive(Debug)]
 pub(super) struct Page<K> {
     pub(super) items: Vec<Item<K>>,
-    /// The `resourceVersion` of the list. It may be empty on all pages except for the last.
+    /// The `resourceVersion` of the list. It may be empty on every page except the last one.
     pub(super) version: String,
     /// The `continue` token of the next page. `None` on the last page.
     pub(super) more: Option<String>,
@@ -51,7 +51,7 @@ pub(super) enum Change<K> {
     Refused(Box<Status>),
 }
 
-/// A list in JSON. A document without `items` is an error instead of an empty list.
+/// A list in JSON. A document without `items` is an error, not an empty list.
 #[derive(Deserialize)]
 struct Listed<K> {
     #[serde(default)]
@@ -60,7 +60,7 @@ struct Listed<K> {
     items: Vec<K>,
 }
 
-/// Reads `null` as an empty list, because Go may write an empty list as `null`.
+/// Reads `null` as an empty list, because Go programs may write an empty list as `null`.
 fn items<'de, K: Deserialize<'de>, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<K>, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
@@ -68,7 +68,7 @@ fn items<'de, K: Deserialize<'de>, D: serde::Deserializer<'de>>(deserializer: D)
 /// Decodes a page of a list.
 ///
 /// # Errors
-/// Returns an error if the text is not a list, or if an item cannot be decoded and has no name.
+/// Returns an error if the text is not a list, or if it contains an item that cannot be decoded and has no name.
 pub(super) fn page<K: DeserializeOwned>(text: &str) -> Result<Page<K>, serde_json::Error> {
     let (metadata, items) = match serde_json::from_str::<Listed<K>>(text) {
         Ok(Listed { metadata, items }) => (metadata, items.into_iter().map(Item::Read).collect()),
@@ -126,13 +126,13 @@ fn unreadable<K: DeserializeOwned>(line: &str) -> Option<Change<K>> {
     Some(Change::Applied(item(&object)?, version))
 }
 
-/// Decodes a status that is not wrapped in a change. Some servers send this.
+/// Decodes a status that is not wrapped in a change, because some servers send it in this form.
 fn refused<K>(line: &str) -> Option<Change<K>> {
     let status: Status = serde_json::from_str(line).ok()?;
     (status.code != 0).then(|| Change::Refused(status.boxed()))
 }
 
-/// Decodes one object. `None` if that fails and the object has no name.
+/// Decodes one object. Returns an [`Item::Unreadable`] if that fails, or `None` if the object also has no name.
 fn item<K: DeserializeOwned>(object: &Value) -> Option<Item<K>> {
     let error = match serde_path_to_error::deserialize(object) {
         Ok(object) => return Some(Item::Read(object)),

@@ -32,14 +32,14 @@ const UNKNOWN_KIND_RETRY: Duration = Duration::from_secs(60);
 /// Maximum number of undecodable objects to log one by one.
 const MAX_NAMED: usize = 10;
 
-/// The meaning of an empty list.
+/// What it means that there are no objects of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Absent {
-    /// There are no objects.
+    /// The list is empty.
     Empty,
-    /// The only object has this name, and may not exist yet. The watch waits for it, for [`NODE_TIMEOUT`] at most.
+    /// The only object has this name, and may not exist yet. The watch waits for it, but at most for [`NODE_TIMEOUT`].
     Awaited { name: String },
-    /// There are no objects. The same holds if the API server does not have the kind, or forbids listing it.
+    /// The list is empty. It also counts as empty if the API server does not have the kind, or forbids listing it.
     Tolerated,
 }
 
@@ -53,7 +53,8 @@ pub(super) struct Follow {
 }
 
 impl Follow {
-    /// Follows until the receiver of the events is dropped. Reduces objects as soon as they arrive, to save memory.
+    /// Follows the kind until the receiver of the events is dropped. Reduces objects as soon as they arrive, to save
+    /// memory.
     pub(super) async fn run<K>(self, reduce: fn(K) -> Object)
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -146,7 +147,7 @@ struct Intake {
     unreadable_listed: Vec<Unreadable>,
     /// Whether a complete list has been sent.
     synced: bool,
-    /// The end of the wait for the Node.
+    /// When the wait for the Node ends.
     awaited_until: Option<Instant>,
 }
 
@@ -289,8 +290,8 @@ impl Intake {
         self.absent == Absent::Tolerated && matches!(trouble, Trouble::Unknown | Trouble::Forbidden { .. })
     }
 
-    /// Returns an empty list if `trouble` means that the kind has no objects. `times` is the number of occurrences of the
-    /// trouble in a row. Returns `None` if a list was already sent, whose objects then remain.
+    /// Returns an empty list if `trouble` means that the kind has no objects. `times` is the number of consecutive
+    /// occurrences of the trouble. Returns `None` if a list was already sent, because its objects then remain.
     fn tolerate(&mut self, trouble: &Trouble, times: u32) -> Option<Event> {
         let premature = matches!(trouble, Trouble::Forbidden { .. }) && times < TRANSIENT;
         if self.synced || premature || !self.is_tolerable(trouble) {
@@ -303,8 +304,8 @@ impl Intake {
         Some(self.replace(Vec::new()))
     }
 
-    /// The delay before the next attempt, if it is fixed instead of growing with each attempt. It is fixed if the API server
-    /// does not have the kind, because only an upgrade can add the kind.
+    /// The delay before the next attempt, if it does not grow with each attempt. It does not if the API server does not
+    /// have the kind, because only an upgrade can add the kind.
     fn fixed_delay(&self, trouble: &Trouble) -> Option<Duration> {
         (self.absent == Absent::Tolerated && *trouble == Trouble::Unknown).then_some(UNKNOWN_KIND_RETRY)
     }

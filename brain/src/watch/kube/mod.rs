@@ -1,8 +1,8 @@
 //! The `kube` source: watches a Kubernetes API server.
 //!
-//! Four watches, one for each kind, run concurrently over one connection. Each lists its objects and then follows the changes.
-//! A list is collected in a buffer and sent as one `Replace`, so the cluster never contains a part of a list. While the API
-//! server is unavailable, the source sends nothing, and the cluster keeps its objects.
+//! Four watches, one for each kind, run concurrently over one connection. Each watch lists its objects and then follows
+//! their changes. A list is collected in a buffer and sent as one `Replace`, so the cluster never contains only a part of
+//! a list. While the API server is unavailable, the source sends nothing, and the cluster keeps its objects.
 //!
 //! The selectors are those of kube-proxy. They exclude the objects that this node must not serve or does not need.
 
@@ -39,7 +39,7 @@ use localnet_cluster::{
     },
 };
 
-/// Selects the Services of this proxy that are not headless.
+/// Selects the Services that belong to this proxy and are not headless.
 fn services(options: &Options) -> Selectors {
     let proxy = match &options.service_proxy_name {
         Some(name) => format!("{SERVICE_PROXY_NAME}={name}"),

@@ -6,8 +6,8 @@
 //!   └── 410, a second silence, or `relist` ◄── watch
 //! ```
 //!
-//! kube's watcher is similar, but it hides bookmarks and the start and the end of a watch, and it fails at the first object that
-//! cannot be decoded.
+//! kube's watcher is similar, but it does not report bookmarks or the start and end of a watch, and it fails at the first
+//! object that cannot be decoded.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -26,11 +26,11 @@ use super::{
     trouble::{Trouble, cause},
 };
 
-/// Number of objects of a page, as in client-go.
+/// Number of objects in a page, as in client-go.
 const PAGE: u32 = 500;
 /// How long the API server may take to send a page.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A watch that has been silent for this time is reopened. An API server sends a bookmark about once a minute.
+/// If a watch has been silent for this time, it is opened again. An API server sends a bookmark about once a minute.
 pub(super) const SILENCE: Duration = Duration::from_secs(150);
 
 /// The label and field selectors of a request.
@@ -55,11 +55,12 @@ pub(super) enum Step<K> {
     Deleted { namespace: String, name: String },
     /// The watch has delivered all changes up to now.
     Bookmark,
-    /// The watch has ended without an error, as it does after some minutes.
+    /// The watch has ended without an error. This is normal after some minutes.
     Closed,
     /// The watch has been silent for [`SILENCE`].
     Silent,
-    /// This object had changed while the watch was silent: the list has the change, the watch did not deliver it.
+    /// The watch was silent although the object of this name changed: the list contains a change that the watch did not
+    /// deliver.
     Missed(String),
     /// The version of the list is older than the last known one.
     Restored { was: u64, is: u64 },
@@ -121,7 +122,7 @@ type TextLines = Lines<Body>;
 
 /// The next request, or the open watch.
 enum State {
-    /// Request a page, with its `continue` token unless it is the first.
+    /// Request a page. If it is not the first page, the value is its `continue` token.
     List(Option<String>),
     /// Check that the API server has not gone back to an older version.
     Check,
@@ -136,17 +137,18 @@ struct ListWatch {
     state: State,
     /// The last known `resourceVersion`.
     version: String,
-    /// The number of silent watches in a row.
+    /// The number of consecutive silent watches.
     silences: u32,
-    /// The version at which the watch fell silent before this list.
+    /// The last known version when the watch fell silent, if the current list was requested because of the silence.
     silent_at: Option<u64>,
     /// The name of an object whose change the silent watch did not deliver.
     missed: Option<String>,
-    /// The last known version and the older version of the last list, if the API server has gone back.
+    /// If the API server has gone back: the last known version, and the older version of the last list.
     restored: Option<(u64, u64)>,
 }
 
-/// The endless stream of steps. After an error, the next step is another attempt, so the caller decides on the delay.
+/// The endless stream of steps. After an error, polling for the next step makes another attempt, so the caller decides on
+/// the delay.
 pub(super) fn steps<K>(query: Query) -> impl Stream<Item = Result<Step<K>, Trouble>> + Send
 where
     K: Resource + DeserializeOwned + Send + 'static,
@@ -163,7 +165,8 @@ where
     })
 }
 
-/// Parses a `resourceVersion`, which is an increasing revision of etcd. A version that is not a number is never compared.
+/// Parses a `resourceVersion`, which is an increasing revision of etcd. Returns `None` for a version that is not a
+/// number; such versions are never compared.
 fn number(version: &str) -> Option<u64> {
     version.parse().ok()
 }
@@ -266,7 +269,7 @@ impl ListWatch {
         Ok(Some(step))
     }
 
-    /// The last known version and `version`, if the latter is older.
+    /// If `version` is older than the last known version, returns the last known version and `version`.
     fn older(&self, version: &str) -> Option<(u64, u64)> {
         let (was, is) = (number(&self.version)?, number(version)?);
         (is < was).then_some((was, is))
@@ -291,7 +294,7 @@ impl ListWatch {
             }
             Err(error) => {
                 self.state = State::Check;
-                // The connection broke in the middle of the last line.
+                // The connection broke off in the middle of the last line.
                 let cut = error.is_eof();
                 return if cut { Ok(Some(Step::Closed)) } else { Err(Trouble::Interrupted(no_change(&error))) };
             }

@@ -26,7 +26,7 @@ pub(super) enum Trouble {
     Failing(String),
     /// The stream of changes has broken off.
     Interrupted(String),
-    /// The stream of changes is open, but did not deliver a change of the object of this name.
+    /// The stream of changes is open, but did not deliver a change to the object of this name.
     Silent(String),
 }
 
@@ -75,7 +75,7 @@ impl Trouble {
         }
     }
 
-    /// Whether the trouble affects the watches of every resource kind.
+    /// Whether the trouble affects the watches of all kinds.
     pub(super) fn is_of_all_kinds(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::NoCredentials(_))
     }
@@ -116,7 +116,7 @@ impl Trouble {
 }
 
 /// Describes the failure of a credential plugin. The description contains at most the first line of the plugin's standard
-/// error. The error text of kube contains the plugin's whole output, which may be secret.
+/// error, because the error text of kube contains the plugin's whole output, which may be secret.
 pub(super) fn plugin(error: &AuthError) -> String {
     match error {
         AuthError::AuthExecRun { out, .. } => {
@@ -154,7 +154,7 @@ pub(super) fn unreadable(kind: Kind) -> &'static str {
     }
 }
 
-/// The error and its sources on one line, without repetitions.
+/// The error and its sources, on one line and without repetitions.
 pub(super) fn cause(error: &dyn Error) -> String {
     let mut text = one_line(&error.to_string());
     let mut source = error.source();

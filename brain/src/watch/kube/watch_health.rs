@@ -1,7 +1,7 @@
-//! The health of one watch. Logs each change of it once.
+//! The health of one watch. Logs once each time that the health changes.
 //!
-//! A watch has recovered once a list was complete and the following watch has been open for some seconds. A mere answer is
-//! no recovery: it may be truncated, or the watch may end at once, again and again.
+//! A watch has recovered once a list was complete and the following watch has been open for some seconds. A single answer
+//! is no recovery: it may be truncated, or each new watch may end immediately.
 
 use std::{
     collections::HashMap,
@@ -21,8 +21,8 @@ use super::{
 };
 use localnet_cluster::objects::Kind;
 
-/// A trouble counts from this occurrence on. An API server that has just started refuses requests until it has loaded its RBAC
-/// rules.
+/// A trouble counts only from this occurrence on. An API server that has just started refuses requests until it has
+/// loaded its RBAC rules.
 pub(super) const TRANSIENT: u32 = 3;
 /// A watch that has been open for this time is healthy.
 const STABLE: Duration = Duration::from_secs(5);
@@ -34,22 +34,22 @@ pub(super) struct WatchHealth {
     since: Since,
     /// Whether [`ApiServer`] counts this watch as unreachable.
     unreachable: bool,
-    /// When the open watch was opened.
+    /// When the current watch was opened.
     opened: Option<Instant>,
-    /// Whether the open watch has delivered anything.
+    /// Whether the current watch has delivered anything.
     delivered: bool,
 }
 
-/// What has happened since the watch was healthy.
+/// What has happened since the watch was last healthy.
 #[derive(Default)]
 struct Since {
     /// The last trouble.
     trouble: Option<Trouble>,
-    /// The number of its occurrences in a row.
+    /// How often the last trouble has occurred consecutively.
     in_a_row: u32,
     /// The number of occurrences of each trouble.
     occurrences: HashMap<Discriminant<Trouble>, u32>,
-    /// Whether one of them was logged as a warning.
+    /// Whether one of these troubles was logged as a warning.
     logged: bool,
     /// Whether the backoff was reset because the server became reachable again.
     backoff_reset: bool,
@@ -91,7 +91,7 @@ impl WatchHealth {
         }
     }
 
-    /// When the watch counts as recovered, if it stays open until then.
+    /// When the watch counts as recovered if it stays open.
     pub(super) fn due(&self) -> Option<Instant> {
         let silent = matches!(self.since.trouble, Some(Trouble::Silent(_))) && !self.delivered;
         let failed = self.since.trouble.is_some() || self.since.backoff.is_running();
@@ -107,8 +107,8 @@ impl WatchHealth {
         self.since.trouble.as_ref().is_some_and(Trouble::is_of_all_kinds)
     }
 
-    /// Whether an answer to another watch ends the backoff of this watch. Such an answer ends it only once, because the
-    /// other watch may lose the server again.
+    /// Whether an answer to another watch makes this watch retry immediately. This happens only once, because the other
+    /// watch may lose the server again.
     pub(super) fn may_be_woken(&self) -> bool {
         self.is_cut_off() && !self.since.woken
     }
@@ -118,7 +118,7 @@ impl WatchHealth {
         self.since.woken = true;
     }
 
-    /// The number of occurrences of `trouble` in a row, including this one.
+    /// The number of consecutive occurrences of `trouble`, including this one.
     pub(super) fn times(&self, trouble: &Trouble) -> u32 {
         let same = self.since.trouble.as_ref().is_some_and(|last| discriminant(last) == discriminant(trouble));
         if same { self.since.in_a_row + 1 } else { 1 }
@@ -132,7 +132,7 @@ impl WatchHealth {
         self.opened = None;
         if self.is_cut_off() && !trouble.is_of_all_kinds() {
             self.set_reachable();
-            // A server that has just started may soon stop refusing requests.
+            // The server may have just started, and may soon stop refusing requests.
             if !std::mem::replace(&mut self.since.backoff_reset, true) {
                 self.since.backoff.reset();
             }
@@ -149,7 +149,7 @@ impl WatchHealth {
         } else {
             debug!(kind = self.kind.as_str(), occurrences, "{text}");
         }
-        // Other troubles are often transient.
+        // All other troubles are often transient.
         let is_certain = trouble.is_of_all_kinds() || matches!(trouble, Trouble::Silent(_));
         if !tolerable && (is_certain || occurrences >= TRANSIENT) {
             let diagnostic = Diagnostic::new(trouble.code(), Subject::Program, text);
@@ -170,7 +170,8 @@ impl WatchHealth {
         }
     }
 
-    /// Records that the API server is reachable. Returns whether this watch was the last one that could not reach it.
+    /// Records that the API server is reachable. Returns whether this watch was the last watch that could not reach the
+    /// server.
     fn set_reachable(&mut self) -> bool {
         std::mem::take(&mut self.unreachable) && self.api.set_reachable()
     }
