@@ -99,7 +99,7 @@ pub enum Fate {
     Renewed(Expiry),
 }
 
-/// Differences below this are ignored, in milliseconds, because the kernel counts time in jiffies.
+/// A difference of fewer milliseconds is ignored, because the kernel counts time in jiffies.
 const MOMENT: u64 = 100;
 
 impl Chore {

@@ -58,7 +58,7 @@ fn to_affinity(verdict: Statement) -> Rule {
 }
 
 /// The chain for external policy Local. Packets that may go to any endpoint return from it. Only one rule of one chain looks up
-/// the map `services`, because the kernel validates everything that a map leads to again for each path that reaches the map.
+/// the map `services`, because, for each path that reaches the map, the kernel validates everything that the map leads to.
 fn external_local(facts: &Facts, family: Family, affinity: bool) -> Chain {
     let chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
     let mut chain = own_traffic(chain, facts, family, Statement::goto(names::MARK_MASQUERADE))
