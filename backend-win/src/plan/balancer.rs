@@ -204,7 +204,8 @@ impl Planner<'_> {
         self.plan.balancers.insert(frontend, Planned { service: service.clone(), document });
     }
 
-    /// The source address of packets to remote endpoints. If an endpoint is outside the network, it is the node's address.
+    /// The source address of packets to remote endpoints. If an endpoint is outside the network, the source address is the node's
+    /// address.
     fn source_of(&self, resolved: &Resolved) -> Option<IpAddr> {
         if !self.is_overlay() {
             return None;
