@@ -58,7 +58,7 @@ pub fn differences(localized: &Localized, config: &Config, backend: Mode) -> Vec
                 let at = SocketAddr::new(endpoint.address, number);
                 if let Some(other) = unserved.get(&(port.protocol, at)).filter(|other| **other != &service.key) {
                     let text = format!(
-                        "its endpoint {at} is an external address and port of {other}, which has no eligible endpoint; kube-proxy rejects connections to it, localnet does not"
+                        "its endpoint {at} is an external address and port of {other}, which has no eligible endpoint; kube-proxy rejects connections to this endpoint, localnet does not"
                     );
                     found.insert(Difference { service: Some(service.key.clone()), entry: Some(1), text });
                 }
@@ -105,7 +105,7 @@ fn of_mode(service: &Service, config: &Config) -> Vec<(u8, String)> {
         Mode::Iptables => {
             for (_, at) in unserved_of(service) {
                 let text = format!(
-                    "{at} has no eligible endpoint: localnet rejects traffic of the node itself, too; kube-proxy in mode iptables lets that traffic leave the node"
+                    "{at} has no eligible endpoint: localnet also rejects traffic from the node itself; kube-proxy in mode iptables lets that traffic leave the node"
                 );
                 found.push((8, text));
             }
@@ -123,21 +123,21 @@ fn of_mode(service: &Service, config: &Config) -> Vec<(u8, String)> {
                 let mut families = filter.targets.iter().map(|target| Family::of(*target));
                 if let Some(both) = filter.targets.iter().find(|target| service.external_ips.contains(target)) {
                     let text = format!(
-                        "{both} is in externalIPs and in status.loadBalancer.ingress: loadBalancerSourceRanges guards it; kube-proxy in mode iptables accepts every source"
+                        "{both} is in externalIPs and in status.loadBalancer.ingress: localnet accepts only loadBalancerSourceRanges; kube-proxy in mode iptables accepts every source"
                     );
                     found.push((12, text));
                 }
                 if families.next().is_some_and(|family| service.ports.iter().any(|port| !is_served(service, port, family))) {
                     found.push((
                         10,
-                        "no endpoint serves it: localnet rejects only clients inside loadBalancerSourceRanges; kube-proxy in mode iptables rejects every client".to_owned(),
+                        "a port has no eligible endpoint: localnet rejects only clients inside loadBalancerSourceRanges; kube-proxy in mode iptables rejects every client".to_owned(),
                     ));
                 }
             }
         }
         Mode::Ipvs if service.external_traffic_to_local => found.push((
             11,
-            "externalTrafficPolicy is Local: this node and its pods reach all endpoints through its external addresses; with kube-proxy in mode ipvs, only endpoints of the node".to_owned(),
+            "externalTrafficPolicy is Local: this node and its pods reach all endpoints through its external addresses; with kube-proxy in mode ipvs, they reach only endpoints on the node".to_owned(),
         )),
         Mode::Ipvs | Mode::Nftables | Mode::Kernelspace => {}
     }

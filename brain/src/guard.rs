@@ -117,14 +117,14 @@ impl Guard {
     pub(crate) fn describe(&self, kind: Kind) -> Option<(usize, String)> {
         let Held { lack, objects, relist, .. } = self.held.get(&kind)?;
         let what = if kind == Kind::Service { "Services" } else { "endpoints" };
-        let until = if relist.is_some() {
-            "the brain keeps them until a list requested after that time also lacks them"
+        let then = if relist.is_some() {
+            "removes them if a list after that time also lacks them"
         } else {
-            "the brain keeps them for that time"
+            "then removes them"
         };
         let named: Vec<String> = objects.iter().take(MAX_NAMED).map(ToString::to_string).collect();
         let text = format!(
-            "{} of {} {what} are missing at once ({}{}); {until} (--shrink-hold {} s); restore them, or restart the brain to remove them now",
+            "{} of {} {what} are suddenly missing ({}{}); the brain keeps them for {} s (--shrink-hold) and {then}; restore them, or restart the brain to remove them now",
             lack.lost,
             lack.of,
             named.join(", "),

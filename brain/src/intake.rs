@@ -257,8 +257,11 @@ mod tests {
             world.list(Kind::Service, services(left));
             assert_eq!(world.count(Kind::Service), 1200);
             let problem = world.trouble().unwrap();
-            assert!(problem.starts_with(&format!("{} of 1200 Services are missing", 1200 - left)), "{problem}");
-            assert!(problem.contains("default/web-") && problem.contains("--shrink-hold 300 s"), "{problem}");
+            assert!(
+                problem.starts_with(&format!("{} of 1200 Services are suddenly missing", 1200 - left)),
+                "{problem}"
+            );
+            assert!(problem.contains("default/web-") && problem.contains("300 s (--shrink-hold)"), "{problem}");
 
             while world.now < start + SHRINK_HOLD {
                 world.wait();
@@ -314,7 +317,7 @@ mod tests {
         world.list(Kind::Slice, slices(1, "b"));
         assert_eq!(world.count(Kind::Slice), 3);
         let problem = world.trouble().unwrap();
-        assert!(problem.starts_with("20 of 30 endpoints are missing"), "{problem}");
+        assert!(problem.starts_with("20 of 30 endpoints are suddenly missing"), "{problem}");
         // Endpoints whose Services were removed are no loss.
         world.list(Kind::Service, services(0));
         world.list(Kind::Slice, slices(0, "b"));
@@ -347,7 +350,7 @@ mod tests {
         };
         world.take(gone(50, 200), Origin::Reread);
         assert_eq!(world.count(Kind::Service), 200);
-        assert!(world.trouble().unwrap().contains("keeps them for that time"));
+        assert!(world.trouble().unwrap().contains("(--shrink-hold) and then removes them"));
         // The file is complete again.
         world.take(services(200).into_iter().map(Event::Apply).collect(), Origin::Reread);
         assert_eq!((world.count(Kind::Service), world.trouble()), (200, None));

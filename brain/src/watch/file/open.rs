@@ -81,7 +81,7 @@ pub(super) fn entry(path: &Path) -> Result<Entry, Refused> {
             let link = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
             let remedy = "correct the link or remove it";
             match error.kind() {
-                io::ErrorKind::NotFound if link => Err(Refused::Odd("is a link to nothing".to_owned(), remedy)),
+                io::ErrorKind::NotFound if link => Err(Refused::Odd("is a link to a missing file".to_owned(), remedy)),
                 io::ErrorKind::NotFound => Ok(Entry::Nothing),
                 _ if link && error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
                     Err(Refused::Odd("is a link that leads back to itself".to_owned(), remedy))

@@ -8,7 +8,7 @@ use super::open::Refused;
 
 /// The diagnostic for a panic of the parser, which is a foreign crate.
 pub(super) fn crashed(path: &Path) -> Diagnostic {
-    whole_file(Code::ParserCrashed, path, "cannot be read: the parser has crashed", "simplify what changed last")
+    whole_file(Code::ParserCrashed, path, "cannot be read: the parser has crashed", "undo or simplify the last change")
 }
 
 /// The diagnostic for a file that is not read.
@@ -37,7 +37,7 @@ pub(super) fn emptied(file: &Path) -> Diagnostic {
 
 /// The diagnostic for a folder whose mount has disappeared. What remains is the empty folder on which it was mounted.
 pub(super) fn unmounted(folder: &Path) -> Diagnostic {
-    let problem = "is another, empty file system, but had objects before";
+    let problem = "is now a different, empty file system, but had objects before";
     let remedy = "mount it again; to remove all objects, write a file that contains a List with items: []";
     whole_file(Code::FolderUnmounted, folder, problem, remedy)
 }

@@ -132,7 +132,7 @@ impl Token {
         // A file that was written by hand ends with a line break, which is not part of the token.
         let token = Some(text.trim()).filter(|token| !token.is_empty());
         let header = token.and_then(|token| HeaderValue::try_from(format!("Bearer {token}")).ok());
-        let mut header = header.ok_or_else(|| format!("token file {}: holds no token", file.display()))?;
+        let mut header = header.ok_or_else(|| format!("token file {}: contains no token", file.display()))?;
         header.set_sensitive(true);
         Ok(header)
     }

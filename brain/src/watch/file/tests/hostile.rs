@@ -109,7 +109,7 @@ fn the_error_for_a_broken_link_names_the_link() {
     fs::write(folder.path().join("a.yaml"), WEB).unwrap();
     let link = folder.path().join("b.yaml");
     symlink("nowhere", &link).unwrap();
-    only_problem(folder.path(), "b.yaml", "is a link to nothing; correct the link or remove it");
+    only_problem(folder.path(), "b.yaml", "is a link to a missing file; correct the link or remove it");
     fs::remove_file(&link).unwrap();
     symlink("b.yaml", &link).unwrap();
     only_problem(folder.path(), "b.yaml", "is a link that leads back to itself; correct the link or remove it");
