@@ -1,4 +1,4 @@
-{{/* The name of all objects: the release's name, which contains the chart's name or gets it appended. */}}
+{{/* The name of all objects: the name of the release. If it does not contain the name of the chart, that name is appended. */}}
 {{- define "localnet.name" -}}
 {{- if contains "localnet" .Release.Name -}}
 {{ .Release.Name | trunc 52 | trimSuffix "-" }}
@@ -32,13 +32,13 @@ app.kubernetes.io/component: {{ .component }}
 {{ .root.Values.image.registry }}/localnet-{{ .program }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
-{{/* The configuration, for one of kube-proxy's modes. */}}
+{{/* The KubeProxyConfiguration with one of kube-proxy's modes. */}}
 {{- define "localnet.config" -}}
 {{- $said := dict "apiVersion" "kubeproxy.config.k8s.io/v1alpha2" "kind" "KubeProxyConfiguration" "mode" .mode -}}
 {{ toYaml (merge $said (deepCopy .root.Values.config)) }}
 {{- end }}
 
-{{/* A probe of an address in the configuration: its port, and its host unless that is a wildcard. */}}
+{{/* A probe of an address in the configuration: its port, and its host unless the host is a wildcard address. */}}
 {{- define "localnet.httpGet" -}}
 {{- $host := regexReplaceAll ":[0-9]+$" .address "" | trimPrefix "[" | trimSuffix "]" -}}
 path: {{ .path }}
@@ -51,7 +51,7 @@ host: {{ $host | quote }}
 {{/* Privileges of a backend's container, and of its cleanup. */}}
 {{- define "localnet.securityContext" -}}
 {{- if eq . "ipvs" -}}
-# It sets net.ipv4.vs.*, which only a privileged container may write.
+# The backend sets net.ipv4.vs.*, which only a privileged container may write.
 privileged: true
 runAsUser: 0
 readOnlyRootFilesystem: true
