@@ -51,8 +51,8 @@ pub struct RuleCount {
 /// A histogram of the durations of attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attempts {
-    /// The number of attempts that took at most 1 ms, the number that took longer but at most 2 ms, then 4 ms, and so on
-    /// up to 16.384 s. The last number counts all longer attempts.
+    /// How many attempts took at most 1 ms, how many took longer but at most 2 ms, and so on: each limit is twice the
+    /// previous one, up to 16.384 s. The last count is for all longer attempts.
     counts: [u64; Self::LIMITS + 1],
     sum: Duration,
 }

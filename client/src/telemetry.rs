@@ -12,7 +12,7 @@ pub use localnet_config::LogFormat;
 use localnet_config_file::start_log;
 
 /// Starts logging to `file`, or to standard error if `file` is `None`. The variable `RUST_LOG` selects what is logged,
-/// for instance `localnet=debug`; without it, `level` does.
+/// for instance `localnet=debug`; without the variable, `level` applies.
 ///
 /// # Errors
 /// Returns an error if `RUST_LOG` contains an invalid level.

@@ -70,7 +70,7 @@ struct Shared {
     claimants: BTreeMap<Claimant, BTreeSet<PortKey>>,
     /// The number of claimants of each port.
     ports: HashMap<PortKey, usize>,
-    /// The Services that lose the place. Each has a port that it claims in vain, and the owner of that port.
+    /// The Services that lose the place, each with a port that it claims and the owner of that port.
     losers: BTreeMap<ServiceKey, (PortKey, ServiceKey)>,
 }
 

@@ -72,8 +72,8 @@ pub struct Cluster {
     synced: BTreeSet<Kind>,
     services: HashMap<ServiceKey, ServiceObject>,
     claims: Claims,
-    /// The slices of each Service, sorted by name. Nearly all Services have one slice, so the nodes of a map would use most of
-    /// the memory.
+    /// The slices of each Service, sorted by name. They are in a list: nearly all Services have one slice, and the nodes
+    /// of a map would take most of the memory.
     slices: HashMap<ServiceKey, Vec<SliceObject>>,
     /// The Service of each slice. A slice may move to another Service.
     owners: HashMap<ServiceKey, ServiceKey>,

@@ -27,8 +27,8 @@ impl Config {
 }
 
 impl Logging {
-    /// The log level for `verbosity`, as in kube-proxy: below 4, kube-proxy logs nothing more than usual, and from 6 on
-    /// it logs everything.
+    /// The log level for `verbosity`. As in kube-proxy, values below 4 log only the usual lines, and values from 6 on log
+    /// everything.
     pub fn level(&self) -> &'static str {
         match self.verbosity {
             0..4 => "info",

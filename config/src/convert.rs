@@ -50,8 +50,8 @@ pub(crate) fn list(text: &str, kind: Kind) -> Value {
     }
 }
 
-/// Adds a diagnostic if a section of another mode has a value that is lost: one that differs both from its default and
-/// from the value in `new` of the field that replaces it.
+/// Adds a diagnostic if a section of another mode has a value that is lost. Such a value differs from its default, and
+/// from the value that the corresponding field has in `new`.
 fn lost(field: &Field, section: &str, old: &Document, new: &Document, findings: &mut Findings) {
     let Formerly::InModes(paths) = field.formerly else { return };
     for (path, default) in paths.iter().filter(|(path, _)| path.starts_with(section)) {
@@ -101,8 +101,8 @@ impl Config {
         if (&self.node_port_addresses, self.mode) == (&NodePortAddresses::All, Mode::Nftables) {
             new.set("nodePortAddresses", json!(["0.0.0.0/0", "::/0"]));
         }
-        // Two fields of v1alpha2 are written to `iptables.masqueradeBit`, and the last write applies. In reverse order,
-        // this is the first of the two fields.
+        // Two fields of v1alpha2 are written to `iptables.masqueradeBit`, and the last write applies. The loop
+        // runs in reverse order, so that the first of the two fields is written last.
         for field in FIELDS.iter().rev() {
             if let Formerly::InModes(paths) = field.formerly {
                 paths.iter().for_each(|(path, _)| old.set(path, field.kind.zero()));

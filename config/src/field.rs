@@ -17,7 +17,7 @@ pub struct Field {
     pub flag: Option<&'static str>,
     /// kube-proxy's flag in the mode ipvs, if that mode has a flag of its own.
     pub ipvs_flag: Option<&'static str>,
-    /// Whether the flag overrides the file of `--config`. If it does not, the flag is ignored if there is a file.
+    /// Whether the flag overrides the file of `--config`. Any other flag is ignored whenever there is a file.
     pub flag_overrides_file: bool,
     /// Its effect in localnet.
     pub effect: Effect,

@@ -1,6 +1,6 @@
 //! The facts behind the health answers to load balancers. The feed keeps them separate from the states, because backends
-//! do not need them, and because they may change while the state does not. For example, if no other endpoint is ready, an
-//! endpoint that starts to terminate continues to serve.
+//! do not need them, and because they may change while the state does not. For example, if the only ready endpoint starts
+//! to terminate, it continues to serve, but no longer counts as ready.
 
 use std::net::IpAddr;
 

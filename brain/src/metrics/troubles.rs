@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::register::Register;
 
-/// The troubles. The key of each is a label for what cannot be read. Clones share them.
+/// The troubles, by a label for what cannot be read. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Troubles {
     failing: GaugeVec,

@@ -263,7 +263,7 @@ impl Vips {
         held.map(|(_, held)| held)
     }
 
-    /// The diagnostic for a NodePort whose address and port belong to another service as its own address.
+    /// The diagnostic for a NodePort with the same address and port as another service's own VIP.
     fn rank(&self, vip: &VipKey, loser: &ServiceKey) -> Diagnostic {
         taken(vip, loser, self.owners.get(vip), ", as its own address, which has precedence over NodePorts")
     }
@@ -359,8 +359,8 @@ impl Vips {
     }
 }
 
-/// The services that do not get a VIP for their NodePort, because the address and port belong to another service as its
-/// own address. kube-proxy follows the same rule.
+/// The services that do not get a VIP for their NodePort, because another service's own VIP has the same address and
+/// port. kube-proxy follows the same rule.
 #[derive(Debug, Default)]
 struct Outranked {
     losers: BTreeMap<VipKey, ServiceKey>,

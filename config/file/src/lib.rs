@@ -11,7 +11,7 @@
 //! At the start, an invalid file is an error. Later, the program reports an invalid file and keeps its previous
 //! configuration.
 //!
-//! [`start_log`] starts the log of a program, as the configuration describes it.
+//! [`start_log`] starts the log of a program.
 
 mod begin;
 mod log;
