@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Context as _;
 use localnet_client::{
-    Backend, Mode, RuleCount, Synced,
+    Backend, Counts, Mode, Synced,
     vips::{self, Effective},
 };
 use localnet_linux::{
@@ -17,7 +17,7 @@ use localnet_linux::{
     shortage::message_is_shortage,
 };
 use localnet_linux_backend::{blocking, elements::frontend, live::LinuxBackend};
-use localnet_proto::{ByFamily, Changes, Family, ServiceKey, Snapshot};
+use localnet_proto::{ByFamily, Changes, Family, ServiceKey, Snapshot, wire::RuleCount};
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -319,18 +319,18 @@ impl<K: Kernel> LinuxBackend for IptablesBackend<K> {
         Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
     }
 
-    fn rule_counts(&self) -> ByFamily<Vec<RuleCount>> {
+    fn count(&self, counts: &mut Counts) {
         let of_family = |family| {
             let count = |(table, last): (Table, u64)| {
                 let total = self.desired.ruleset(family).rules(table);
-                RuleCount { table: table.as_str(), total: total.try_into().unwrap_or(u64::MAX), last }
+                RuleCount { table: table.as_str().to_owned(), total: total.try_into().unwrap_or(u64::MAX), last }
             };
             match self.kernel.has_family(family) {
                 true => Table::ALL.into_iter().zip(self.written[family]).map(count).collect(),
                 false => Vec::new(),
             }
         };
-        ByFamily::from_fn(of_family)
+        counts.rules = ByFamily::from_fn(of_family);
     }
 }
 

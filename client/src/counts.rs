@@ -10,7 +10,7 @@ pub struct Counts {
     /// The checks for stale flows.
     pub flow_checks: ByFamily<FlowChecks>,
     /// The rules in the backend's kernel tables. Empty if the backend uses no rules.
-    pub rules: ByFamily<Vec<RuleCount>>,
+    pub rules: ByFamily<Vec<wire::RuleCount>>,
     /// The number of repairs, of both families together. A repair is a sync that changed something after another process
     /// had modified the kernel's state.
     pub repairs: u64,
@@ -26,6 +26,17 @@ impl Counts {
             flow_checks.ended += u64::try_from(ended).unwrap_or(u64::MAX);
         }
     }
+
+    /// Adds the counters to a report and to those of its families.
+    pub(crate) fn add_to(&self, report: &mut wire::BackendReport) {
+        report.repairs = self.repairs;
+        for of_family in &mut report.families {
+            let Some(family) = of_family.family().known() else { continue };
+            let FlowChecks { took, ended } = &self.flow_checks[family];
+            of_family.flows = Some(wire::FlowSearches { took: Some(took.into()), ended: *ended });
+            of_family.rules.clone_from(&self.rules[family]);
+        }
+    }
 }
 
 /// The checks for stale flows, which are flows to endpoints that are no longer eligible.
@@ -35,17 +46,6 @@ pub struct FlowChecks {
     pub took: Attempts,
     /// How many flows the checks deleted.
     pub ended: u64,
-}
-
-/// The number of rules of a backend in one table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RuleCount {
-    /// The name of the table.
-    pub table: &'static str,
-    /// The number of rules.
-    pub total: u64,
-    /// How many of these rules the last attempt wrote.
-    pub last: u64,
 }
 
 /// A histogram of the durations of attempts.

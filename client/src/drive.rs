@@ -366,15 +366,11 @@ impl<B: Backend> Sync<B> {
             return;
         }
         (self.counts_due, self.reported) = (None, Some(Instant::now()));
-        let counts = self.counts.as_mut().map(|counts| counts.borrow_and_update().clone());
-        let repairs = counts.as_ref().map_or(0, |counts| counts.repairs);
         let families = self.attempts.iter().map(|(family, attempts)| {
             let applied = self.applied[family];
             let of_this_instance = applied.instance == self.state.revision.instance;
             let applied = if of_this_instance { applied.rev } else { 0 };
-            let flows = counts.as_ref().map(|counts| counts.flow_checks[family].clone());
-            let rules = counts.as_ref().map(|counts| counts.rules[family].clone()).unwrap_or_default();
-            (family, Outcome { applied, flows, rules, ..attempts.clone() })
+            (family, Outcome { applied, ..attempts.clone() })
         });
         self.outbox.send_replace(Some(Report {
             backend: self.backend.name(),
@@ -384,7 +380,7 @@ impl<B: Backend> Sync<B> {
             skipped: self.skipped.clone(),
             warnings: self.backend.warnings().into_iter().chain(self.of_node.clone()).collect(),
             configuration: self.backend.configuration(),
-            repairs,
+            counts: self.counts.as_mut().map(|counts| counts.borrow_and_update().clone()),
         }));
     }
 }

@@ -26,7 +26,7 @@ pub mod telemetry;
 pub mod vips;
 
 pub use backend::{Backend, Synced};
-pub use counts::{Attempts, Counts, FlowChecks, RuleCount};
+pub use counts::{Attempts, Counts, FlowChecks};
 pub use diff_store::{Diff, DiffStore, Difference, KeyRange, Set};
 pub use drive::{Options, run};
 pub use localnet_config::Mode;

@@ -5,7 +5,7 @@ use localnet_core::{Code, Diagnostic};
 use localnet_proto::{Family, Revision, Update, wire};
 
 use crate::{
-    counts::{Attempts, FlowChecks, RuleCount},
+    counts::{Attempts, Counts},
     vips::Effective,
 };
 
@@ -47,7 +47,7 @@ pub enum SourceError {
 }
 
 /// The progress of a backend.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// The name of the backend.
     pub backend: &'static str,
@@ -63,8 +63,8 @@ pub struct Report {
     pub warnings: Vec<Diagnostic>,
     /// The configuration in effect, if the backend reports it.
     pub configuration: Option<Effective>,
-    /// The number of repairs since the start; see [`Counts::repairs`](crate::Counts::repairs).
-    pub repairs: u64,
+    /// The backend's own counters, if it has any.
+    pub counts: Option<Counts>,
 }
 
 /// The result of the last attempt in one family, and counts of all attempts.
@@ -82,10 +82,6 @@ pub struct Outcome {
     pub failures: u64,
     /// How many of `partial` failed.
     pub partial_failures: u64,
-    /// The checks for stale flows. `None` if the backend does not check for them.
-    pub flows: Option<FlowChecks>,
-    /// The rules in the backend's kernel tables.
-    pub rules: Vec<RuleCount>,
 }
 
 /// Maximum number of skipped parts that a report lists. The report only counts the others.
@@ -126,14 +122,6 @@ fn event_reason(code: Code) -> String {
     }
 }
 
-fn flows(flow_checks: &FlowChecks) -> wire::FlowSearches {
-    wire::FlowSearches { took: Some((&flow_checks.took).into()), ended: flow_checks.ended }
-}
-
-fn rules(count: &RuleCount) -> wire::RuleCount {
-    wire::RuleCount { table: count.table.to_owned(), total: count.total, last: count.last }
-}
-
 impl From<&Report> for wire::BackendReport {
     fn from(report: &Report) -> Self {
         let families = report.families.iter().map(|(family, outcome)| wire::FamilyReport {
@@ -144,10 +132,9 @@ impl From<&Report> for wire::BackendReport {
             partial: Some((&outcome.partial).into()),
             failures: outcome.failures,
             partial_failures: outcome.partial_failures,
-            flows: outcome.flows.as_ref().map(flows),
-            rules: outcome.rules.iter().map(rules).collect(),
+            ..Default::default()
         });
-        Self {
+        let mut wire = Self {
             backend: report.backend.to_owned(),
             instance_id: report.received.instance,
             rev: report.received.rev,
@@ -156,8 +143,12 @@ impl From<&Report> for wire::BackendReport {
             skipped_count: report.skipped.len().try_into().unwrap_or(i32::MAX),
             warnings: report.warnings.iter().map(warning).collect(),
             configuration: report.configuration.as_ref().map(Into::into),
-            repairs: report.repairs,
             proxy_mode: report.mode.map(|mode| mode.to_string()).unwrap_or_default(),
+            ..Default::default()
+        };
+        if let Some(counts) = &report.counts {
+            counts.add_to(&mut wire);
         }
+        wire
     }
 }

@@ -305,7 +305,7 @@ async fn counters_are_reported_at_most_once_a_second() {
     count();
     hand.give(Ok(full(1, &["a"])));
     called.recv().await.unwrap();
-    let ended = |report: &Report| report.families[0].1.flows.as_ref().unwrap().ended;
+    let ended = |report: &Report| report.counts.as_ref().unwrap().flow_checks[Family::V4].ended;
     assert_eq!(ended(&hand.reports.recv().await.unwrap()), 2);
     let began = Instant::now();
     (0..10).for_each(|_| count());

@@ -9,13 +9,13 @@ use std::{
 };
 
 use localnet_client::{
-    Code, Diagnostic, FlowChecks, Mode, Report, Revision, RuleCount, Source as _, SourceError, Subject,
+    Code, Counts, Diagnostic, FlowChecks, Mode, Report, Revision, Source as _, SourceError, Subject,
 };
 use localnet_client::{
     grpc::{Brain, TlsFiles},
     vips::{Config, Effective},
 };
-use localnet_proto::{Address, Node, ServiceKey, Snapshot, Update, encode, wire};
+use localnet_proto::{Address, ByFamily, Node, ServiceKey, Snapshot, Update, encode, wire};
 use tokio::{
     net::{TcpListener, UnixListener},
     sync::Mutex,
@@ -227,16 +227,7 @@ async fn a_refused_report_differs_from_a_lost_one() {
     let peer = Peer::default();
     serve(&path, &peer);
     let brain = Brain::new(Address::Unix(path), None).unwrap();
-    let report = Report {
-        backend: "nft",
-        mode: None,
-        received: Revision { instance: 9, rev: 4 },
-        families: Vec::new(),
-        skipped: Vec::new(),
-        warnings: Vec::new(),
-        configuration: None,
-        repairs: 0,
-    };
+    let report = Report { backend: "nft", received: Revision { instance: 9, rev: 4 }, ..Report::default() };
     for (status, expected) in [
         (Status::invalid_argument("no name"), Err(SourceError::Refused("InvalidArgument: no name".to_owned()))),
         (Status::resource_exhausted("full"), Err(SourceError::Refused("ResourceExhausted: full".to_owned()))),
@@ -255,14 +246,17 @@ async fn reports_contain_each_family() {
     let path = folder.path().join("brain.sock");
     let peer = Peer::default();
     serve(&path, &peer);
-    let rules = vec![RuleCount { table: "nat", total: 70, last: 7 }];
+    let flow_checks = FlowChecks { ended: 5, ..FlowChecks::default() };
+    let counts = Counts {
+        flow_checks: ByFamily::new(flow_checks.clone(), flow_checks),
+        rules: ByFamily::from_fn(|_| vec![wire::RuleCount { table: "nat".to_owned(), total: 70, last: 7 }]),
+        repairs: 6,
+    };
     let outcome = |error: Option<&str>| localnet_client::Outcome {
         applied: 3,
         error: error.map(str::to_owned),
         failures: 2,
         partial_failures: 1,
-        flows: Some(FlowChecks { ended: 5, ..FlowChecks::default() }),
-        rules: rules.clone(),
         ..Default::default()
     };
     let families = localnet_proto::Family::BOTH.into_iter().zip([outcome(None), outcome(Some("no"))]).collect();
@@ -281,7 +275,7 @@ async fn reports_contain_each_family() {
         skipped,
         warnings,
         configuration,
-        repairs: 6,
+        counts: Some(counts),
     };
     Brain::new(Address::Unix(path), None).unwrap().report(&report).await.unwrap();
     let family = |family: wire::IpFamily, error: &str| wire::FamilyReport {

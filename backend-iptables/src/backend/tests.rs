@@ -113,10 +113,11 @@ fn rule_counts_match_the_kernel_and_the_writes() {
     let full = state(WEB);
     let mut backend = backend(&full, Fake::default());
     let counted = |backend: &mut TestBackend, last: bool| {
-        let counts = backend.rule_counts();
-        counts.map(|counts| {
-            counts.into_iter().map(|count| if last { count.last } else { count.total }).collect::<Vec<_>>()
-        })
+        let mut counts = Counts::default();
+        backend.count(&mut counts);
+        counts
+            .rules
+            .map(|rules| rules.into_iter().map(|count| if last { count.last } else { count.total }).collect::<Vec<_>>())
     };
     let there = |backend: &mut TestBackend| {
         let of = |tables: &BTreeMap<String, BTreeMap<String, Vec<String>>>, table: &str| {

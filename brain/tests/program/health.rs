@@ -53,16 +53,7 @@ async fn healthz_is_served_and_reports_change_the_answer() {
     let Update::Full(snapshot) = update else { panic!("{update:?}") };
     let outcome = Outcome { applied: snapshot.revision.rev, ..Outcome::default() };
     let families = vec![(Family::V4, outcome)];
-    let report = Report {
-        backend: "nft",
-        mode: None,
-        received: snapshot.revision,
-        families,
-        skipped: Vec::new(),
-        warnings: Vec::new(),
-        configuration: None,
-        repairs: 0,
-    };
+    let report = Report { backend: "nft", received: snapshot.revision, families, ..Report::default() };
     soon(brain.report(&report)).await.unwrap();
     let answer = get(address, "/livez").await;
     assert!(answer.contains(r#","healthy":true,"status":{"IPv4":{"lastUpdated":""#), "{answer}");

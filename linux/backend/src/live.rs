@@ -10,13 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use localnet_client::{Backend, Counts, Diagnostic, Mode, RuleCount, Synced, vips::Effective};
+use localnet_client::{Backend, Counts, Diagnostic, Mode, Synced, vips::Effective};
 use localnet_linux::{
     addresses::NodeAddresses,
     conntrack::{Cleaner, Commit, Recheck},
     pace::Pace,
 };
-use localnet_proto::{ByFamily, Changes, Snapshot};
+use localnet_proto::{Changes, Snapshot};
 use tokio::{select, sync::watch, time};
 use tracing::{info, warn};
 
@@ -31,10 +31,8 @@ pub trait LinuxBackend: Backend {
     /// The VIPs whose flows may be stale after the last sync.
     fn take_commit(&mut self) -> Commit;
 
-    /// The number of rules in each table of each family, in total and written by the last sync.
-    fn rule_counts(&self) -> ByFamily<Vec<RuleCount>> {
-        ByFamily::default()
-    }
+    /// Updates the backend's own counters after each sync.
+    fn count(&self, _: &mut Counts) {}
 }
 
 /// Notices when other programs change what a backend has programmed.
@@ -145,10 +143,9 @@ impl<B: LinuxBackend, W: Watch<B>> Backend for Live<B, W> {
             let objects = W::OBJECTS;
             warn!("another program keeps changing {objects}; the backend repairs them less often until it stops");
         }
-        let rules = self.backend.rule_counts();
         self.counts.send_if_modified(|counts| {
+            self.backend.count(counts);
             // The report of this sync carries the counts, so no notification is needed.
-            counts.rules = rules;
             false
         });
         let synced = result?;
