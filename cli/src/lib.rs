@@ -9,7 +9,7 @@
 //!
 //! | file | purpose |
 //! |---|---|
-//! | [`args`] | the command line |
+//! | [`args`] | the command line, with a file for each command |
 //! | [`failure`] | why a command has no answer, and its exit code |
 //! | [`source`] | reads the state from a brain or a file |
 //! | [`configuration`] | selects the configuration that answers are computed with |

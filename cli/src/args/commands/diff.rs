@@ -1,0 +1,52 @@
+//! `localnet diff`.
+
+use clap::Args;
+use tokio::task::spawn_blocking;
+
+use super::{Answered, OfNode, Output, ask_status, unreadable};
+use crate::{diff, kernel::Live, source::Global, world::World};
+
+/// Compare the nft backend's plan with the live state of the kernel
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  localnet diff
+  localnet diff --all -o json
+  localnet diff --cluster-cidr 10.9.0.0/16       # what would change with another configuration")]
+pub(crate) struct Diff {
+    /// List all differences, however many
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    node: OfNode,
+}
+
+impl Diff {
+    pub(super) async fn run(self, global: &Global) -> Answered {
+        let brain = global.brain()?;
+        // The kernel is read while the state arrives. Both take long with many Services.
+        let live = self.node.reads_kernel(global).then(|| spawn_blocking(Live::read));
+        let state = global.snapshot(brain.as_ref()).await?;
+        let status = ask_status(global, brain.as_ref()).await;
+        let World { state, local, kernel, configuration, .. } = self.node.world(global, &status, state).await?;
+        let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error}"));
+        let mut kernel = kernel.map_err(|error| wrong(&error))?;
+        let most = if self.all { usize::MAX } else { diff::MOST };
+        let compare = |live: &Live| diff::differences(&state, &configuration.config, &local, live, most);
+        let mut live = match live {
+            Some(reading) => reading.await.map_err(anyhow::Error::from)?,
+            None => Live::read(),
+        }
+        .map_err(|error| wrong(&error))?;
+        let mut differences = compare(&live);
+        // The backend may have programmed the state after the kernel was read.
+        if differences.count > 0 && kernel.generation().map_err(|error| wrong(&error))? != live.generation {
+            live = Live::read().map_err(|error| wrong(&error))?;
+            differences = compare(&live);
+        }
+        differences.configuration = configuration.origin;
+        self.output.print(global, &differences)?;
+        Ok(differences.count > 0)
+    }
+}

@@ -1,0 +1,129 @@
+//! `localnet explain`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use localnet_client::route;
+use localnet_proto::Family;
+
+use super::{Answered, OfNode, Output, ask_status};
+use crate::{
+    answer::Answer,
+    evidence::Evidence,
+    explain::{self, Many},
+    failure::Failure,
+    question::{self, From as Sender, To},
+    source::{Global, text_of},
+    why_not,
+    world::World,
+};
+
+/// Explain what happens to a packet and why, or why a Service does not answer
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  localnet explain --from 10.244.0.7 --to shop/web:http
+  localnet explain --from outside:203.0.113.9 --to 192.0.2.10:443
+  localnet explain --from node --to 10.96.0.10:53/udp -o json
+  localnet explain --why-not shop/web:80
+  localnet explain --why-not shop/web:80 --from outside:203.0.113.9 --to 192.0.2.10:443
+
+--from: an address, pod, pod:ADDRESS, node, outside or outside:ADDRESS
+--to:   ADDRESS:PORT or NAMESPACE/SERVICE:PORT, each followed by /udp or /sctp if it is not TCP")]
+pub(crate) struct Explain {
+    /// Sender of the packet [default: a pod of this node for ClusterIPs, an outside client for other addresses]
+    #[arg(long, value_name = "SENDER", required_unless_present_any = ["why_not", "packets"])]
+    from: Option<Sender>,
+    /// Destination of the packet
+    #[arg(long, value_name = "DESTINATION", required_unless_present_any = ["why_not", "packets"])]
+    to: Option<To>,
+    /// Explain why this port of a Service does not answer, likeliest cause first
+    #[arg(long, value_name = "SERVICE:PORT", conflicts_with = "packets")]
+    why_not: Option<To>,
+    /// Explain each packet in a file from the state only; each line is SENDER DESTINATION; - reads standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "to"])]
+    packets: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    node: OfNode,
+}
+
+impl Explain {
+    pub(super) async fn run(self, global: &Global) -> Answered {
+        let brain = global.brain()?;
+        let brain = brain.as_ref();
+        if let Some(why_not) = self.why_not {
+            let question = why_not::Question::new(why_not, self.from, self.to.as_ref()).map_err(Failure::Usage)?;
+            let evidence = match global.snapshot(brain).await {
+                Ok(state) => {
+                    let status = ask_status(global, brain).await;
+                    let mut world = self.node.world(global, &status, state).await?;
+                    why_not::gather(&mut world, &question, brain, status.ok()).await
+                }
+                Err(failure) => Evidence {
+                    service: question.service,
+                    port: question.port,
+                    no_state: Some(failure.to_string()),
+                    status: match brain {
+                        Some(brain) => global.status(brain).await.ok(),
+                        None => return Err(failure),
+                    },
+                    ..Evidence::default()
+                },
+            };
+            let answer = Answer::of(&evidence);
+            self.output.print(global, &answer)?;
+            return Ok(!answer.causes.is_empty());
+        }
+        let state = global.snapshot(brain).await?;
+        let mut world = self.node.world(global, &ask_status(global, brain).await, state).await?;
+        if let Some(path) = &self.packets {
+            let many = many(&world, &text_of(path)?).await?;
+            self.output.print(global, &many)?;
+            return Ok(many.0.iter().any(|one| one.outcome != "endpoints"));
+        }
+        let (Some(from), Some(to)) = (self.from, &self.to) else {
+            return Err(Failure::Usage("--from and --to are both required".to_owned()));
+        };
+        let (packet, has_source) = packet(&world, from, to).await?;
+        let explanation = explain::explain(&mut world, brain, packet, has_source).await;
+        self.output.print(global, &explanation)?;
+        Ok(!explanation.arrives())
+    }
+}
+
+/// Returns the packet of a question, and whether its source is known.
+async fn packet(world: &World, from: Sender, to: &To) -> Result<(route::Packet, bool), Failure> {
+    let destination = question::destination(to, from.address().map(Family::of), &world.state);
+    let destination =
+        destination.map_err(|no| Failure::Missing(format!("{no}; localnet explain --why-not shows the cause")))?;
+    if let Some(source) = from.address().filter(|source| source.is_ipv4() != destination.0.is_ipv4()) {
+        return Err(Failure::Usage(format!(
+            "the sender {source} and the destination {} are of different address families",
+            destination.0
+        )));
+    }
+    let packet = world.packet(from, destination).await;
+    Ok((packet, from.address().is_some() || from == Sender::Node))
+}
+
+/// Computes the outcome for each packet of a text.
+async fn many(world: &World, text: &str) -> Result<Many, Failure> {
+    let mut explanations = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let words: Vec<&str> = line.split('#').next().unwrap_or_default().split_whitespace().collect();
+        let wrong = |why: String| Failure::Usage(format!("line {number}: {why}"));
+        let (from, to) = match words[..] {
+            [] => continue,
+            [from, to] => (from.parse::<Sender>().map_err(wrong)?, to.parse::<To>().map_err(wrong)?),
+            _ => return Err(wrong("expected a sender and a destination".to_owned())),
+        };
+        let (packet, has_source) = packet(world, from, &to).await?;
+        let mut one = explain::from_state(world, &world.judge(packet));
+        if !has_source {
+            one.from = String::new();
+        }
+        explanations.push(one);
+    }
+    Ok(Many(explanations))
+}

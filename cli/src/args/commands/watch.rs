@@ -1,0 +1,35 @@
+//! `localnet watch`.
+
+use clap::Args;
+
+use super::{Answered, Output, not_saved};
+use crate::{get::Filter, source::Global, watch};
+
+/// Print changes of Services as they happen
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  localnet watch -n shop
+  localnet watch -o json | jq -c '[.type, .service.service]'")]
+pub(crate) struct Watch {
+    #[command(flatten)]
+    filter: Filter,
+    /// Exit after this many states
+    #[arg(long, value_name = "NUMBER")]
+    count: Option<u64>,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl Watch {
+    pub(super) async fn run(self, global: &Global) -> Answered {
+        let brain = global.brain()?.ok_or_else(|| not_saved("does not change"))?;
+        let options = watch::Options {
+            filter: self.filter,
+            format: self.output.output,
+            style: self.output.style(global),
+            count: self.count,
+        };
+        watch::run(global, &brain, &options).await?;
+        Ok(false)
+    }
+}
