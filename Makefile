@@ -104,6 +104,7 @@ bless: deps helm ## Rewrite the expectations (golden files) and generated docs; 
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test descriptor
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-config --test defaults --test page
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-brain --test cases
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-brain --lib the_page_lists_every_metric
 	UPDATE_EXPECT=1 $(CARGO) test --locked $(patsubst backend-%/tests/cases.rs,-p localnet-%,$(wildcard backend-*/tests/cases.rs)) --test cases states_give_plans
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-win --lib states_give_plans
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test api

@@ -1,25 +1,22 @@
 //! Metrics of connection tracking. While the table of connection tracking is full, the kernel drops new connections,
 //! whichever backend is in use.
 
-use std::fs;
-
 use super::page::Page;
 
 /// Adds the metrics of the brain's network namespace. Adds nothing if the kernel does not track connections there.
-pub(super) fn add(page: &mut Page) {
+pub(super) fn add(page: &mut Page, read: impl Fn(&str) -> Option<String>) {
     let number = |name: &str| -> Option<f64> {
-        let text = fs::read_to_string(format!("/proc/sys/net/netfilter/nf_conntrack_{name}")).ok()?;
-        text.trim().parse().ok()
+        read(&format!("/proc/sys/net/netfilter/nf_conntrack_{name}"))?.trim().parse().ok()
     };
     if let Some(count) = number("count") {
-        let help = "Number of connections that the kernel of this node tracks.";
+        let help = "Connections that the kernel tracks in the brain's network namespace.";
         page.gauge("localnet_conntrack_entries", help, &[], count);
     }
     if let Some(most) = number("max") {
-        let help = "Most connections that the kernel of this node can track.";
+        let help = "Limit for the connections that the kernel tracks in the brain's network namespace.";
         page.gauge("localnet_conntrack_entries_limit", help, &[], most);
     }
-    if let Some(dropped) = fs::read_to_string("/proc/net/stat/nf_conntrack").ok().as_deref().and_then(dropped) {
+    if let Some(dropped) = read("/proc/net/stat/nf_conntrack").as_deref().and_then(dropped) {
         let help = "Packets that the kernel dropped because it could not track another connection.";
         page.counter("localnet_conntrack_dropped_packets_total", help, &[], dropped as f64);
     }

@@ -27,12 +27,12 @@ pub(super) fn of_state(page: &mut Page, state: &State) {
         }
     }
     let rev = state.revision().rev as f64;
-    page.gauge("localnet_revision", "Newest revision of the state that the brain serves.", &[], rev);
-    page.gauge("localnet_services", "Services that this node serves.", &[], state.len() as f64);
+    page.gauge("localnet_revision", "Sequence number of the newest revision.", &[], rev);
+    page.gauge("localnet_services", "Services in the newest revision.", &[], state.len() as f64);
     let endpoints = f64::from(counts.endpoints);
-    page.gauge("localnet_endpoints", "Endpoints of the Services that this node serves.", &[], endpoints);
+    page.gauge("localnet_endpoints", "Endpoints in the newest revision.", &[], endpoints);
     let version = [("version", env!("CARGO_PKG_VERSION"))];
-    page.gauge("localnet_build_info", "Always 1; the label names the version of the brain.", &version, 1.0);
+    page.gauge("localnet_build_info", "Always 1; the label `version` contains the brain's version.", &version, 1.0);
 }
 
 /// Adds the metrics of the revisions that backends still have to apply.
@@ -58,7 +58,8 @@ pub(super) fn of_reports(page: &mut Page, reports: &BTreeMap<String, Received>) 
     let mut totals = ByFamily::<Totals>::default();
     for (backend, received) in reports {
         let (report, of_backend) = (&received.report, ("backend", backend.as_str()));
-        let help = "Syncs in which the backend restored what another process had changed or deleted.";
+        let help =
+            "Syncs in which the backend restored what another process had changed or deleted (nft, iptables, ipvs).";
         page.counter("localnet_backend_repairs_total", help, &[of_backend], report.repairs as f64);
         let help = "Services, and parts of Services, that the backend does not program; the backend's log contains the reasons.";
         page.gauge("localnet_backend_skipped", help, &[of_backend], f64::from(report.skipped_count));
@@ -66,7 +67,7 @@ pub(super) fn of_reports(page: &mut Page, reports: &BTreeMap<String, Received>) 
             let Some(family) = of_family.family().known() else { continue };
             totals[family].add(of_family);
             let labels = [of_backend, ("ip_family", family.as_str())];
-            let help = "Newest revision that the backend has applied.";
+            let help = "Sequence number of the newest revision that the backend has applied.";
             page.gauge("localnet_backend_revision", help, &labels, of_family.applied_rev as f64);
             let help = "Failed attempts of the backend to apply a revision; it retries each.";
             page.counter("localnet_backend_failures_total", help, &labels, of_family.failures as f64);

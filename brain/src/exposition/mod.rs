@@ -11,9 +11,9 @@ mod families;
 mod page;
 mod process;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs};
 
-use prometheus::{Encoder as _, TextEncoder};
+use prometheus::{Encoder as _, TextEncoder, proto::MetricFamily};
 
 use self::page::Page;
 use crate::{feed::State, metrics::Metrics, reports::Received};
@@ -23,14 +23,7 @@ pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
 /// All metrics of a brain, of its newest state and of the latest report of each backend.
 pub fn text(metrics: &Metrics, state: &State, reports: &BTreeMap<String, Received>) -> String {
-    let mut page = Page::default();
-    families::of_state(&mut page, state);
-    families::of_pending(&mut page, metrics);
-    families::of_reports(&mut page, reports);
-    conntrack::add(&mut page);
-    process::add(&mut page);
-    let mut families: Vec<_> = metrics.gather().into_iter().chain(page.families()).collect();
-    families.sort_by(|one, other| one.name().cmp(other.name()));
+    let families = families(metrics, state, reports, |path| fs::read_to_string(path).ok());
     let mut text = Vec::new();
     // Encoding fails only for a metric family without metrics. The registry skips such families, and the page contains
     // none.
@@ -40,10 +33,33 @@ pub fn text(metrics: &Metrics, state: &State, reports: &BTreeMap<String, Receive
     String::from_utf8_lossy(&text).into_owned()
 }
 
+/// The families of all metrics by name. `read` returns the content of a file of `/proc`.
+fn families(
+    metrics: &Metrics,
+    state: &State,
+    reports: &BTreeMap<String, Received>,
+    read: impl Fn(&str) -> Option<String>,
+) -> Vec<MetricFamily> {
+    let mut page = Page::default();
+    families::of_state(&mut page, state);
+    families::of_pending(&mut page, metrics);
+    families::of_reports(&mut page, reports);
+    conntrack::add(&mut page, read);
+    process::add(&mut page);
+    let mut families: Vec<_> = metrics.gather().into_iter().chain(page.families()).collect();
+    families.sort_by(|one, other| one.name().cmp(other.name()));
+    families
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::{Instant, SystemTime};
+    use std::{
+        env,
+        path::Path,
+        time::{Instant, SystemTime},
+    };
 
+    use localnet_core::{Code, Diagnostic, Subject};
     use localnet_proto::wire::{Attempts, BackendReport, FamilyReport, FlowSearches, IpFamily, RuleCount};
 
     use super::*;
@@ -74,6 +90,44 @@ mod tests {
             families: vec![family],
             ..Default::default()
         }
+    }
+
+    /// A row of the table in docs/operations/metrics.md.
+    fn row(family: &MetricFamily) -> String {
+        let labels = family.get_metric()[0].get_label().iter().map(|label| label.name());
+        let labels = labels.collect::<Vec<_>>().join(",");
+        let labels = if labels.is_empty() { labels } else { format!("{{{labels}}}") };
+        let kind = format!("{:?}", family.get_field_type()).to_lowercase();
+        format!("| `{}{labels}` | {kind} | {} |\n", family.name(), family.help())
+    }
+
+    #[tokio::test]
+    async fn the_page_lists_every_metric_of_localnet() {
+        let (feed, reports) = (Feed::new(7), Reports::default());
+        let metrics = feed.metrics();
+        feed.publish(Localized::default()).unwrap();
+        reports.record(report(1, "", vec![1])).unwrap();
+        metrics.reported(&report(1, "", vec![1]), Instant::now());
+        metrics.certificate_expires(1);
+        let troubles = metrics.troubles();
+        troubles.is("files", Diagnostic::new(Code::YamlInvalid, Subject::text(1), "is wrong"));
+        troubles.heard("files");
+        troubles.restored("files");
+        troubles.held("files", 1);
+        let read = |path: &str| Some(if path.contains("stat") { "drop\n0\n" } else { "1" }.to_owned());
+        let families = families(metrics, &feed.state(), &reports.all(), read);
+        let families = families.iter().filter(|family| family.name().starts_with("localnet_"));
+        let rows: String = families.map(row).collect();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations/metrics.md");
+        let page = fs::read_to_string(&path).unwrap();
+        let (head, rest) = page.split_once("## localnet's own\n").unwrap();
+        let (intro, rest) = rest.split_once("|---|---|---|\n").unwrap();
+        let (_, rest) = rest.split_once("\n\n").unwrap();
+        let expected = format!("{head}## localnet's own\n{intro}|---|---|---|\n{rows}\n{rest}");
+        if env::var_os("UPDATE_EXPECT").is_some() {
+            fs::write(&path, &expected).unwrap();
+        }
+        assert_eq!(fs::read_to_string(path).unwrap(), expected, "make bless rewrites docs/operations/metrics.md");
     }
 
     fn micros_now() -> i64 {

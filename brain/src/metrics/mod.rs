@@ -113,21 +113,21 @@ impl Default for Metrics {
             ),
             apply: register.histograms(
                 "localnet_apply_duration_seconds",
-                "Seconds from the arrival of a change in the brain until the first backend reports it as applied.",
+                "Seconds from when the brain receives an event until the first backend reports the resulting revision as applied.",
                 FAMILY,
                 apply,
             ),
             served: register.counter(
                 "localnet_served_bytes_total",
-                "Bytes of state that the brain has sent to its readers.",
+                "Bytes of state that the brain has sent to clients that read it.",
             ),
             readers: register.gauge(
                 "localnet_readers",
-                "Readers that the brain serves now: they wait for a revision or receive one.",
+                "Clients that are reading the state, mostly backends: they wait for a revision or receive one.",
             ),
             certificate_expires: register.gauges(
                 "localnet_server_certificate_expiration_timestamp_seconds",
-                "Unix time at which the certificate of the brain's TLS listeners expires.",
+                "Unix time at which the certificate of `--tls-cert` expires; absent without TLS.",
                 &[],
             ),
             requests: Requests::register(&register),

@@ -43,22 +43,22 @@ impl Troubles {
         Self {
             failing: register.gauges(
                 "localnet_source_failing",
-                "1 while the brain cannot read changes of this kind and serves the last state that it could read, else 0.",
+                "1 while the brain cannot read the resource in the label `of` (`files`: the YAML files), else 0. While it is 1, the brain keeps the last good state, and `localnet doctor` gives the reason.",
                 &["of"],
             ),
             heard: register.gauges(
                 "localnet_source_heard_timestamp_seconds",
-                "Unix time of the last message of the source about this kind: an object, a complete list, or a bookmark, which an API server sends about once a minute.",
+                "Unix time at which the source last sent an object, a complete list or a bookmark of the resource in the label `of`. An API server sends a bookmark about every minute.",
                 &["of"],
             ),
             restored: register.counters(
                 "localnet_source_restored_total",
-                "Times that the API server returned an older state than before, as after a restore of etcd.",
+                "How many times the API server went back to an older state, as after a restore of etcd. Each time, the brain requests all lists again.",
                 &["of"],
             ),
             held: register.gauges(
                 "localnet_source_held_objects",
-                "Objects that are missing from the newest list and that the brain keeps until the loss is confirmed.",
+                "Objects that are not in the newest list, but that the brain keeps until their removal is confirmed.",
                 &["of"],
             ),
             now: watch::Sender::default(),
