@@ -212,7 +212,7 @@ pub struct State {
 /// the content.
 #[derive(Debug)]
 pub struct Answer {
-    /// Whether the items are the changes since the request's revision instead of the full state.
+    /// Whether the items are a delta from the request's revision, and not the full state.
     pub delta: bool,
     /// The serialized items.
     pub items: Items,

@@ -152,7 +152,7 @@ impl Vips {
             let gone = gone.map(|key| (key.clone(), None));
             let differs = |(key, service): &(&ServiceKey, &Arc<Service>)| self.services.get(*key) != Some(*service);
             let new = state.services.iter().filter(differs).map(|(key, service)| (key.clone(), Some(service.clone())));
-            // Collected first, because appending sorted keys takes linear time.
+            // Collect the keys first: appending sorted keys takes linear time.
             self.staged.append(&mut gone.chain(new).collect());
         }
         for key in &changes.services {

@@ -190,7 +190,7 @@ fn health_check_node_port(object: &ServiceObject, lost: &[Lost], skips: &mut Ski
         skips.service(
             Code::HealthCheckPortMissing,
             HEALTH_CHECK_NODE_PORT,
-            "a load balancer with externalTrafficPolicy Local has no port for its health checks",
+            "a Service of type LoadBalancer with externalTrafficPolicy Local has no port for health checks",
             "set the field, or remove it so that the API server allocates a port",
         );
         return None;

@@ -10,7 +10,7 @@ use anyhow::bail;
 use localnet_config::{Invalid, KubeProxyFlags, Reader, Reading};
 use localnet_core::Diagnostic;
 
-/// Reads the configuration from the flags and the file's text. Problems name the file.
+/// Reads the configuration from the flags and the file's text. Each problem contains the path of the file.
 pub(crate) fn read(
     flags: &KubeProxyFlags,
     reader: Reader,

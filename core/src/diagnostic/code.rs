@@ -137,7 +137,7 @@ codes! {
     PortTwice = "port-twice", Error, "Give each port its own name and number.";
     /// A value is not a protocol that Services can have.
     ProtocolInvalid = "protocol-invalid", Error, "Use TCP, UDP or SCTP.";
-    /// A load balancer with externalTrafficPolicy Local has no port for its health checks.
+    /// A Service of type LoadBalancer with externalTrafficPolicy Local has no port for health checks.
     HealthCheckPortMissing = "health-check-port-missing", Error, "Set spec.healthCheckNodePort.";
     /// A Service is too large to be sent to backends.
     ServiceTooLarge = "service-too-large", Error, "Split it into several Services.";
