@@ -58,14 +58,10 @@ fn lost(field: &Field, section: &str, old: &Document, new: &Document, findings: 
         let (given, carried, name) = (old.get(path), new.get(field.path), field.name());
         if *given != field.kind.value(default) && given != carried {
             let mode = Some(old.text("mode")).filter(|mode| !mode.is_empty()).unwrap_or("\"\"");
-            let problem =
-                format!("{given} is not carried over: v1alpha2 has one {name}, and mode {mode} sets it to {carried}");
-            findings.add(
-                Code::FieldLost,
-                path,
-                problem,
-                &format!("set {} if you want the value in your mode", field.path),
+            let problem = format!(
+                "{given} is not carried over: v1alpha2 has only one {name}, and mode {mode} sets it to {carried}"
             );
+            findings.add(Code::FieldLost, path, problem, &format!("to use this value instead, set {}", field.path));
         }
     }
 }
