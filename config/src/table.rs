@@ -305,7 +305,7 @@ section! {
     /// `iptables`: options of the mode iptables.
     #[derive(Copy)]
     Iptables {
-        /// Mode iptables (as a flag, also mode ipvs): bit of the packet mark that requests masquerading, 0 to 31.
+        /// Mode iptables: bit of the packet mark that requests masquerading, 0 to 31. The flag also applies in mode ipvs.
         masquerade_bit: u8 = field("iptables.masqueradeBit").default("14").flag("iptables-masquerade-bit").backend();
         /// Mode iptables: NodePorts also answer on 127.0.0.1.
         localhost_node_ports: bool = field("iptables.localhostNodePorts")

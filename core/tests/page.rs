@@ -23,7 +23,8 @@ it has a **code**. The meaning of a code never changes. Texts may change in any 
 whether this is intended. The table below has the usual severity of each code. An individual diagnostic may have the other severity. For example,
 `field-unknown` is only a warning in a v1alpha1 file, because kube-proxy ignores unknown fields in v1alpha1.
 
-Newer versions of localnet may send codes that this page does not contain, and older versions send no codes. Programs must accept both.
+Newer versions of localnet may send codes that this page does not contain, and older versions send no codes. Programs must accept unknown and missing
+codes.
 
 | code | severity | meaning | remedy |
 |---|---|---|---|

@@ -59,7 +59,7 @@ codes! {
     FileUnreadable = "file-unreadable", Error, "Check the path, and that the program's user may read it.";
     /// A file is not UTF-8 text.
     FileNotText = "file-not-text", Error, "Save it as UTF-8.";
-    /// The path is not a readable file: it is too large, a device, or a link that leads nowhere.
+    /// The path does not lead to a regular file, or the file is too large.
     FileUnsuitable = "file-unsuitable", Error, "Use a regular file within the size limit that the message names.";
     /// A file had objects and is now empty. The brain keeps the objects, because a program may still be writing the file.
     FileEmptied = "file-emptied", Error, "Write the file, delete it, or write a List without items.";
