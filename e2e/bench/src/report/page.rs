@@ -20,11 +20,11 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
         "## What is measured\n\n\
          The contestants are {}. A localnet contestant consists of a brain and the named backend. A kube-proxy \
          contestant runs kube-proxy in the named mode, with its default configuration. Both iptables contestants use \
-         the legacy iptables tools: with iptables on nf_tables, kube-proxy does not finish in time. All programs are \
-         release builds. The benchmark measures one contestant after the other. Each contestant gets a new network \
-         namespace, a new etcd and a new kube-apiserver, and all contestants get the same Services and \
-         EndpointSlices. If a contestant's start at one size shows that its start at a larger size would take more \
-         than three minutes, the benchmark skips the contestant at the larger size.\n\n\
+         the legacy iptables tools: with the nf_tables flavour of these tools, kube-proxy is too slow to finish the \
+         benchmark. All programs are release builds. The benchmark measures one contestant after the other. Each \
+         contestant gets a new network namespace, a new etcd and a new kube-apiserver, and all contestants get the \
+         same Services and EndpointSlices. If a contestant's start at one size shows that its start at a larger size \
+         would take more than three minutes, the benchmark skips the contestant at the larger size.\n\n\
          The benchmark relies only on packets to determine when a contestant has applied a change. To measure a \
          change, the benchmark replaces the only endpoint of a Service: a pod that listens replaces a pod that does \
          not listen, or the reverse. During the change, a pod of the node opens a TCP connection to the Service every \

@@ -206,8 +206,8 @@ fn resident(figures: &Figures) -> Table {
     let table = Table::new(
         "Memory",
         "The table shows the resident memory of each process after the measurement of the start, and after the \
-         measurement with many other changes (“load”). “Peak” is the maximum until then. The memory of the iptables \
-         tools and of the kernel is not included.",
+         measurement with many other changes (“load”). “Peak” is the largest value from the start of the process to \
+         the end of these two measurements. The memory of the iptables tools and of the kernel is not included.",
         &["size", "contestant", "process", "after start", "after load", "peak"],
     );
     let mut table = table;
@@ -323,7 +323,12 @@ fn steps(figures: &Figures) -> Table {
     let mut table = Table::new(
         "Single steps",
         "The benchmark library `criterion` measured these steps of localnet with 10,000 Services of three endpoints \
-         each. A step with “one” processes one changed Service; a step with “all” processes all Services.",
+         each. A step with “one” processes one changed Service; a step with “all” processes all Services. The brain's \
+         steps are “localize” (compute the state of the node from the Kubernetes objects), “encode” (turn a Service \
+         into the bytes that readers get), “publish” (encode the result of localizing, and offer it to readers) and \
+         “full state of a reader” (assemble an answer with the whole state). The nft backend's steps are “plan” \
+         (compute the content of the tables) and “netlink batch” (write this content to the kernel, including the \
+         commit).",
         &["step", "time"],
     );
     for (name, nanoseconds) in &figures.steps {
