@@ -61,7 +61,8 @@ pub(super) fn of_reports(page: &mut Page, reports: &BTreeMap<String, Received>) 
         let help =
             "Syncs in which the backend restored what another process had changed or deleted (nft, iptables, ipvs).";
         page.counter("localnet_backend_repairs_total", help, &[of_backend], report.repairs as f64);
-        let help = "Services, and parts of Services, that the backend does not program; the backend's log contains the reasons.";
+        let help = "Services, and parts of Services such as a single VIP, that the backend does not program; the \
+                    backend's log contains the reasons.";
         page.gauge("localnet_backend_skipped", help, &[of_backend], f64::from(report.skipped_count));
         for of_family in &report.families {
             let Some(family) = of_family.family().known() else { continue };
