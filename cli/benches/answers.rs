@@ -251,8 +251,9 @@ fn measure(services: usize) -> anyhow::Result<()> {
         let reading = thread::spawn(Live::read);
         let state = arrives()?;
         let arrived = Instant::now();
+        let mut plan = diff::plan(&state, &config(), &state.node.addresses);
         let live = reading.join().map_err(|_| anyhow::anyhow!("the reader panicked"))??;
-        let differences = diff::differences(&state, &config(), &state.node.addresses, &live, diff::MOST);
+        let differences = diff::differences(&mut plan, &live, diff::MOST);
         anyhow::ensure!(differences.count == 0 && differences.compared > 0, "{differences:?}");
         show(&differences, Format::Table)?;
         Ok(arrived.elapsed())

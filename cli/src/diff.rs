@@ -1,10 +1,6 @@
 //! `localnet diff`: compares the plan of the nft backend with the live state of the kernel. It changes nothing.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use localnet_client::{Changes, Snapshot, vips::Config};
 use localnet_linux::nft::{
@@ -57,17 +53,22 @@ pub struct Difference {
 /// How many differences are listed without `--all`.
 pub const MOST: usize = 200;
 
-/// Plans both tables for a state and compares them with what the kernel holds. At most `most` differences are listed.
-pub fn differences(state: &Snapshot, config: &Config, local: &[IpAddr], live: &Live, most: usize) -> Differences {
+/// Plans both tables for a state, as the backend does.
+pub fn plan(state: &Snapshot, config: &Config, local: &[IpAddr]) -> Desired {
     let mut desired = Desired::new(config.clone());
     desired.vips.set_local_addresses(local.to_vec());
-    for (family, dump) in live.tables.iter() {
-        desired.adopt(family, dump.as_ref().map(slots));
-    }
     // The backend itself reports what it does not program.
     desired.update(state, &Changes::everything());
+    desired
+}
+
+/// Compares planned tables with what the kernel holds. At most `most` differences are listed.
+pub fn differences(plan: &mut Desired, live: &Live, most: usize) -> Differences {
+    for (family, dump) in live.tables.iter() {
+        plan.adopt(family, dump.as_ref().map(slots));
+    }
     let mut found = Differences::default();
-    for planned in &desired.content() {
+    for planned in &plan.content() {
         let live = &live.tables[planned.table.family];
         // A host without IPv6 has no table for it.
         if live.is_some() || kernel::forwards(planned.table.family).is_some() {
@@ -110,16 +111,19 @@ impl Differences {
                 continue;
             }
             *compared += elements.len();
-            let mut rest: HashMap<_, _> = live.elements.iter().map(|element| (&element.key, element)).collect();
+            // Both are sorted, so that one pass over them is enough. Sorting what is sorted takes little time.
+            let mut live: Vec<&Element> = live.elements.iter().collect();
+            live.sort_unstable_by_key(|element| &element.key);
+            let (mut live, mut unplanned) = (live.into_iter().peekable(), Vec::new());
             for element in elements {
-                match rest.remove(&element.key) {
+                unplanned.extend(std::iter::from_fn(|| live.next_if(|live| live.key < element.key)));
+                match live.next_if(|live| live.key == element.key) {
                     None => add(name, "missing", element_line(set, element), None),
                     Some(live) if live.data == element.data => {}
                     Some(live) => add(name, "differs", element_line(set, element), Some(element_line(set, live))),
                 }
             }
-            let mut unplanned: Vec<&Element> = rest.into_values().collect();
-            unplanned.sort_unstable_by_key(|element| &element.key);
+            unplanned.extend(live);
             unplanned.iter().for_each(|element| add(name, "unplanned", element_line(set, element), None));
         }
         for live in live.sets.iter().filter(|live| !planned.sets.iter().any(|(set, _)| set.name == live.name)) {
@@ -239,7 +243,7 @@ services:
     }
 
     fn compared(tables: ByFamily<Option<TableDump>>, state: &Snapshot, most: usize) -> Differences {
-        differences(state, &Config::default(), &[], &Live { tables, generation: 1 }, most)
+        differences(&mut plan(state, &Config::default(), &[]), &Live { tables, generation: 1 }, most)
     }
 
     /// Returns the differences in the sets. Comparing the rules needs a kernel.

@@ -7,14 +7,16 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
+    panic::resume_unwind,
     sync::Arc,
+    thread,
 };
 
 use localnet_core::{Code, Diagnostic, Subject};
 use localnet_linux::{
     addresses::Addresses,
     conntrack::{self, Counters, Flow},
-    nft::{self, Chain, ChainDump, Element, ElementData, Socket, TableDump, foreign},
+    nft::{self, Chain, ChainDump, Element, ElementData, SetDump, Socket, Table, TableDump, foreign},
     routes::{Route, Routes},
     sysctl::Settings,
 };
@@ -183,7 +185,7 @@ impl Kernel {
     }
 }
 
-/// Our tables, with the elements of their sets.
+/// Our tables, with the elements of the sets that the plan fills.
 #[derive(Debug)]
 pub struct Live {
     /// The table of each family; `None` if it does not exist.
@@ -200,9 +202,37 @@ impl Live {
     pub fn read() -> Result<Self, nft::Error> {
         let mut socket = Socket::open()?;
         let generation = socket.generation()?;
-        let mut table = |family| socket.table(&plan::table(family));
+        let mut table = |family| read_table(&mut socket, &plan::table(family));
         Ok(Self { tables: ByFamily::new(table(Family::V4)?, table(Family::V6)?), generation })
     }
+}
+
+/// How many times the read of a table that raced with changes is repeated.
+const ATTEMPTS: usize = 50;
+
+/// Reads a table, and its sets at the same time. `None` if there is no such table.
+fn read_table(socket: &mut Socket, table: &Table) -> Result<Option<TableDump>, nft::Error> {
+    for _ in 0..ATTEMPTS {
+        let Some(mut dump) = socket.outline(table)? else { return Ok(None) };
+        thread::scope(|scope| {
+            let sets = dump.sets.iter_mut();
+            let reading: Vec<_> = sets.map(|of| scope.spawn(move || read_elements(table, of))).collect();
+            reading.into_iter().try_for_each(|read| read.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        })?;
+        if socket.generation()? == dump.generation {
+            return Ok(Some(dump));
+        }
+    }
+    Err(nft::Error::Changing)
+}
+
+/// Reads and sorts the elements of a set, if the plan fills it. Packets fill the sets of clients.
+fn read_elements(table: &Table, of: &mut SetDump) -> Result<(), nft::Error> {
+    if let Some(set) = of.set.as_ref().filter(|set| SetId::of_name(&set.name).is_some()) {
+        of.elements = Socket::open()?.elements(table, set)?.unwrap_or_default();
+        of.elements.sort_unstable_by(|one, other| one.key.cmp(&other.key));
+    }
+    Ok(())
 }
 
 /// Returns how many rules of a chain equal the planned rules at the same index.

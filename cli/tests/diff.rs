@@ -50,7 +50,8 @@ fn state(services: &Services) -> anyhow::Result<Snapshot> {
 
 /// What `localnet diff` names.
 fn differences(state: &Snapshot) -> anyhow::Result<Vec<Difference>> {
-    let found = diff::differences(state, &Config::default(), &[], &Live::read()?, diff::MOST);
+    let mut plan = diff::plan(state, &Config::default(), &[]);
+    let found = diff::differences(&mut plan, &Live::read()?, diff::MOST);
     anyhow::ensure!(found.compared > 0, "nothing is compared");
     Ok(found.differences)
 }

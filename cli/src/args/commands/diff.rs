@@ -25,7 +25,7 @@ pub(crate) struct Diff {
 impl Diff {
     pub(super) async fn run(self, global: &Global) -> Answered {
         let brain = global.brain()?;
-        // The kernel is read while the state arrives. Both take long with many Services.
+        // The kernel is read while the state arrives and is planned. Each takes long with many Services.
         let live = self.node.reads_kernel(global).then(|| spawn_blocking(Live::read));
         let state = global.snapshot(brain.as_ref()).await?;
         let status = ask_status(global, brain.as_ref()).await;
@@ -33,17 +33,17 @@ impl Diff {
         let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error}"));
         let mut kernel = kernel.map_err(|error| wrong(&error))?;
         let most = if self.all { usize::MAX } else { diff::MOST };
-        let compare = |live: &Live| diff::differences(&state, &configuration.config, &local, live, most);
+        let mut plan = diff::plan(&state, &configuration.config, &local);
         let mut live = match live {
             Some(reading) => reading.await.map_err(anyhow::Error::from)?,
             None => Live::read(),
         }
         .map_err(|error| wrong(&error))?;
-        let mut differences = compare(&live);
+        let mut differences = diff::differences(&mut plan, &live, most);
         // The backend may have programmed the state after the kernel was read.
         if differences.count > 0 && kernel.generation().map_err(|error| wrong(&error))? != live.generation {
             live = Live::read().map_err(|error| wrong(&error))?;
-            differences = compare(&live);
+            differences = diff::differences(&mut plan, &live, most);
         }
         differences.configuration = configuration.origin;
         self.output.print(global, &differences)?;
