@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
+    fmt, io,
     net::{IpAddr, SocketAddr},
 };
 
@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::{
     origin::Values,
-    output::Show,
+    output::{Show, yaml_list},
     status::{Backend, Status, Versions},
     style::{NONE, Style, Tone},
     table::{Row, Table},
@@ -134,6 +134,10 @@ impl Show for Services<'_> {
 
     fn names(&self) -> Vec<String> {
         self.services.iter().map(|service| service.key.to_string()).collect()
+    }
+
+    fn yaml(&self, out: &mut impl io::Write) -> anyhow::Result<()> {
+        yaml_list(&Services { services: Vec::new() }, &self.services, out)
     }
 }
 
@@ -262,6 +266,10 @@ impl Show for Endpoints<'_> {
     fn names(&self) -> Vec<String> {
         self.endpoints.iter().map(|row| row.at().to_string()).collect()
     }
+
+    fn yaml(&self, out: &mut impl io::Write) -> anyhow::Result<()> {
+        yaml_list(&Endpoints { endpoints: Vec::new() }, &self.endpoints, out)
+    }
 }
 
 /// The facts about the node.
@@ -335,11 +343,20 @@ impl Show for Versions {
 impl Show for Snapshot {
     /// Returns YAML, which is meant to be saved and read again with `--state`.
     fn human(&self, _: Style) -> String {
-        serde_saphyr::to_string(self).unwrap_or_else(|error| format!("{error}\n"))
+        let mut text = Vec::new();
+        match self.yaml(&mut text) {
+            Ok(()) => String::from_utf8_lossy(&text).into_owned(),
+            Err(error) => format!("{error}\n"),
+        }
     }
 
     fn names(&self) -> Vec<String> {
         self.services.keys().map(ToString::to_string).collect()
+    }
+
+    fn yaml(&self, out: &mut impl io::Write) -> anyhow::Result<()> {
+        let services: Vec<&Service> = self.services.values().map(|service| &**service).collect();
+        yaml_list(&Snapshot { node: self.node.clone(), ..Snapshot::default() }, &services, out)
     }
 }
 
@@ -376,6 +393,23 @@ services:
     #[track_caller]
     fn check(answer: &impl Show, format: Format, expected: &str) {
         assert_eq!(render(answer, format), expected);
+    }
+
+    /// Several threads write a long list.
+    #[test]
+    fn long_lists_are_written_in_order() {
+        let mut state = state();
+        let template = state.services[&ServiceKey::new("shop", "web")].clone();
+        for number in 0..1_000 {
+            let key = ServiceKey::new("shop", format!("web-{number}"));
+            state.services.insert(key.clone(), Service { key, ..Service::clone(&template) }.into());
+        }
+        let (filter, nothing) = (Filter::default(), BTreeMap::new());
+        let services = Services { services: filter.services(&state).collect() };
+        let endpoints = Endpoints::of(filter.services(&state), &nothing);
+        check(&services, Format::Yaml, &serde_saphyr::to_string(&services).unwrap());
+        check(&endpoints, Format::Yaml, &serde_saphyr::to_string(&endpoints).unwrap());
+        check(&state, Format::Yaml, &serde_saphyr::to_string(&state).unwrap());
     }
 
     #[test]

@@ -1,6 +1,11 @@
 //! Prints answers: aligned tables for people, JSON and YAML with stable fields for programs, names for other commands.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    num::NonZero,
+    sync::mpsc::sync_channel,
+    thread,
+};
 
 use anyhow::Context as _;
 use clap::{ColorChoice, ValueEnum};
@@ -26,11 +31,18 @@ pub enum Format {
 }
 
 /// An answer that can be printed in every format. Its serialized fields are stable: fields are only added.
-pub trait Show: Serialize {
+pub trait Show: Serialize + Sized {
     /// Returns the answer as text for people.
     fn human(&self, style: Style) -> String;
     /// Returns the names of the objects in the answer.
     fn names(&self) -> Vec<String>;
+    /// Writes the answer as YAML.
+    ///
+    /// # Errors
+    /// Returns an error if `out` cannot be written or the answer cannot be serialized.
+    fn yaml(&self, out: &mut impl io::Write) -> anyhow::Result<()> {
+        Ok(out.write_all(serde_saphyr::to_string(self)?.as_bytes())?)
+    }
 }
 
 /// Writes an answer in a format.
@@ -46,10 +58,58 @@ pub fn write(answer: &impl Show, format: Format, style: Style, out: &mut impl io
             serde_json::to_writer_pretty(&mut *out, answer).context("writing JSON")?;
             writeln!(out)?;
         }
-        Format::Yaml => serde_saphyr::to_io_writer(out, answer).context("writing YAML")?,
+        Format::Yaml => answer.yaml(out).context("writing YAML")?,
         Format::Name => answer.names().iter().try_for_each(|name| writeln!(out, "{name}"))?,
     }
     Ok(())
+}
+
+/// Writes a YAML document whose last field is a list: `head` with these items. `head` is the document with an empty list.
+///
+/// # Errors
+/// Returns an error if `out` cannot be written or an item cannot be serialized.
+pub fn yaml_list<T: Serialize + Sync>(
+    head: &impl Serialize,
+    items: &[T],
+    out: &mut impl io::Write,
+) -> anyhow::Result<()> {
+    let head = serde_saphyr::to_string(head)?;
+    match head.strip_suffix(" []\n") {
+        Some(head) if !items.is_empty() => {
+            writeln!(out, "{head}")?;
+            in_threads(items, |part| Ok(serde_saphyr::to_string(&part)?), out)
+        }
+        _ => Ok(out.write_all(head.as_bytes())?),
+    }
+}
+
+/// How many items a thread turns into text at a time. The texts are small enough for the allocator to reuse their memory.
+const PART: usize = 100;
+
+/// Writes the texts of parts of a long list, one after the other. Several threads compute them, because the library for YAML
+/// is slow.
+///
+/// # Errors
+/// Returns an error if `out` cannot be written, or the error of `text`.
+pub fn in_threads<T: Sync>(
+    items: &[T],
+    text: impl Fn(&[T]) -> anyhow::Result<String> + Sync,
+    out: &mut impl io::Write,
+) -> anyhow::Result<()> {
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    thread::scope(|scope| {
+        let start = |first| {
+            // Holds few texts, so that a slow reader does not cost memory.
+            let (sender, receiver) = sync_channel(8);
+            let mut parts = items.chunks(PART).skip(first).step_by(threads);
+            let text = &text;
+            scope.spawn(move || parts.try_for_each(|part| sender.send(text(part))));
+            receiver
+        };
+        let receivers: Vec<_> = (0..threads).map(start).collect();
+        let texts = receivers.iter().cycle().map_while(|receiver| receiver.recv().ok());
+        texts.into_iter().try_for_each(|text| Ok(out.write_all(text?.as_bytes())?))
+    })
 }
 
 /// Returns the answer in a format.

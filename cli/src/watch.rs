@@ -129,10 +129,11 @@ pub fn lines(
             serde_json::to_writer(&mut *out, &line)?;
             anyhow::Ok(writeln!(out)?)
         })?,
-        Format::Yaml => lines.try_for_each(|line| {
-            writeln!(out, "---")?;
-            anyhow::Ok(serde_saphyr::to_io_writer(&mut *out, &line)?)
-        })?,
+        Format::Yaml => {
+            let document = |line: &Line<'_>| Ok(format!("---\n{}", serde_saphyr::to_string(line)?));
+            let documents = |part: &[Line<'_>]| part.iter().map(document).collect();
+            output::in_threads(&lines.collect::<Vec<_>>(), documents, out)?;
+        }
         Format::Name => lines.try_for_each(|line| writeln!(out, "{}", line.service.key))?,
         Format::Table | Format::Wide => {
             let headings = ["TIME", "REVISION", "WHAT"].into_iter().chain(SERVICE_HEADINGS);
