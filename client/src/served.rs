@@ -175,8 +175,8 @@ type NodePort = (Family, Protocol, u16);
 pub struct Expected {
     vips: Served,
     node_ports: BTreeMap<NodePort, Entry>,
-    /// The NodePorts that at least one address must answer. A NodePort is missing here if the node has no address of its
-    /// family: the kernel may then answer it on other addresses, or not at all.
+    /// The NodePorts that at least one address must answer. If the node has no address of a NodePort's family, the NodePort is
+    /// missing here: the kernel may answer it on addresses that are not the node's, or not at all.
     needed: BTreeSet<NodePort>,
 }
 

@@ -346,8 +346,8 @@ section! {
 section! {
     /// `winkernel`: options of the mode kernelspace.
     Winkernel {
-        /// Mode kernelspace: name of the HNS network. By default, the network that the environment variable
-        /// `KUBE_NETWORK` names, or else the only network of type Overlay, L2Bridge or L2Tunnel.
+        /// Mode kernelspace: name of the HNS network. By default, the network in the environment variable
+        /// `KUBE_NETWORK`; if that is not set, the only network of type Overlay, L2Bridge or L2Tunnel.
         network_name: Option<String> = field("winkernel.networkName").flag("network-name").of_mode();
         /// Mode kernelspace: source address of load-balanced traffic in an overlay network.
         source_vip: Option<IpAddr> = field("winkernel.sourceVip").flag("source-vip").of_mode();

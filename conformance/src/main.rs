@@ -16,8 +16,8 @@ use rustix::process::Signal;
 
 /// Test a backend of localnet: how it handles streams, states, packets and failures.
 ///
-/// The kit starts the backend many times. As root, it uses network namespaces that it creates. The backend shows its state with
-/// calls of Report, or in more detail with a file: see docs/writing-a-backend.md.
+/// The kit starts the backend many times. As root, it uses network namespaces that it creates. The backend tells the
+/// kit with calls of Report which state it has applied, or in more detail with a file: see docs/writing-a-backend.md.
 #[derive(Debug, Parser)]
 #[command(name = "localnet-conformance", version)]
 struct Arguments {

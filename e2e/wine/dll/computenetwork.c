@@ -1,12 +1,13 @@
 /*
- * computenetwork.dll, as far as localnet-win calls it: an HNS that lives in a file. Wine has none.
+ * computenetwork.dll for tests: an HNS that keeps its objects in a file. It has the functions that localnet-win calls. Wine has no HNS.
  *
- * It keeps what it is told in the file that LOCALNET_HNS names (one object to a line: kind, identifier, JSON; tabs between), and reads that file
- * at each call: a test can look at it, change it behind the back of the program, and start the program again. What it refuses is what the
- * contract suite (backend-win/src/hcn/contract.rs) asks for; what HNS itself takes, it does not know.
+ * The environment variable LOCALNET_HNS contains the file's path. Each line of the file is one object: kind, identifier and JSON, separated by
+ * tabs. The library reads the file at each call. A test can therefore read the file, change it while the program runs, and start the program
+ * again. The library refuses the calls that the contract suite (backend-win/src/hcn/contract.rs) expects it to refuse. It does not know which
+ * other calls the real HNS refuses.
  *
- * It counts. Handles are closed by the caller, and strings freed with CoTaskMemFree: when it is unloaded it appends to the file that LOCALNET_HNS_LOG
- * names how many were not. It also appends a line for each call that changes something, or fails.
+ * The caller must close handles, and free strings with CoTaskMemFree. When the library is unloaded, it appends to the file LOCALNET_HNS_LOG how
+ * many of them the caller has forgotten. It also appends one line for each call that changes something or fails.
  */
 #define COBJMACROS
 #include <windows.h>

@@ -34,7 +34,7 @@ pub enum Event {
 /// A commit of another process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commit {
-    /// The generation that the commit began.
+    /// The ID of the generation that the commit created.
     pub generation: u32,
     /// The ID of the process, if the kernel sent it.
     pub process_id: Option<u32>,

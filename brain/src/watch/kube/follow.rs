@@ -225,7 +225,7 @@ impl Intake {
         }
     }
 
-    /// Replaces the undecodable objects, and logs the new ones.
+    /// Replaces the set of undecodable objects, and logs those that are new.
     fn set_unreadable(&mut self, all: BTreeMap<ServiceKey, Unreadable>) {
         let troubles = self.api.troubles();
         let news: Vec<_> = all.values().filter(|one| self.unreadable.get(&key(one)) != Some(one)).collect();
