@@ -83,30 +83,23 @@ pub(super) fn of_reports(page: &mut Page, reports: &BTreeMap<String, Received>) 
 /// Adds the metrics whose names kube-proxy uses in only one of its modes.
 fn of_mode(page: &mut Page, mode: Option<Mode>, family: Family, report: &FamilyReport) {
     let labels = ("ip_family", family.as_str());
+    let mut count = |name, help, value: u64| page.counter(name, help, &[labels], value as f64);
     match mode {
-        Some(Mode::Nftables) => {
-            let help = "Failed attempts to apply a revision to nf_tables.";
-            page.counter(
-                "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
-                help,
-                &[labels],
-                report.failures as f64,
-            );
-        }
+        Some(Mode::Nftables) => count(
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+            "Failed attempts to apply a revision to nf_tables.",
+            report.failures,
+        ),
         Some(Mode::Iptables) => {
-            let help = "Failed runs of iptables-restore.";
-            page.counter(
+            count(
                 "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
-                help,
-                &[labels],
-                report.failures as f64,
+                "Failed runs of iptables-restore.",
+                report.failures,
             );
-            let help = "Failed runs of iptables-restore that wrote only the changes.";
-            page.counter(
+            count(
                 "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
-                help,
-                &[labels],
-                report.partial_failures as f64,
+                "Failed runs of iptables-restore that wrote only the changes.",
+                report.partial_failures,
             );
         }
         Some(Mode::Ipvs | Mode::Kernelspace) | None => {}
