@@ -45,15 +45,15 @@ type Answered = Result<bool, Failure>;
 impl Command {
     pub(super) async fn run(self, global: &Global) -> Answered {
         match self {
-            Self::Get(command) => command.run(global).await,
-            Self::Watch(command) => command.run(global).await,
-            Self::Explain(command) => command.run(global).await,
-            Self::Diff(command) => command.run(global).await,
-            Self::Top(command) => command.run(global).await,
-            Self::Doctor(command) => command.run(global).await,
-            Self::Status(command) => command.run(global).await,
-            Self::Version(command) => command.run(global).await,
-            Self::Completion(command) => command.run(),
+            Self::Get(flags) => get::run(flags, global).await,
+            Self::Watch(flags) => watch::run(flags, global).await,
+            Self::Explain(flags) => explain::run(flags, global).await,
+            Self::Diff(flags) => diff::run(&flags, global).await,
+            Self::Top(flags) => top::run(&flags, global).await,
+            Self::Doctor(flags) => doctor::run(&flags, global).await,
+            Self::Status(flags) => status::run(&flags, global).await,
+            Self::Version(flags) => version::run(&flags, global).await,
+            Self::Completion(flags) => completion::run(&flags),
         }
     }
 }
@@ -108,11 +108,7 @@ struct OfNode {
 impl OfNode {
     /// Whether the command reads the kernel of this machine.
     fn reads_kernel(&self, global: &Global) -> bool {
-        match self.kernel {
-            When::Auto => global.is_of_this_node(),
-            When::Yes => true,
-            When::No => false,
-        }
+        self.kernel == When::Yes || (self.kernel == When::Auto && global.is_of_this_node())
     }
 
     /// Gathers the state, the configuration, and the kernel if the command reads it.

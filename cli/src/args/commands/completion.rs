@@ -4,8 +4,7 @@ use std::io::Write as _;
 
 use clap::Args;
 
-use super::{super::command, Answered};
-use crate::output;
+use super::{super::command, Answered, output};
 
 /// Print a completion script for a shell
 #[derive(Debug, Args)]
@@ -17,11 +16,9 @@ pub(crate) struct Completion {
     shell: clap_complete::Shell,
 }
 
-impl Completion {
-    pub(super) fn run(self) -> Answered {
-        let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut command(None), "localnet", &mut script);
-        output::print(|out| Ok(out.write_all(&script)?))?;
-        Ok(false)
-    }
+pub(super) fn run(flags: &Completion) -> Answered {
+    let mut script = Vec::new();
+    clap_complete::generate(flags.shell, &mut command(None), "localnet", &mut script);
+    output::print(|out| Ok(out.write_all(&script)?))?;
+    Ok(false)
 }

@@ -3,8 +3,8 @@
 use clap::Args;
 use tokio::task::spawn_blocking;
 
-use super::{Answered, OfNode, Output, ask_status, unreadable};
-use crate::{diff, kernel::Live, source::Global, world::World};
+use super::{Answered, Global, OfNode, Output, World, ask_status, unreadable};
+use crate::{diff, kernel::Live};
 
 /// Compare the nft backend's plan with the live state of the kernel
 #[derive(Debug, Args)]
@@ -22,31 +22,29 @@ pub(crate) struct Diff {
     node: OfNode,
 }
 
-impl Diff {
-    pub(super) async fn run(self, global: &Global) -> Answered {
-        let brain = global.brain()?;
-        // The kernel is read while the state arrives and is planned. Each takes long with many Services.
-        let live = self.node.reads_kernel(global).then(|| spawn_blocking(Live::read));
-        let state = global.snapshot(brain.as_ref()).await?;
-        let status = ask_status(global, brain.as_ref()).await;
-        let World { state, local, kernel, configuration, .. } = self.node.world(global, &status, state).await?;
-        let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error}"));
-        let mut kernel = kernel.map_err(|error| wrong(&error))?;
-        let most = if self.all { usize::MAX } else { diff::MOST };
-        let mut plan = diff::plan(&state, &configuration.config, &local);
-        let mut live = match live {
-            Some(reading) => reading.await.map_err(anyhow::Error::from)?,
-            None => Live::read(),
-        }
-        .map_err(|error| wrong(&error))?;
-        let mut differences = diff::differences(&mut plan, &live, most);
-        // The backend may have programmed the state after the kernel was read.
-        if differences.count > 0 && kernel.generation().map_err(|error| wrong(&error))? != live.generation {
-            live = Live::read().map_err(|error| wrong(&error))?;
-            differences = diff::differences(&mut plan, &live, most);
-        }
-        differences.configuration = configuration.origin;
-        self.output.print(global, &differences)?;
-        Ok(differences.count > 0)
+pub(super) async fn run(flags: &Diff, global: &Global) -> Answered {
+    let brain = global.brain()?;
+    // The kernel is read while the state arrives and is planned. Each takes long with many Services.
+    let live = flags.node.reads_kernel(global).then(|| spawn_blocking(Live::read));
+    let state = global.snapshot(brain.as_ref()).await?;
+    let status = ask_status(global, brain.as_ref()).await;
+    let World { state, local, kernel, configuration, .. } = flags.node.world(global, &status, state).await?;
+    let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error}"));
+    let mut kernel = kernel.map_err(|error| wrong(&error))?;
+    let most = if flags.all { usize::MAX } else { diff::MOST };
+    let mut plan = diff::plan(&state, &configuration.config, &local);
+    let mut live = match live {
+        Some(reading) => reading.await.map_err(anyhow::Error::from)?,
+        None => Live::read(),
     }
+    .map_err(|error| wrong(&error))?;
+    let mut differences = diff::differences(&mut plan, &live, most);
+    // The backend may have programmed the state after the kernel was read.
+    if differences.count > 0 && kernel.generation().map_err(|error| wrong(&error))? != live.generation {
+        live = Live::read().map_err(|error| wrong(&error))?;
+        differences = diff::differences(&mut plan, &live, most);
+    }
+    differences.configuration = configuration.origin;
+    flags.output.print(global, &differences)?;
+    Ok(differences.count > 0)
 }

@@ -1,14 +1,12 @@
 //! `localnet doctor`.
 
 use clap::Args;
-use localnet_client::Snapshot;
 use localnet_proto::{ByFamily, Family};
 
-use super::{Answered, OfNode, Output, ask_status};
+use super::{Answered, Global, OfNode, Output, Snapshot, ask_status};
 use crate::{
     doctor::{self, Evidence, Findings},
     path::{self, Path},
-    source::Global,
 };
 
 /// Check the health of the whole node
@@ -23,34 +21,32 @@ pub(crate) struct Doctor {
     node: OfNode,
 }
 
-impl Doctor {
-    pub(super) async fn run(self, global: &Global) -> Answered {
-        let brain = global.brain()?;
-        let brain = brain.as_ref();
-        let mut evidence = Evidence { api: global.describe(), ..Evidence::default() };
-        let status = ask_status(global, brain).await;
-        evidence.status = brain.map(|_| status.clone());
-        let state = global.snapshot(brain).await;
-        let (state, error) = match state {
-            Ok(state) => (state, None),
-            Err(failure) => (Snapshot::default(), Some(failure.to_string())),
-        };
-        evidence.state = Some(error.clone().map_or_else(|| Ok(doctor::count(&state)), Err));
-        if error.is_some() {
-            // An unavailable brain is reported only once.
-            evidence.status = evidence.status.filter(Result::is_ok);
-        }
-        let mut world = self.node.world(global, &status, state).await?;
-        evidence.configuration = Some(world.configuration.origin.clone());
-        let affinity = ByFamily::from_fn(|family| path::has_affinity(&world.state, &world.facts, family));
-        let planned = |family: Family| match error {
-            // Without a state there is no plan.
-            Some(_) => Vec::new(),
-            None => Path::new(&world.facts, family, affinity[family]).chains().to_vec(),
-        };
-        doctor::read_kernel(&mut world.kernel, &mut evidence, planned);
-        let findings = Findings::of(&evidence);
-        self.output.print(global, &findings)?;
-        Ok(findings.fail())
+pub(super) async fn run(flags: &Doctor, global: &Global) -> Answered {
+    let brain = global.brain()?;
+    let brain = brain.as_ref();
+    let mut evidence = Evidence { api: global.describe(), ..Evidence::default() };
+    let status = ask_status(global, brain).await;
+    evidence.status = brain.map(|_| status.clone());
+    let state = global.snapshot(brain).await;
+    let (state, error) = match state {
+        Ok(state) => (state, None),
+        Err(failure) => (Snapshot::default(), Some(failure.to_string())),
+    };
+    evidence.state = Some(error.clone().map_or_else(|| Ok(doctor::count(&state)), Err));
+    if error.is_some() {
+        // An unavailable brain is reported only once.
+        evidence.status = evidence.status.filter(Result::is_ok);
     }
+    let mut world = flags.node.world(global, &status, state).await?;
+    evidence.configuration = Some(world.configuration.origin.clone());
+    let affinity = ByFamily::from_fn(|family| path::has_affinity(&world.state, &world.facts, family));
+    let planned = |family: Family| match error {
+        // Without a state there is no plan.
+        Some(_) => Vec::new(),
+        None => Path::new(&world.facts, family, affinity[family]).chains().to_vec(),
+    };
+    doctor::read_kernel(&mut world.kernel, &mut evidence, planned);
+    let findings = Findings::of(&evidence);
+    flags.output.print(global, &findings)?;
+    Ok(findings.fail())
 }

@@ -6,16 +6,14 @@ use clap::Args;
 use localnet_client::route;
 use localnet_proto::Family;
 
-use super::{Answered, OfNode, Output, ask_status};
+use super::{Answered, Failure, Global, OfNode, Output, World, ask_status};
 use crate::{
     answer::Answer,
     evidence::Evidence,
     explain::{self, Many},
-    failure::Failure,
     question::{self, From as Sender, To},
-    source::{Global, text_of},
+    source::text_of,
     why_not,
-    world::World,
 };
 
 /// Explain what happens to a packet and why, or why a Service does not answer
@@ -48,48 +46,46 @@ pub(crate) struct Explain {
     node: OfNode,
 }
 
-impl Explain {
-    pub(super) async fn run(self, global: &Global) -> Answered {
-        let brain = global.brain()?;
-        let brain = brain.as_ref();
-        if let Some(why_not) = self.why_not {
-            let question = why_not::Question::new(why_not, self.from, self.to.as_ref()).map_err(Failure::Usage)?;
-            let evidence = match global.snapshot(brain).await {
-                Ok(state) => {
-                    let status = ask_status(global, brain).await;
-                    let mut world = self.node.world(global, &status, state).await?;
-                    why_not::gather(&mut world, &question, brain, status.ok()).await
-                }
-                Err(failure) => Evidence {
-                    service: question.service,
-                    port: question.port,
-                    no_state: Some(failure.to_string()),
-                    status: match brain {
-                        Some(brain) => global.status(brain).await.ok(),
-                        None => return Err(failure),
-                    },
-                    ..Evidence::default()
+pub(super) async fn run(flags: Explain, global: &Global) -> Answered {
+    let brain = global.brain()?;
+    let brain = brain.as_ref();
+    if let Some(why_not) = flags.why_not {
+        let question = why_not::Question::new(why_not, flags.from, flags.to.as_ref()).map_err(Failure::Usage)?;
+        let evidence = match global.snapshot(brain).await {
+            Ok(state) => {
+                let status = ask_status(global, brain).await;
+                let mut world = flags.node.world(global, &status, state).await?;
+                why_not::gather(&mut world, &question, brain, status.ok()).await
+            }
+            Err(failure) => Evidence {
+                service: question.service,
+                port: question.port,
+                no_state: Some(failure.to_string()),
+                status: match brain {
+                    Some(brain) => global.status(brain).await.ok(),
+                    None => return Err(failure),
                 },
-            };
-            let answer = Answer::of(&evidence);
-            self.output.print(global, &answer)?;
-            return Ok(!answer.causes.is_empty());
-        }
-        let state = global.snapshot(brain).await?;
-        let mut world = self.node.world(global, &ask_status(global, brain).await, state).await?;
-        if let Some(path) = &self.packets {
-            let many = many(&world, &text_of(path)?).await?;
-            self.output.print(global, &many)?;
-            return Ok(many.0.iter().any(|one| one.outcome != "endpoints"));
-        }
-        let (Some(from), Some(to)) = (self.from, &self.to) else {
-            return Err(Failure::Usage("--from and --to are both required".to_owned()));
+                ..Evidence::default()
+            },
         };
-        let (packet, has_source) = packet(&world, from, to).await?;
-        let explanation = explain::explain(&mut world, brain, packet, has_source).await;
-        self.output.print(global, &explanation)?;
-        Ok(!explanation.arrives())
+        let answer = Answer::of(&evidence);
+        flags.output.print(global, &answer)?;
+        return Ok(!answer.causes.is_empty());
     }
+    let state = global.snapshot(brain).await?;
+    let mut world = flags.node.world(global, &ask_status(global, brain).await, state).await?;
+    if let Some(path) = &flags.packets {
+        let many = many(&world, &text_of(path)?).await?;
+        flags.output.print(global, &many)?;
+        return Ok(many.0.iter().any(|one| one.outcome != "endpoints"));
+    }
+    let (Some(from), Some(to)) = (flags.from, &flags.to) else {
+        return Err(Failure::Usage("--from and --to are both required".to_owned()));
+    };
+    let (packet, has_source) = packet(&world, from, to).await?;
+    let explanation = explain::explain(&mut world, brain, packet, has_source).await;
+    flags.output.print(global, &explanation)?;
+    Ok(!explanation.arrives())
 }
 
 /// Returns the packet of a question, and whether its source is known.

@@ -9,13 +9,8 @@ use clap::Args;
 use localnet_client::grpc::Brain;
 use localnet_proto::{Service, ServiceKey, reasons::Reasons};
 
-use super::{Answered, Output, not_saved};
-use crate::{
-    failure::Failure,
-    get::{Endpoints, Filter, Kind, NodeFacts, Services},
-    output::Format,
-    source::Global,
-};
+use super::{Answered, Failure, Format, Global, Output, not_saved};
+use crate::get::{Endpoints, Filter, Kind, NodeFacts, Services};
 
 /// List the Services, endpoints or facts in the state of the node
 #[derive(Debug, Args)]
@@ -34,37 +29,35 @@ pub(crate) struct Get {
     output: Output,
 }
 
-impl Get {
-    pub(super) async fn run(self, global: &Global) -> Answered {
-        let brain = global.brain()?;
-        if self.kind == Kind::Revision {
-            let brain = brain.ok_or_else(|| not_saved("has no revision"))?;
-            self.output.print(global, &global.status(&brain).await?)?;
-            return Ok(false);
+pub(super) async fn run(flags: Get, global: &Global) -> Answered {
+    let brain = global.brain()?;
+    if flags.kind == Kind::Revision {
+        let brain = brain.ok_or_else(|| not_saved("has no revision"))?;
+        flags.output.print(global, &global.status(&brain).await?)?;
+        return Ok(false);
+    }
+    let state = global.snapshot(brain.as_ref()).await?;
+    let filter = flags.filter;
+    match flags.kind {
+        Kind::Services => {
+            flags.output.print(global, &Services { services: filter.services(&state).collect() })?;
         }
-        let state = global.snapshot(brain.as_ref()).await?;
-        let filter = self.filter;
-        match self.kind {
-            Kind::Services => {
-                self.output.print(global, &Services { services: filter.services(&state).collect() })?;
-            }
-            Kind::Endpoints => {
-                // The format `name` prints only endpoints of the state, so the brain's conditions are not needed.
-                let brain = brain.as_ref().filter(|_| self.output.output != Format::Name);
-                let reasons = conditions(brain, filter.services(&state)).await;
-                self.output.print(global, &Endpoints::of(filter.services(&state), &reasons))?;
-            }
-            Kind::Node => self.output.print(global, &NodeFacts(&state.node))?,
-            Kind::State | Kind::Revision => self.output.print(global, &state)?,
+        Kind::Endpoints => {
+            // The format `name` prints only endpoints of the state, so the brain's conditions are not needed.
+            let brain = brain.as_ref().filter(|_| flags.output.output != Format::Name);
+            let reasons = conditions(brain, filter.services(&state)).await;
+            flags.output.print(global, &Endpoints::of(filter.services(&state), &reasons))?;
         }
-        let is_of_services = matches!(self.kind, Kind::Services | Kind::Endpoints);
-        match filter.missing(&state) {
-            missing if is_of_services && !missing.is_empty() => Err(Failure::Missing(format!(
-                "this node has no Service {}; localnet explain --why-not shows the cause",
-                missing.join(", ")
-            ))),
-            _ => Ok(false),
-        }
+        Kind::Node => flags.output.print(global, &NodeFacts(&state.node))?,
+        Kind::State | Kind::Revision => flags.output.print(global, &state)?,
+    }
+    let is_of_services = matches!(flags.kind, Kind::Services | Kind::Endpoints);
+    match filter.missing(&state) {
+        missing if is_of_services && !missing.is_empty() => Err(Failure::Missing(format!(
+            "this node has no Service {}; localnet explain --why-not shows the cause",
+            missing.join(", ")
+        ))),
+        _ => Ok(false),
     }
 }
 

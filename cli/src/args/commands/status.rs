@@ -2,8 +2,7 @@
 
 use clap::Args;
 
-use super::{Answered, Output, not_saved};
-use crate::source::Global;
+use super::{Answered, Global, Output, not_saved};
 
 /// Show the revisions of the brain and its backends, and the configuration of each backend
 #[derive(Debug, Args)]
@@ -15,11 +14,9 @@ pub(crate) struct Status {
     output: Output,
 }
 
-impl Status {
-    pub(super) async fn run(self, global: &Global) -> Answered {
-        let brain = global.brain()?.ok_or_else(|| not_saved("has no status"))?;
-        let status = global.status(&brain).await?;
-        self.output.print(global, &status)?;
-        Ok(!status.is_well())
-    }
+pub(super) async fn run(flags: &Status, global: &Global) -> Answered {
+    let brain = global.brain()?.ok_or_else(|| not_saved("has no status"))?;
+    let status = global.status(&brain).await?;
+    flags.output.print(global, &status)?;
+    Ok(!status.is_well())
 }

@@ -8,15 +8,10 @@ use std::{
 use clap::Args;
 use jiff::Timestamp;
 
-use super::{Answered, Output, ask_status, configured, unreadable};
-use crate::{
-    configuration::ConfigurationArgs,
-    failure::Failure,
-    kernel,
-    output::{self, Format},
-    source::Global,
-    top::{self, By, Sample},
+use super::{
+    Answered, ConfigurationArgs, Failure, Format, Global, Output, ask_status, configured, kernel, output, unreadable,
 };
+use crate::top::{self, By, Sample};
 
 /// Show which Services, endpoints or clients have the most flows
 #[derive(Debug, Args)]
@@ -43,32 +38,30 @@ pub(crate) struct Top {
     configuration: ConfigurationArgs,
 }
 
-impl Top {
-    pub(super) async fn run(self, global: &Global) -> Answered {
-        let brain = global.brain()?;
-        let mut state = global.snapshot(brain.as_ref()).await?;
-        let configuration = configured(&self.configuration, &ask_status(global, brain.as_ref()).await)?;
-        let samples = self.count.unwrap_or(if self.interval.is_some() { u64::MAX } else { 1 });
-        let mut ticks = tokio::time::interval(Duration::from_secs(self.interval.unwrap_or(1)));
-        let mut before: Option<Sample> = None;
-        for number in 0..samples {
-            ticks.tick().await;
-            if number > 0 && brain.is_some() {
-                state = global.snapshot(brain.as_ref()).await?;
-            }
-            let local = kernel::addresses().await.unwrap_or_default();
-            let facts = configuration.facts(&state.node, Some(&local));
-            let flows = kernel::counted_flows().map_err(|error| unreadable(global, &error.to_string()))?;
-            let sample = Sample { at: Instant::now(), flows };
-            let mut top = top::count(&state, &facts, &sample, before.as_ref(), self.by);
-            top.rows.truncate(self.most);
-            (top.time, top.counts_bytes) = (output::utc(Timestamp::now()), kernel::counts_bytes());
-            top.configuration = configuration.origin.clone();
-            print(global, &self.output, &top, samples)?;
-            before = Some(sample);
+pub(super) async fn run(flags: &Top, global: &Global) -> Answered {
+    let brain = global.brain()?;
+    let mut state = global.snapshot(brain.as_ref()).await?;
+    let configuration = configured(&flags.configuration, &ask_status(global, brain.as_ref()).await)?;
+    let samples = flags.count.unwrap_or(if flags.interval.is_some() { u64::MAX } else { 1 });
+    let mut ticks = tokio::time::interval(Duration::from_secs(flags.interval.unwrap_or(1)));
+    let mut before: Option<Sample> = None;
+    for number in 0..samples {
+        ticks.tick().await;
+        if number > 0 && brain.is_some() {
+            state = global.snapshot(brain.as_ref()).await?;
         }
-        Ok(false)
+        let local = kernel::addresses().await.unwrap_or_default();
+        let facts = configuration.facts(&state.node, Some(&local));
+        let flows = kernel::counted_flows().map_err(|error| unreadable(global, &error.to_string()))?;
+        let sample = Sample { at: Instant::now(), flows };
+        let mut top = top::count(&state, &facts, &sample, before.as_ref(), flags.by);
+        top.rows.truncate(flags.most);
+        (top.time, top.counts_bytes) = (output::utc(Timestamp::now()), kernel::counts_bytes());
+        top.configuration = configuration.origin.clone();
+        print(global, &flags.output, &top, samples)?;
+        before = Some(sample);
     }
+    Ok(false)
 }
 
 /// Prints one sample. If there are several, each table follows its time, and each YAML document a separator.

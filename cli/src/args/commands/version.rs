@@ -2,8 +2,8 @@
 
 use clap::Args;
 
-use super::{Answered, Output};
-use crate::{source::Global, status::Versions};
+use super::{Answered, Global, Output};
+use crate::status::Versions;
 
 /// Print the versions of this command and of the brain
 #[derive(Debug, Args)]
@@ -15,18 +15,16 @@ pub(crate) struct Version {
     output: Output,
 }
 
-impl Version {
-    pub(super) async fn run(self, global: &Global) -> Answered {
-        let brain = match global.brain()? {
-            Some(brain) => Some(global.status(&brain).await.map(|status| status.version)),
-            None => None,
-        };
-        let (brain, error) = match brain.transpose() {
-            Ok(version) => (version, None),
-            Err(error) => (None, Some(error)),
-        };
-        // The version of this command is known even if the brain does not answer.
-        self.output.print(global, &Versions { localnet: env!("CARGO_PKG_VERSION"), brain })?;
-        error.map_or(Ok(false), |error| Err(error.into()))
-    }
+pub(super) async fn run(flags: &Version, global: &Global) -> Answered {
+    let brain = match global.brain()? {
+        Some(brain) => Some(global.status(&brain).await.map(|status| status.version)),
+        None => None,
+    };
+    let (brain, error) = match brain.transpose() {
+        Ok(version) => (version, None),
+        Err(error) => (None, Some(error)),
+    };
+    // The version of this command is known even if the brain does not answer.
+    flags.output.print(global, &Versions { localnet: env!("CARGO_PKG_VERSION"), brain })?;
+    error.map_or(Ok(false), |error| Err(error.into()))
 }

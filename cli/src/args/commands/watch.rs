@@ -2,8 +2,8 @@
 
 use clap::Args;
 
-use super::{Answered, Output, not_saved};
-use crate::{get::Filter, source::Global, watch};
+use super::{Answered, Global, Output, not_saved};
+use crate::{get::Filter, watch};
 
 /// Print changes of Services as they happen
 #[derive(Debug, Args)]
@@ -20,16 +20,14 @@ pub(crate) struct Watch {
     output: Output,
 }
 
-impl Watch {
-    pub(super) async fn run(self, global: &Global) -> Answered {
-        let brain = global.brain()?.ok_or_else(|| not_saved("does not change"))?;
-        let options = watch::Options {
-            filter: self.filter,
-            format: self.output.output,
-            style: self.output.style(global),
-            count: self.count,
-        };
-        watch::run(global, &brain, &options).await?;
-        Ok(false)
-    }
+pub(super) async fn run(flags: Watch, global: &Global) -> Answered {
+    let brain = global.brain()?.ok_or_else(|| not_saved("does not change"))?;
+    let options = watch::Options {
+        filter: flags.filter,
+        format: flags.output.output,
+        style: flags.output.style(global),
+        count: flags.count,
+    };
+    watch::run(global, &brain, &options).await?;
+    Ok(false)
 }
