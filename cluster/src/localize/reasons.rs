@@ -236,7 +236,8 @@ impl Explained<'_> {
                 slice.ports.iter().map(|of| format!("{:?}", of.name.as_deref().unwrap_or_default())).collect();
             let has = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
             let problem = format!("the slice has no port named {:?}; it has {has}", &*port.name);
-            let remedy = "set both the name and the targetPort of the Service's port to the name of the container's port";
+            let remedy =
+                "set both the name and the targetPort of the Service's port to the name of the container's port";
             return Err(why(Rule::PortName, "ports[].name", problem, remedy));
         }
         let mut numbers = Vec::new();
