@@ -12,8 +12,8 @@
 //!      set cluster-ips {
 //! +        elements = { 172.30.0.41 }
 //! ```
-//! Lines with `+` and `-` are added and removed. The others show where a change is: the first line of each block that contains
-//! the change, and the line that follows the change. If no line follows, the change is at the end of its block.
+//! Lines with `+` and `-` are added and removed. The other lines show where a change is: the first line of every enclosing block,
+//! and the line that follows the change. If no line follows, the change is at the end of its block.
 
 use std::path::{Path, PathBuf};
 
