@@ -9,7 +9,8 @@ pub struct Options {
     pub network: Option<String>,
     /// The source address of load-balanced packets in an overlay network.
     pub source_vip: Option<IpAddr>,
-    /// Whether replies from ClusterIPs go directly to the client. With external traffic policy Local they always do.
+    /// Whether replies from ClusterIPs go directly to the client (direct server return). With external traffic policy Local,
+    /// replies from all other addresses of a Service do so in any case.
     pub dsr: bool,
     /// Whether load balancers may check the node's health at the VIP.
     pub forward_health_check_vip: bool,
