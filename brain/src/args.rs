@@ -30,7 +30,7 @@ pub struct Arguments {
     /// Logging.
     #[command(flatten)]
     pub log: LogArgs,
-    /// kube-proxy's flags, `--config` among them.
+    /// kube-proxy's flags, including `--config`.
     #[command(flatten)]
     pub kube_proxy: KubeProxyFlags,
 }
@@ -55,7 +55,7 @@ pub struct CheckArguments {
     /// Logging.
     #[command(flatten)]
     pub log: LogArgs,
-    /// kube-proxy's flags, `--config` among them.
+    /// kube-proxy's flags, including `--config`.
     #[command(flatten)]
     pub kube_proxy: KubeProxyFlags,
 }
@@ -157,7 +157,7 @@ pub struct LogArgs {
 }
 
 impl LogArgs {
-    /// Starts logging. The flags select the format and the level; without a flag, the configuration does.
+    /// Starts logging. If a flag for the format or the level is absent, the value in the configuration applies.
     ///
     /// # Errors
     /// Returns an error if the level is invalid.

@@ -27,7 +27,7 @@ pub enum Origin {
     Reread,
     /// It lists and watches the objects of an API server.
     ApiServer {
-        /// Requests another list of this kind.
+        /// Requests another list of the objects of this batch's kind.
         relist: Arc<Notify>,
         /// Objects of the list that cannot be decoded. The cluster keeps their previous versions.
         unreadable: Vec<ServiceKey>,

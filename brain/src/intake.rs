@@ -22,7 +22,7 @@ use localnet_cluster::{
 /// The label of held removals in [`Troubles`].
 const OF: &str = "removals";
 
-/// Applies batches, and reports what is held.
+/// Applies batches, and reports the held removals.
 #[derive(Debug)]
 pub(crate) struct Intake {
     guard: Guard,
@@ -137,7 +137,7 @@ impl Intake {
         }
     }
 
-    /// Reports what is held. Logs it once, and keeps it in [`Troubles`] for as long as it lasts.
+    /// Reports the held removals. Logs them once for each kind, and lists them in [`Troubles`] until they are no longer held.
     fn report(&mut self) {
         let was = !self.logged.is_empty();
         let mut problems = Vec::new();

@@ -44,7 +44,7 @@ fn main() -> ExitCode {
 fn brain(arguments: Arguments) -> anyhow::Result<bool> {
     if let Some(Command::Check(check)) = &arguments.command {
         programs_nothing(&check.kube_proxy)?;
-        // The default mode of kube-proxy, which `check` compares with.
+        // `check` compares with kube-proxy, so a configuration without a mode means kube-proxy's default mode.
         let Some(running) = read(&check.kube_proxy, Mode::Iptables)? else { return Ok(true) };
         check.log.start(running.config())?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -25,7 +25,7 @@ use localnet_cluster::{
 /// 10 ms are for localizing.
 const JOIN: Duration = Duration::from_millis(10);
 
-/// Maximum number of queued questions. To answer a question takes as much work as to localize its Service again.
+/// Maximum number of queued questions. Answering a question takes as much work as localizing its Service again.
 const QUESTIONS: usize = 16;
 
 /// A question about a Service, and the sender of its answer.

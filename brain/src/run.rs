@@ -1,4 +1,5 @@
-//! The composition root: connects the source, the pump and the feed. For the program, it also connects the server.
+//! The composition root: connects the source, the pump and the feed. In the program `localnet-brain`, it also connects the
+//! server.
 
 use std::{future::Future, sync::Arc};
 
@@ -31,7 +32,7 @@ use localnet_cluster::{self, Cluster, localize::NodeIps};
 /// Maximum number of batches that wait for the pump. If this many wait, the source also waits.
 const QUEUE: usize = 64;
 
-/// A brain that runs in this process. Dropping it stops it. Clones of its feed then keep the last state.
+/// A brain that runs in this process. Dropping this value stops the brain. Clones of its feed then keep the last state.
 #[derive(Debug)]
 pub struct Brain {
     feed: Feed,

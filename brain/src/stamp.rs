@@ -1,4 +1,4 @@
-//! The metadata of a file, as far as they change with the file's content.
+//! The part of a file's metadata that changes whenever the file's content changes.
 
 use std::{
     fs, io,
@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// The metadata of a file, as far as they change with the file's content.
+/// The part of a file's metadata that changes whenever the file's content changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stamp {
     device: u64,

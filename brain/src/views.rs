@@ -148,7 +148,7 @@ impl Opened {
     }
 }
 
-/// The states of one node. If it is another node, its brain stops when the last `View` is dropped.
+/// The states of one node. If the node is not this node, its brain stops when its last `View` is dropped.
 #[derive(Clone)]
 pub struct View {
     /// The name in the request.

@@ -1,7 +1,7 @@
 //! Posts Kubernetes events with the reasons and actions of kube-proxy, so that existing alerts match them.
 //!
 //! A task posts the events one by one. While the API server is unavailable, the task retries, and further events wait in
-//! a queue. If the queue is full, the brain only logs a further event.
+//! a queue. If the queue is full, the brain logs further events instead of posting them.
 
 mod warnings;
 

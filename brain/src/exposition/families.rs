@@ -174,11 +174,11 @@ impl Totals {
 /// The number of buckets of `Attempts` that have an upper limit.
 const LIMITS: usize = 15;
 
-/// A sum of attempts.
+/// The sum of all attempts of one sort, such as all attempts to apply the full state.
 #[derive(Clone, Debug, Default)]
 struct Total {
     counts: [u64; LIMITS + 1],
-    /// `None` if no backend has reported such attempts.
+    /// How long these attempts took in total. `None` if no backend has reported attempts of this sort.
     took: Option<Duration>,
 }
 

@@ -33,7 +33,7 @@ pub fn text(metrics: &Metrics, state: &State, reports: &BTreeMap<String, Receive
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// The families of all metrics by name. `read` returns the content of a file of `/proc`.
+/// The families of all metrics, sorted by name. `read` returns the content of a file of `/proc`.
 fn families(
     metrics: &Metrics,
     state: &State,

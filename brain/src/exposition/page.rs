@@ -24,8 +24,8 @@ impl Page {
         self.add(MetricType::COUNTER, name, help, labels, |metric| metric.set_counter(counter));
     }
 
-    /// Adds a histogram. `buckets` are upper limits, each with the number of values in that bucket, not cumulative. `count`
-    /// is the number of all values, and `sum` is their sum.
+    /// Adds a histogram. `buckets` contains the upper limit of each bucket, and the number of values in this bucket without
+    /// those in lower buckets. `count` is the number of all values, and `sum` is their sum.
     pub(super) fn histogram(
         &mut self,
         name: &'static str,

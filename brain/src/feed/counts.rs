@@ -50,7 +50,8 @@ impl Sum for Counts {
     }
 }
 
-/// Whether traffic to a port is dropped because the policy Local excludes all of its endpoints, as `(internal, external)`.
+/// Whether the traffic policy Local excludes all endpoints of a port, so that the kernel drops internal traffic to the
+/// port (first value) or external traffic (second value).
 fn lacks_local(service: &Service, port: &Port, family: Family) -> (bool, bool) {
     if !service.has_family(family) {
         return (false, false);

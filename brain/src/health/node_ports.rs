@@ -24,7 +24,7 @@ use super::{
 };
 use crate::feed::HealthFacts;
 
-/// How often the addresses of the node are read, if `nodePortAddresses` restricts them.
+/// If `nodePortAddresses` selects only some of the node's addresses, the node's addresses are read at this interval.
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The CIDRs that select the node's addresses on which the health check ports of Services are open. If a family has no

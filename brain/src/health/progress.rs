@@ -25,7 +25,7 @@ use localnet_proto::{Family, Revision, wire::BackendReport};
 /// How long a late backend must be silent, while another backend is up to date, before it counts as replaced.
 pub const REPLACED: Duration = Duration::from_secs(600);
 
-/// Revisions that were published within this time of each other share the time of the first one, which limits the memory.
+/// To limit the memory, revisions that were published within this time of each other share the time of the first one.
 const GRAIN: Duration = Duration::from_secs(1);
 
 /// A point in time, on the monotonic clock and on the wall clock.
@@ -50,7 +50,7 @@ pub struct Progress {
 #[derive(Clone, Copy, Debug)]
 struct Applied {
     rev: u64,
-    /// When the backend was last successful, or when its first report arrived.
+    /// When the backend was last successful. Before its first success: when its first report arrived.
     updated: SystemTime,
     /// When the backend first appeared. The timeout for older revisions starts at this time.
     since: Instant,
@@ -87,7 +87,7 @@ impl Health {
         self.families.values().all(FamilyHealth::is_healthy)
     }
 
-    /// The time of the family that was updated last.
+    /// The latest `last_updated` of all families.
     pub fn last_updated(&self) -> Option<SystemTime> {
         self.families.values().map(|family| family.last_updated).max()
     }

@@ -8,7 +8,7 @@ use std::{
 
 use localnet_proto::{Endpoint, Node, Port, Service};
 
-/// Maximum number of endpoints that one part contains. The others are only counted.
+/// Maximum number of endpoints that one part of a description lists. The others are only counted.
 const MAX_NAMED: usize = 8;
 
 /// Describes how `now` differs from `before`. The parts of the description, such as `endpoints added: 10.0.0.1,

@@ -194,7 +194,7 @@ impl Metrics {
         let count = |attempts: &Option<Attempts>| attempts.iter().flat_map(|of| &of.counts).sum::<u64>();
         let count = count(&reported.full) + count(&reported.partial);
         let mut attempts = self.0.attempts.lock().unwrap_or_else(PoisonError::into_inner);
-        // A backend that does not count attempts reports only after attempts.
+        // A backend that does not count its attempts sends a report only after an attempt.
         count == 0 || attempts.insert((backend.to_owned(), family), count) != Some(count)
     }
 
@@ -259,7 +259,7 @@ impl Metrics {
     }
 }
 
-/// A counted reader. Dropping it ends the count.
+/// A reader, which counts until this value is dropped.
 #[derive(Debug)]
 pub struct Reader(Metrics);
 

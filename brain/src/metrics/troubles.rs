@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::register::Register;
 
-/// The troubles, by a label for what cannot be read. Clones share them.
+/// The troubles. The key of a trouble is a label for what cannot be read. Clones share the troubles.
 #[derive(Clone, Debug)]
 pub struct Troubles {
     failing: GaugeVec,
@@ -86,7 +86,7 @@ impl Troubles {
         self.heard.with_label_values(&[of]).set(now.as_secs_f64());
     }
 
-    /// Counts that the source has returned an older version of `of` than before.
+    /// Counts one more time that the source has gone back to an older version of `of`.
     pub(crate) fn restored(&self, of: &'static str) {
         self.restored.with_label_values(&[of]).inc();
     }

@@ -7,7 +7,7 @@ use std::{
 
 use localnet_proto::{Family, Revision};
 
-/// Maximum number of revisions that are remembered. They reach this maximum only if no backend reports.
+/// Maximum number of revisions that are remembered. Their number reaches this maximum only if no backend reports.
 const REMEMBERED: usize = 4096;
 
 /// A published revision.

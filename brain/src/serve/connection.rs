@@ -29,8 +29,8 @@ use crate::throttle::Throttle;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Maximum number of concurrent streams of one connection.
 const MAX_STREAMS: u32 = 32;
-/// Bytes of one answer that are buffered for a reader that does not read. Every call can take this much memory: 64 KiB
-/// would add up to 250 MiB for 600 connections.
+/// Bytes of one answer that are buffered for a reader that does not read. Every call can take this much memory. If this
+/// value were 64 KiB, the calls of 600 connections could take 250 MiB.
 const SEND_BUFFER: usize = 4 << 10;
 /// Flow control window of one stream, in bytes: what a peer can send before the server reads it.
 const STREAM_WINDOW: u32 = 8 << 10;

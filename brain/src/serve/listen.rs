@@ -160,7 +160,7 @@ impl Listener {
         let (peer, peer_id, stream) = match &mut self.socket {
             Socket::Unix(socket) => {
                 let stream = socket.accept().await?;
-                // Linux always has the credentials of the peer. If it did not, all such peers would share one quota.
+                // Linux always has the credentials of the peer. All peers without credentials would share one quota.
                 let peer_id = PeerId::User(stream.peer_cred().map_or(u32::MAX, |credentials| credentials.uid()));
                 (self.address.to_string(), peer_id, Stream::Unix(stream))
             }

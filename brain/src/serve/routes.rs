@@ -13,9 +13,9 @@ use tower::{BoxError, ServiceExt as _};
 
 use super::{ServerState, next::Next, reasons::Explainer, stall::Stalls, watch::Watch};
 
-/// The name of the service that serves the state. Health clients may query it, too.
+/// The name of the service that serves the state. Clients of `grpc.health.v1` may also use this name.
 pub(super) const ENDPOINTS: &str = endpoints_server::SERVICE_NAME;
-/// The service that serves the state to newer KPNG clients.
+/// The name of the service that serves the state to newer KPNG clients.
 pub(super) const SETS: &str = localv1::sets_server::SERVICE_NAME;
 
 /// Maximum size of a report, in bytes. A report contains the parts of Services that a backend skipped, and there can be

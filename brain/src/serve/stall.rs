@@ -38,7 +38,7 @@ impl Stalls {
         Paced(pace)
     }
 
-    /// Ends the answers that have stalled for longer than [`PATIENCE`], and logs how many they are in one line.
+    /// Ends the answers that have stalled for longer than [`PATIENCE`], and logs their number in one line.
     fn sweep(&self, now: Instant) {
         let mut ended = 0_u32;
         lock(&self.0).retain(|answer| {

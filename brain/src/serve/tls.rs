@@ -90,10 +90,10 @@ struct Usable {
     expires: Option<UnixTime>,
 }
 
-/// The expiry of a certificate. `webpki` has no accessor for it. But for a time after the expiry, `webpki` returns an
-/// error that contains the expiry.
+/// The expiry of a certificate. `webpki` has no accessor for it, but if it verifies the certificate for a time after the
+/// expiry, its error contains the expiry.
 fn expires(certificate: &CertificateDer<'_>) -> Option<UnixTime> {
-    /// The end of the year 9999, the last that a certificate can contain (RFC 5280 §4.1.2.5).
+    /// The end of the year 9999, which is the latest expiry that a certificate can contain (RFC 5280 §4.1.2.5).
     const LATEST: Duration = Duration::from_secs(253_402_300_800);
     let latest = UnixTime::since_unix_epoch(LATEST);
     let certificate = EndEntityCert::try_from(certificate).ok()?;

@@ -30,8 +30,8 @@ use tokio::{
 };
 use tracing::warn;
 
-/// Length of the accept queue: the number of peers that may connect at all. Unlike with TCP, a further peer immediately
-/// gets `EAGAIN`.
+/// Length of the accept queue. It equals the maximum number of connections, because a peer immediately gets `EAGAIN` if the
+/// queue is full, unlike with TCP.
 const BACKLOG: i32 = super::quota::MAX_CONNECTIONS as i32;
 /// How long to wait after a change of the folder, because a process that deletes the file may then delete the folder or
 /// create another file.

@@ -1,7 +1,7 @@
 //! The content of the files at the last read, so that the next read parses only what has changed.
 //!
 //! ```text
-//! folder ─► each file: another stamp?  ─► its documents: another text?  ─► reading ─► News ─► events
+//! folder ─► each file: new stamp?  ─► its documents: new text?  ─► reading ─► News ─► events
 //! ```
 //!
 //! The cluster stores the objects. This module stores only the name and line of each object, to detect deleted objects

@@ -16,7 +16,7 @@ pub(super) fn options(length: usize) -> serde_saphyr::Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_depth: DEEPEST,
-            // The limit on depth must take effect before this limit, because its error contains the line.
+            // Higher than `max_depth`, so that `max_depth` takes effect first: only its error contains the line.
             flow_nesting_limit: 2 * DEEPEST,
             max_events: usize::MAX,
             max_nodes: NODES,

@@ -67,8 +67,8 @@ impl Meaning {
     }
 }
 
-/// The meaning of a document, found without parsing the document. `None` unless its apiVersion and kind are on plain
-/// lines, as in nearly all documents.
+/// The meaning of a document, found without parsing the document. `None` unless `apiVersion` and `kind` are lines such as
+/// `kind: Service`, without quotes or a comment. Nearly all documents have such lines.
 fn quick_meaning(text: &str) -> Option<Meaning> {
     let plain = |name: &str| {
         let mut lines = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
@@ -220,7 +220,7 @@ fn default_namespace(namespace: &mut Option<String>) {
     namespace.get_or_insert_with(|| "default".to_owned());
 }
 
-/// Decodes an object. If a value has another type, the caller adds the position of the value to the diagnostic.
+/// Decodes an object. If a value has the wrong type, returns a diagnostic, to which the caller adds the value's position.
 fn typed<T: DeserializeOwned>(tree: &Tree) -> Result<T, Diagnostic> {
     serde_path_to_error::deserialize(tree.value()).map_err(|error| {
         let (field, message) = (error.path().to_string(), error.inner().to_string());

@@ -185,7 +185,8 @@ struct Trouble {
 }
 
 impl Trouble {
-    /// Reports the problems after each change, but not again after each retry.
+    /// Reports the problems after each change of the files. After a retry, reports them only if they differ from the previous
+    /// ones.
     fn is(&mut self, problems: Vec<Diagnostic>, is_notified: bool) {
         if is_notified || problems != self.problems {
             report(&problems);

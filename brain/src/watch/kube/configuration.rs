@@ -75,7 +75,7 @@ impl Location {
         }
     }
 
-    /// The files of the configuration. Files that kube itself reloads are omitted.
+    /// The files of the configuration. Files that the crate `kube` itself reloads are omitted.
     fn files(&self) -> Vec<PathBuf> {
         let mut files = match (&self.kubeconfig, std::env::var_os("KUBECONFIG")) {
             (Some(path), _) => vec![path.clone()],
@@ -105,8 +105,8 @@ struct Token {
     trouble: Option<String>,
 }
 
-/// Whether the user has credentials that take precedence over a token file and a plugin. The precedence is that of kube and
-/// client-go.
+/// Whether the user has credentials that take precedence over a token file and a plugin. The precedence is the same as in
+/// the crate `kube` and in client-go.
 fn precedes_files(user: &AuthInfo) -> bool {
     let password = user.username.is_some() && user.password.is_some();
     user.auth_provider.is_some() || password || user.token.is_some()

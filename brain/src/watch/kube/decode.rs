@@ -132,7 +132,8 @@ fn refused<K>(line: &str) -> Option<Change<K>> {
     (status.code != 0).then(|| Change::Refused(status.boxed()))
 }
 
-/// Decodes one object. Returns an [`Item::Unreadable`] if that fails, or `None` if the object also has no name.
+/// Decodes one object. If this fails, returns an [`Item::Unreadable`] for an object with a name, and `None` for an object
+/// without a name.
 fn item<K: DeserializeOwned>(object: &Value) -> Option<Item<K>> {
     let error = match serde_path_to_error::deserialize(object) {
         Ok(object) => return Some(Item::Read(object)),
@@ -140,7 +141,7 @@ fn item<K: DeserializeOwned>(object: &Value) -> Option<Item<K>> {
     };
     let name = meta(object, "name").to_owned();
     let (field, problem) = (error.path().to_string(), error.inner().to_string());
-    // The path of the object itself.
+    // `.` is the path of the object itself.
     let field = if field == "." { String::new() } else { field };
     (!name.is_empty())
         .then(|| Item::Unreadable(Unreadable { namespace: meta(object, "namespace").to_owned(), name, field, problem }))

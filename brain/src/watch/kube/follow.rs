@@ -32,14 +32,14 @@ const UNKNOWN_KIND_RETRY: Duration = Duration::from_secs(60);
 /// Maximum number of undecodable objects to log one by one.
 const MAX_NAMED: usize = 10;
 
-/// What it means that there are no objects of a kind.
+/// What to do if the API server has no objects of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Absent {
-    /// The list is empty.
+    /// Use the empty list.
     Empty,
-    /// The only object has this name, and may not exist yet. The watch waits for it, but at most for [`NODE_TIMEOUT`].
+    /// Wait for the only object, which has this name, but at most for [`NODE_TIMEOUT`].
     Awaited { name: String },
-    /// The list is empty. It also counts as empty if the API server does not have the kind, or forbids listing it.
+    /// Use the empty list. The list also counts as empty if the API server does not have the kind, or forbids listing it.
     Tolerated,
 }
 
@@ -291,7 +291,7 @@ impl Intake {
     }
 
     /// Returns an empty list if `trouble` means that the kind has no objects. `times` is the number of consecutive
-    /// occurrences of the trouble. Returns `None` if a list was already sent, because its objects then remain.
+    /// occurrences of the trouble. Returns `None` if a list was already sent, because the objects of that list remain.
     fn tolerate(&mut self, trouble: &Trouble, times: u32) -> Option<Event> {
         let premature = matches!(trouble, Trouble::Forbidden { .. }) && times < TRANSIENT;
         if self.synced || premature || !self.is_tolerable(trouble) {
@@ -304,8 +304,8 @@ impl Intake {
         Some(self.replace(Vec::new()))
     }
 
-    /// The delay before the next attempt, if it does not grow with each attempt. It does not if the API server does not
-    /// have the kind, because only an upgrade can add the kind.
+    /// A constant delay before the next attempt, which replaces the backoff. `None` if the backoff applies. The delay is
+    /// constant if the API server does not have the kind, because only an upgrade can add the kind.
     fn fixed_delay(&self, trouble: &Trouble) -> Option<Duration> {
         (self.absent == Absent::Tolerated && *trouble == Trouble::Unknown).then_some(UNKNOWN_KIND_RETRY)
     }

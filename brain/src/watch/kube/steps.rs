@@ -6,8 +6,8 @@
 //!   └── 410, a second silence, or `relist` ◄── watch
 //! ```
 //!
-//! kube's watcher is similar, but it does not report bookmarks or the start and end of a watch, and it fails at the first
-//! object that cannot be decoded.
+//! `kube::runtime::watcher` is similar, but it does not report bookmarks or the start and end of a watch, and it fails at
+//! the first object that cannot be decoded.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -109,7 +109,7 @@ impl Query {
         let parameters = WatchParams { label_selector: labels, field_selector: fields, ..WatchParams::default() };
         let request = self.request.watch(&parameters, version);
         let mut request = request.map_err(|error| Trouble::Failing(cause(&error)))?;
-        // Some API servers compress each event separately, which kube does not decompress.
+        // Some API servers compress each event separately. The crate `kube` does not decompress such events.
         request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let body = self.client.request_stream(request).await.map_err(|error| Trouble::of_request("watch", &error))?;
         let body: Body = Box::pin(body);

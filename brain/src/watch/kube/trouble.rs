@@ -116,7 +116,7 @@ impl Trouble {
 }
 
 /// Describes the failure of a credential plugin. The description contains at most the first line of the plugin's standard
-/// error, because the error text of kube contains the plugin's whole output, which may be secret.
+/// error, because the error text of the crate `kube` contains the plugin's whole output, which may be secret.
 pub(super) fn plugin(error: &AuthError) -> String {
     match error {
         AuthError::AuthExecRun { out, .. } => {

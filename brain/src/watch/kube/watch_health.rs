@@ -1,4 +1,4 @@
-//! The health of one watch. Logs once each time that the health changes.
+//! The health of one watch. Each change of the health is logged once.
 //!
 //! A watch has recovered once a list was complete and the following watch has been open for some seconds. A single answer
 //! is no recovery: it may be truncated, or each new watch may end immediately.
@@ -21,8 +21,8 @@ use super::{
 };
 use localnet_cluster::objects::Kind;
 
-/// A trouble counts only from this occurrence on. An API server that has just started refuses requests until it has
-/// loaded its RBAC rules.
+/// From this occurrence on, a trouble no longer counts as transient. For example, an API server that has just started
+/// refuses requests until it has loaded its RBAC rules.
 pub(super) const TRANSIENT: u32 = 3;
 /// A watch that has been open for this time is healthy.
 const STABLE: Duration = Duration::from_secs(5);
@@ -91,7 +91,7 @@ impl WatchHealth {
         }
     }
 
-    /// When the watch counts as recovered if it stays open.
+    /// The time from which the watch counts as recovered, provided that it stays open until then.
     pub(super) fn due(&self) -> Option<Instant> {
         let silent = matches!(self.since.trouble, Some(Trouble::Silent(_))) && !self.delivered;
         let failed = self.since.trouble.is_some() || self.since.backoff.is_running();
