@@ -29,8 +29,8 @@ pub static BACKENDS: &[Entry] = &[
 /// The future of a call. It runs in the task of the caller.
 type Work<'a> = Pin<Box<dyn Future<Output = anyhow::Result<()>> + 'a>>;
 
-/// A backend in the registry: the parts of a [`BackendProgram`]. The parameter `own` of its functions contains the values of the
-/// flags that only this backend has.
+/// A backend in the registry: the parts of a [`BackendProgram`]. In the functions, the parameter `own` contains the values of
+/// the flags that only this backend has.
 pub struct Entry {
     /// See [`BackendProgram::NAME`].
     pub name: &'static str,
@@ -110,10 +110,10 @@ impl BackendArgs {
         self.chosen.or_else(of_mode).unwrap_or(&BACKENDS[0])
     }
 
-    /// Checks that each flag of a single backend belongs to the backend that `--backend` names.
+    /// Checks that all given flags suit the backend that `--backend` names. Without `--backend`, the check succeeds.
     ///
     /// # Errors
-    /// Returns an error if a flag belongs to another backend. The error contains the flag and its backend.
+    /// Returns an error if a flag was given that only another backend has. The error contains the flag and that backend.
     pub fn check(&self) -> anyhow::Result<()> {
         let Some(chosen) = self.chosen else { return Ok(()) };
         for entry in BACKENDS.iter().filter(|entry| entry.name != chosen.name) {
