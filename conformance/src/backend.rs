@@ -20,7 +20,7 @@ use crate::{
 
 /// The interval between two checks of a dump or of a process.
 const POLL: Duration = Duration::from_millis(3);
-/// How many lines of a log an error shows.
+/// The number of log lines that an error contains.
 const TAIL: usize = 12;
 
 /// The command that starts a backend, with its placeholders.
@@ -95,7 +95,7 @@ impl BackendCommand {
         Ok(Backend { process, dump: self.dump(), log })
     }
 
-    /// Runs the command to its end.
+    /// Runs the command, and waits until it exits.
     ///
     /// # Errors
     /// Returns an error if the command fails or exceeds `patience`.
@@ -106,7 +106,7 @@ impl BackendCommand {
         Ok(())
     }
 
-    /// Runs the command to its end, and returns the lines of its output, sorted.
+    /// Runs the command until it exits, and returns the lines of its output, sorted.
     ///
     /// # Errors
     /// Returns an error if the command cannot be started or fails.
@@ -143,7 +143,7 @@ impl Process {
     }
 }
 
-/// A running backend. Dropping it kills it and all processes that it started.
+/// A running backend. Dropping this value kills the backend and all processes that the backend started.
 #[derive(Debug)]
 pub struct Backend {
     process: Process,
@@ -267,7 +267,7 @@ impl Backend {
         }
     }
 
-    /// The last lines of the backend's log, each on a line of its own.
+    /// The last lines of the backend's log, each after a line break and an indent, as an error shows them.
     pub fn log_tail(&self) -> String {
         log_tail(&self.log)
     }

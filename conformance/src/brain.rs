@@ -109,7 +109,7 @@ impl Brain {
         Ok(())
     }
 
-    /// Stops the brain like a process that is killed.
+    /// Stops the brain as abruptly as if its process were killed.
     pub fn stop(&mut self) {
         if let Some(listener) = self.listener.take() {
             // Closing the socket may not free the port, because a program that another thread starts inherits it for a moment.

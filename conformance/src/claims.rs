@@ -42,9 +42,9 @@ pub enum Claim {
     Drop,
     /// Passes packets unchanged if their destination belongs to no Service, and drops packets to unused ServiceCIDR addresses.
     Untouched,
-    /// Distinguishes traffic from outside from traffic of the node and its pods, if a policy requires that.
+    /// If a policy requires it, treats external traffic differently from the traffic of the node and its pods.
     Scopes,
-    /// Sends a client to always the same endpoint if the Service has session affinity.
+    /// If a Service has session affinity, always sends a client to the same endpoint.
     Affinity,
     /// Ends UDP flows to an endpoint that was removed, so that their next packet reaches another one.
     Flows,
@@ -189,7 +189,7 @@ fn needs(flow: &Flow, state: &Snapshot) -> Vec<Claim> {
     };
     let mut needs = vec![protocol, family, outcome];
     needs.push(destination(flow, state));
-    // Where external traffic has a policy, the outcome depends on the sender.
+    // If the Service has a policy for external traffic, the verdict on a packet depends on the packet's sender.
     let from_outside = matches!(flow.from, Sender::Client(_));
     let policy = state.services.values().any(|service| {
         service.external_traffic_to_local && !service.cluster_ips.contains(&flow.to.ip()) && is_of(service, flow.to)

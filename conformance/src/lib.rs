@@ -13,7 +13,7 @@
 //! | `wire` | the backend reads the stream correctly: it resumes, and handles cut streams, restarts, unknown content and large states |
 //! | `state` | the backend holds the state of each Case |
 //! | `packets` | real packets of each Case reach their expected destination (needs root) |
-//! | `life` | the backend recovers when it is killed, stalled, without a brain, or when its rules are flushed |
+//! | `life` | the backend recovers after it was killed or stalled, after it had no brain, and after its rules were flushed |
 //!
 //! | file | content |
 //! |---|---|

@@ -16,14 +16,14 @@ use rustix::process::Signal;
 
 /// Test a backend of localnet: how it handles streams, states, packets and failures.
 ///
-/// The kit starts the backend many times. As root, it uses network namespaces that it creates. The backend tells the
-/// kit with calls of Report which state it has applied, or in more detail with a file: see docs/writing-a-backend.md.
+/// The kit starts the backend many times. As root, it uses network namespaces that it creates. The backend calls Report
+/// to tell the kit which state it has applied. It can write more details to a file: see docs/writing-a-backend.md.
 #[derive(Debug, Parser)]
 #[command(name = "localnet-conformance", version)]
 struct Arguments {
-    /// The backend's command. The kit replaces {api} with the brain's address (unix:///…) and {socket} with the path in it. If
-    /// the command contains {tcp}, the kit replaces {tcp} with an IP address and a port, and {api} is tcp://…. {dump} is a file
-    /// for the backend's state, {folder} a folder only for this run, and {flags} kube-proxy's flags for the node
+    /// The backend's command. The kit replaces {api} with the brain's address (unix://PATH) and {socket} with PATH. If the
+    /// command contains {tcp}, the kit replaces {tcp} with IP:PORT, and {api} with tcp://IP:PORT. {dump} is a file for the
+    /// backend's state, {folder} is a folder only for this run, and {flags} are kube-proxy's flags for the node
     #[arg(long, value_name = "COMMAND")]
     backend: String,
     /// Levels to check: wire, state, packets, life
@@ -48,7 +48,7 @@ struct Arguments {
     /// The signal that stops the backend: TERM, INT, HUP, QUIT
     #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = signal)]
     stop: Signal,
-    /// A command that prints everything the backend has written, line by line; it must not change after a restart
+    /// A command that prints everything the backend has written, line by line; a restart of the backend must not change the output
     #[arg(long, value_name = "COMMAND")]
     listing: Option<String>,
     /// A command that removes all rules of the node, as another program might; the backend must restore its own

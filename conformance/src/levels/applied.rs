@@ -6,7 +6,8 @@ use localnet_proto::wire::NextFilter;
 use super::fixture::{Life, command, serving};
 use crate::outcome::Verdict;
 
-/// If a backend sends the token of a state, it has applied that state, or applies it even if no further change arrives.
+/// When a backend sends the token of a state, it has either applied that state, or applies it without waiting for another
+/// change.
 pub(super) fn token_after_state(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.start()?;
     for pods in [1, 2, 1] {

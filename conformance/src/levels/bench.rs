@@ -86,7 +86,7 @@ impl<'a> Bench<'a> {
         self.brain.start(self.node.namespace())
     }
 
-    /// Lets the brain refuse connections.
+    /// Makes the brain refuse connections.
     pub(super) fn refuse_connections(&mut self) -> anyhow::Result<()> {
         self.brain.refuse_connections(self.node.namespace())
     }
@@ -147,15 +147,15 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// The verdict is passed if anything has shown the backend's state, otherwise not claimed. A report does not prove
-    /// anything.
+    /// [`Verdict::Passed`] if the backend's state was observed, otherwise [`Verdict::NotClaimed`]. A report of the backend
+    /// does not count as an observation.
     pub(super) fn verdict(&self) -> Verdict {
         let unseen = "nothing shows its state: use {dump}, claim packets (as root), or pass --read-back";
         if self.shown { Verdict::Passed } else { Verdict::NotClaimed(unseen.to_owned()) }
     }
 
-    /// Fails if the backend holds a revision of which it received no complete answer, or reports this revision as
-    /// applied.
+    /// Fails if the backend holds `revision`, or reports it as applied, although the backend has not received a complete
+    /// answer with that revision.
     pub(super) fn ensure_not_applied(&mut self, revision: Revision) -> anyhow::Result<()> {
         let backend = self.backend.as_mut().context("the backend is not running")?;
         backend.is_alive()?;

@@ -115,7 +115,7 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// The reason why the state cannot be checked while the backend does not run; `None` if it can.
+    /// The reason why the state cannot be checked while the backend does not run; `None` if the state can be checked.
     pub(super) fn cannot_observe(&self) -> Option<Verdict> {
         let options = &self.bench.options;
         let sees = self.claims_packets(2).is_some() || options.listing.is_some() || options.read_back.is_some();

@@ -111,7 +111,7 @@ fn exits_on_signal_in_an_answer(life: &mut Life<'_>) -> anyhow::Result<Verdict> 
     stop_and_check_exit(life)
 }
 
-/// Leaves the backend in the middle of an answer, of which it has received only a part.
+/// Publishes a state, and stalls the answer after two items, so that the backend waits for the rest.
 fn leave_in_an_answer(life: &mut Life<'_>) -> anyhow::Result<()> {
     life.bench.brain.faults([crate::brain::Fault::Hang(2)]);
     life.bench.brain.publish(&serving(2));

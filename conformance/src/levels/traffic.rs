@@ -21,7 +21,7 @@ use crate::{brain::Fault, claims::Claim, outcome::Verdict};
 
 /// How many changes happen while traffic flows.
 const CHANGES: u16 = 20;
-/// How many connections test affinity. A random choice between two endpoints would pass once in 32,768 times.
+/// How many connections test affinity. If a backend chose one of two endpoints at random, one test in 32,768 would pass.
 const AFFINITY_PROBES: usize = 16;
 
 /// The network for packets, if the kit runs as root and the backend makes all the claims in `needed`.

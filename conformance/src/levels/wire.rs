@@ -167,7 +167,7 @@ pub(super) fn run(options: &Options, report: &(impl Fn(&Outcome) + Sync)) -> any
     Ok(run_concurrently(options, &requested, outcome))
 }
 
-/// The backend holds one state after the other.
+/// Publishes the states in order. After each state, waits until the backend holds it.
 fn step(bench: &mut Bench<'_>, states: &[Snapshot]) -> anyhow::Result<()> {
     states.iter().try_for_each(|state| bench.apply(state).map(drop))
 }
