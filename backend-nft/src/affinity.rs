@@ -66,7 +66,7 @@ struct Port {
     slots: Slots,
     /// How long clients are remembered, in milliseconds.
     timeout: u64,
-    /// All durations for which the kernel may at present remember clients, in milliseconds.
+    /// Every timeout that a client in the kernel may still have, in milliseconds.
     timeouts: BTreeSet<u64>,
 }
 
@@ -99,7 +99,8 @@ pub enum Fate {
     Renewed(Expiry),
 }
 
-/// A difference of fewer milliseconds is ignored, because the kernel counts time in jiffies.
+/// The shortest remaining time with which a client gets a new timeout, in milliseconds. A client with less time is deleted,
+/// because the kernel counts time in jiffies.
 const MOMENT: u64 = 100;
 
 impl Chore {
@@ -232,8 +233,8 @@ impl Affinity {
     }
 
     /// Processes the sets that were read from the kernel. The first call for a family adopts the slots in these sets.
-    /// No VIP of the family may be programmed before this call, and all VIPs must be programmed after it. Every call
-    /// plans to delete the clients of unused slots, and to update the clients whose timeout differs from their port's.
+    /// Before it, no VIP of the family may be programmed; after it, all VIPs must be programmed. Every call plans to
+    /// delete the clients of unused slots, and to update the clients whose timeout differs from their port's.
     pub fn adopt<'a>(&mut self, family: Family, sets: impl Iterator<Item = (&'a Set, &'a [Element])> + Clone) {
         let of =
             |id: SetId| sets.clone().filter(move |(set, _)| *set.name == *id.name()).flat_map(|(_, elements)| elements);

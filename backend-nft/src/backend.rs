@@ -182,7 +182,7 @@ impl<K: Kernel> NftBackend<K> {
                 }
                 failed.extend(self.write_table(family, &mut refused).err().map(|error| (family, error)));
             }
-            // A table that failed is unknown as well, but an immediate retry would fail again.
+            // After a failure, `knows_tables` is false too, but an immediate retry would fail again.
             if refused == refused_before && (!failed.is_empty() || self.knows_tables()) {
                 return failed;
             }
@@ -366,7 +366,7 @@ impl<K: Kernel> NftBackend<K> {
 
     /// Updates the remembered clients of session affinity. The slot of a removed endpoint stays empty until its clients
     /// are deleted, because another endpoint in the slot would receive them. Clients of a port with a new timeout get
-    /// that timeout. A failure has no other effect, and the next sync retries it.
+    /// that timeout. After a failure, the clients stay unchanged until the next sync, which tries again.
     fn change_clients(&mut self) {
         for (place, chore) in self.desired.chores() {
             match self.change_clients_in(place, &chore) {

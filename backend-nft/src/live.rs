@@ -17,8 +17,8 @@ use crate::{Netlink, NftBackend};
 /// The nft backend of the node, or of the network namespace in which it was opened.
 pub type LiveBackend = Live<NftBackend<Netlink>, Tables>;
 
-/// Opens the backend, which programs nothing yet. `resync_every` is the interval of the checks that need no notification. Such a
-/// check is cheap if no program has changed the tables. Must be called in a tokio runtime.
+/// Opens the backend, which programs nothing yet. `resync_every` is the interval of the periodic checks, which find changes
+/// that no notification reported. A check is cheap if no program has changed the tables. Must be called in a tokio runtime.
 ///
 /// # Errors
 /// Returns an error if nf_tables cannot be used at all, for instance without privileges.
@@ -43,7 +43,7 @@ pub struct Tables {
     is_paused: bool,
     /// Whether commits of other processes may have gone unnoticed.
     is_blind: bool,
-    /// The interval of the checks that need no notification, and when the next check is due.
+    /// The interval of the periodic checks, and when the next check is due.
     resync: Option<(Duration, Instant)>,
 }
 
@@ -107,8 +107,8 @@ impl Watch<NftBackend<Netlink>> for Tables {
         }
     }
 
-    /// Pauses the subscription during a large sync. For the kernel and this process, the notification of an element takes as long
-    /// as its addition.
+    /// Pauses the subscription during a large sync. Otherwise, the kernel and this process would spend as much time on the
+    /// notification of each element as on its addition.
     fn before_sync(&mut self, backend: &mut NftBackend<Netlink>, changes: &Changes) {
         self.is_paused = !backend.knows_tables() || changes.everything || changes.services.len() >= LARGE;
         if self.is_paused {

@@ -28,10 +28,10 @@ use super::{
     stable_slots::Slots,
 };
 
-/// How many VIPs use each pool, number of slots and timeout. Only the VIPs of one family that have session affinity count.
+/// Counts the users of each pool, size and timeout: the VIPs of one family that have session affinity.
 #[derive(Clone, Debug, Default)]
 pub struct Uses {
-    /// For each pool and size, the number of VIPs by the number of slots that they need.
+    /// For each pool and size: the numbers of slots to search, each with the number of VIPs that need it.
     pools: BTreeMap<(Pool, u32), BTreeMap<u32, usize>>,
     timeouts: BTreeMap<u32, usize>,
 }
@@ -181,8 +181,8 @@ impl Shape {
     }
 }
 
-/// The chain that searches for the client, and then picks an endpoint at random. If a lookup misses because the slot was released
-/// in between, the packet continues at the next rule.
+/// The chain that searches for the client, and then picks an endpoint at random. A slot may be released
+/// while a packet is in the chain. If a lookup then misses, the packet continues at the next rule.
 fn lb(pool: Pool, size: u32, top: u32) -> Chain {
     let pick = |modulus| Statement::vmap(numbered(Generator::Random(modulus)), pool.affinity_picks().name());
     let chain = (0..top).fold(Chain::new(lb_chain(pool, size)), |chain, slot| {

@@ -82,8 +82,8 @@ fn masquerading(facts: &Facts) -> Chain {
 
 /// The chain for VIPs whose only endpoints are on other nodes, under external policy Local. The kernel does not treat a
 /// connection as translated if the endpoint has the VIP's own address and port, for example if the VIP is a node's address and
-/// the endpoint is a host-network pod of that node. So this chain checks the sender instead: pods of this node and the node
-/// itself always have an endpoint.
+/// the endpoint is a host-network pod of that node. So this chain checks the sender instead: packets from pods of this node and
+/// from the node itself pass, because the policy does not apply to them.
 fn unserved_local(facts: &Facts, family: Family) -> Chain {
     let chain = Chain::new(names::UNSERVED_LOCAL).comment("external traffic policy Local without a local endpoint");
     own_traffic(chain, facts, family, Statement::Verdict(Verdict::Return)).rule(Statement::Verdict(Verdict::Drop))

@@ -28,7 +28,7 @@ pub enum SetId {
     Hairpin,
     /// VIPs with source ranges.
     Firewalled,
-    /// VIP and source range that may reach it.
+    /// VIP and a source range that may reach this VIP.
     AllowedSources,
     /// VIP with session affinity → the ID of its Service's port.
     AffinityVips,
