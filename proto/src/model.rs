@@ -181,7 +181,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// The verdicts for traffic of a family without an eligible endpoint.
+    /// The verdicts for traffic of this family if no endpoint is eligible for it.
     pub fn when_empty(&self, family: Family) -> WhenEmpty {
         match family {
             Family::V4 => self.when_empty_v4,

@@ -84,7 +84,7 @@ impl Subject {
         Self::Text { file: Some(file), line, object: object.map(Box::new) }
     }
 
-    /// The same subject. If it is a place in a text, it refers to that place in the file `name`.
+    /// The same subject. If it is a place in a text, sets the file of that text to `name`.
     #[must_use]
     pub fn in_file(self, name: &Path) -> Self {
         match self {

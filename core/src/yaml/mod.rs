@@ -27,8 +27,8 @@ pub fn documents(text: &str) -> impl Iterator<Item = Document<'_>> {
         loop {
             position += lines.next()?.len();
             line += 1;
-            // A marker at the start of a line starts a document even inside a block scalar: YAML forbids such a line
-            // there.
+            // A marker at the start of a line always starts a document, because YAML forbids such a line inside a block
+            // scalar.
             if lines.peek().is_none_or(|next| is_marker(next)) {
                 return Some(Document { text: &text[start..position], lines_before, end: position });
             }

@@ -156,7 +156,7 @@ pub enum Type {
 }
 
 impl Type {
-    /// Describes the type for a message. Also returns the remedy if the value that was found has another type.
+    /// Describes the type for a message about the value `found`, which has another type. Also returns the remedy.
     pub fn expected(self, found: &Node) -> (&'static str, &'static str) {
         match (self, found) {
             (Self::Bool, _) => ("true or false", "write true or false, without quotes"),
