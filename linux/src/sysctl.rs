@@ -49,7 +49,7 @@ impl Settings {
         Self { root: root.into() }
     }
 
-    /// The value of a setting. `name` is its path with slashes and no leading one: `proc/sys/net/ipv4/ip_forward`.
+    /// The value of a setting. `name` is its path with slashes, but without a leading slash: `proc/sys/net/ipv4/ip_forward`.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read, or does not contain an integer.

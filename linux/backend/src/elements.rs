@@ -46,12 +46,12 @@ fn read_address(bytes: &[u8]) -> Option<IpAddr> {
     v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
 
-/// The elements that lead a VIP and a slot to an endpoint.
+/// The elements that map a VIP and each slot to an endpoint.
 pub fn of_slots<'a>(vip: &'a Tuple, endpoints: &'a [SocketAddr]) -> impl Iterator<Item = Element> + 'a {
     (0..).zip(endpoints).map(|(slot, endpoint)| of_slot(vip, slot, endpoint))
 }
 
-/// The element that leads a VIP and a slot to an endpoint.
+/// The element that maps a VIP and a slot to an endpoint.
 pub fn of_slot(vip: &Tuple, slot: u32, endpoint: &SocketAddr) -> Element {
     Element::value(vip.clone().index(slot), Tuple::new().address(endpoint.ip()).port(endpoint.port()))
 }
@@ -101,7 +101,7 @@ pub fn frontend(vip: &VipKey) -> Frontend {
     Frontend::new(vip.protocol, vip.socket())
 }
 
-/// The VIPs in some sets of a live table, even if another program has changed the table.
+/// The VIPs in the sets `wanted` of a live table. Skips a set if another program has changed its type.
 pub fn live_vips<S: Sets>(found: &LiveTable, wanted: &[S]) -> Vec<Frontend> {
     let is_wanted = |id: &S, key: &[_]| Family::BOTH.into_iter().any(|family| *key == *id.declaration(family, 1).key);
     let sets =

@@ -11,7 +11,7 @@ use localnet_proto::Family;
 
 use crate::sets::{Sets, VIP};
 
-/// The priority of chains that depend on the address that the client connects to, just before destination NAT.
+/// The priority just before destination NAT, for chains that depend on the address that the client connects to.
 pub const BEFORE_DNAT: i32 = -110;
 /// The priority of destination NAT.
 pub const DNAT: i32 = -100;
@@ -54,7 +54,7 @@ pub fn marking<S: Sets>(chain: Chain, facts: &Facts, family: Family, cluster_ips
     chain.rule([Statement::is_in(VIP, external.name()), mark()])
 }
 
-/// Adds a rule with this statement for packets from pods of this node, which reach any endpoint.
+/// Adds a rule with this statement for packets from pods of this node. Such packets may go to any endpoint.
 pub fn for_pods(chain: Chain, facts: &Facts, family: Family, statement: Statement) -> Chain {
     let Some(pods) = facts.pods(family) else { return chain };
     chain.rule(Rule::new([from_pod(pods, Op::Eq), statement]).comment("pods of this node reach any endpoint"))
@@ -94,7 +94,7 @@ pub fn unserved(vip: [Field; 3], no_endpoints: impl Sets, translated_comment: &s
     Chain::new(UNSERVED).rule(translated(translated_comment)).rule(Statement::vmap(vip, no_endpoints.name()))
 }
 
-/// The rule that returns for packets that were translated already.
+/// The rule that makes packets return from the chain if they were translated already.
 pub fn translated(comment: &str) -> Rule {
     Rule::new([Statement::ConnectionDnat, Statement::Verdict(Verdict::Return)]).comment(comment)
 }

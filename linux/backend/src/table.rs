@@ -221,8 +221,8 @@ impl<S: Sets> TableState<S> {
         self.prepared.extend(names);
     }
 
-    /// The changes from the applied to the desired state, and the number of transactions they need: 0 if both are
-    /// equal. [`transaction`](Self::transaction) creates each of them.
+    /// The changes from the applied to the desired state, as a number of transactions: 0 if the states are equal.
+    /// [`transaction`](Self::transaction) creates each transaction.
     pub fn changes(&mut self, limits: Limits) -> Portions<S> {
         let (next, portions) = match self.held.as_ref().and_then(|held| self.in_place(held)) {
             Some((next, changes)) => (next, Portions::in_place(changes, &self.elements, limits)),

@@ -38,8 +38,8 @@ pub struct Cleaner {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The commits that the thread has not processed. It holds each frontend once, with its newest endpoints, however long the
-/// thread is busy.
+/// The commits that the thread has not processed, merged. However many commits wait, each frontend has only one entry, with
+/// its newest endpoints.
 #[derive(Debug, Default)]
 struct Inbox {
     waiting: Mutex<Waiting>,

@@ -79,7 +79,7 @@ impl FromIterator<SocketAddr> for Endpoints {
     }
 }
 
-/// All frontends of the backend, and those that it served until recently.
+/// The current frontends of the backend, and the former ones, which it served until recently. All others are foreign.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frontends {
     current: HashMap<Frontend, Endpoints>,

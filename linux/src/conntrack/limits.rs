@@ -54,8 +54,8 @@ impl Limits {
         rows.into_iter().filter_map(|(name, value)| Some((format!("proc/sys/net/netfilter/{name}"), value?))).collect()
     }
 
-    /// Applies the limits, and returns the outcome for each setting with its path. A failure does not stop the others. The
-    /// settings belong to the network namespace of the calling thread, except for the hash size.
+    /// Applies the limits, and returns the outcome for each setting with its path. If one setting fails, the others
+    /// still apply. The settings belong to the network namespace of the calling thread, except for the hash size.
     pub fn apply(&self, settings: &Settings) -> Vec<Result<(String, Set), Error>> {
         let processors = settings.processors();
         let mut done: Vec<_> = self

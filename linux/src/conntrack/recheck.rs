@@ -2,9 +2,9 @@
 
 use super::Commit;
 
-/// Remembers between syncs whether any flow may be stale. There are two reasons. Rules that another program changed may have sent
-/// a flow anywhere. If a sync failed for a family, the family kept its old rules. These rules may have sent new flows to
-/// endpoints whose removal was part of the failed sync.
+/// Remembers between syncs whether any flow may be stale. There are two possible causes. First, rules that another program
+/// changed may have sent a flow anywhere. Second, a family whose sync failed kept its old rules. These rules may have sent new
+/// flows to endpoints whose removal was part of the failed sync.
 #[derive(Debug, Default)]
 pub struct Recheck {
     /// Whether rules were missing or wrong since the last sync.

@@ -31,7 +31,7 @@ const MAX_FOLLOW_UPS: u32 = 10;
 #[derive(Clone, Debug)]
 pub struct Reconciler {
     frontends: Frontends,
-    /// The frontends that changed since the last run, with their endpoints at that time.
+    /// The frontends that changed since the last run, with the endpoints that they had during that run.
     changed: HashMap<Frontend, Before>,
     /// The selections that a failed run did not finish.
     pending: BTreeSet<Selection>,
@@ -268,8 +268,8 @@ impl Reconciler {
 }
 
 /// Whether the frontend gained rules, so that flows that passed untranslated before are stale. The caller ignores this
-/// for TCP: a client repeats its SYN for at most a minute, which is not worth reading the table whenever a Service is
-/// created.
+/// for TCP: reading the table whenever a Service is created would cost too much, because a client repeats its SYN for at
+/// most a minute.
 fn gained(before: &Before, after: Option<&Endpoints>) -> bool {
     match (before, after) {
         (Before::Absent, Some(_)) => true,

@@ -17,7 +17,7 @@ use crate::netlink::{self, Message, Writer, messages};
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// The maximum size of an answer in that buffer, in bytes.
 const ANSWER: usize = 2048;
-/// The maximum number of changes in a batch. Each takes some hundred bytes, so a batch fits into the default send buffer.
+/// The maximum number of changes in a batch. Each takes less than 200 bytes, so a batch fits into the default send buffer.
 const WINDOW: usize = 512;
 /// The size of one read in bytes. The kernel fills at most 32 KiB.
 const RECEIVE: usize = 64 << 10;

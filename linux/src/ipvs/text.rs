@@ -28,8 +28,8 @@ pub fn script(changes: &[Change]) -> String {
     })
 }
 
-/// Renders virtual servers as `ipvsadm -S -n` prints them, in the given order. Thresholds are included, although ipvsadm reads
-/// them but does not print them.
+/// Renders virtual servers as `ipvsadm -S -n` prints them, in the given order. Also renders the thresholds, which ipvsadm
+/// reads but does not print.
 pub fn listing(servers: &[ServerState]) -> String {
     servers.iter().fold(String::new(), |mut text, state| {
         push(&mut text, &["-A", &server_options(&state.server)]);

@@ -121,7 +121,7 @@ impl Answer {
         const OFFSET: u16 = 2;
         let errno = wire::array(message.payload).map(i32::from_ne_bytes).map_or(0, i32::wrapping_neg);
         let with_text = message.flags & wire::ACK_TLVS != 0;
-        // The request follows: only its header if the kernel capped it.
+        // The request follows. If the kernel capped it, only its header follows.
         let sent = wire::array(message.payload.get(4..).unwrap_or_default()).map_or(0, u32::from_ne_bytes) as usize;
         let skip = if message.flags & wire::CAPPED != 0 { wire::HEADER } else { sent.max(wire::HEADER) };
         let attributes = message.payload.get(skip.saturating_add(4)..).filter(|_| with_text).unwrap_or_default();

@@ -61,7 +61,8 @@ impl RuleDump {
     }
 }
 
-/// A normalized expression, without the differences that a dump may have: order, zeros and repeated registers.
+/// A normalized expression. A dump may differ from what was sent in the order of attributes, in zeros and in repeated
+/// registers. The normalized expressions do not differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Expression {
     pub(super) name: String,
@@ -116,7 +117,8 @@ fn flat(nested: &[u8]) -> Vec<u8> {
     parts.collect::<Vec<Vec<u8>>>().concat()
 }
 
-/// Whether the attribute has its default: zero for a number, and the first register for the last register of a translation.
+/// Whether the attribute has its default. For a number, this is zero. For the last register of a translation, it is the same
+/// register as the first.
 fn is_implied(name: &str, kind: u16, value: &[u8], all: Attributes<'_>) -> bool {
     let zero = matches!(value.len(), 4 | 8) && value.iter().all(|byte| *byte == 0) && !is_nested(name, kind);
     let nat = name == "nat"

@@ -11,8 +11,8 @@ const TRIES_OF_SPARSE: usize = 8;
 /// a change and look up its endpoint after it.
 const TRIES_OF_EXACT: usize = 2;
 
-/// The number of slots for that many endpoints: exactly as many up to 16, and the next power of two above. So at least half of
-/// the slots are filled, and there are few distinct sizes.
+/// The number of slots for that many endpoints: the same number up to 16, and the next power of two for more. So at least half
+/// of the slots are filled, and there are few distinct sizes.
 pub fn slots(endpoints: usize) -> u32 {
     let endpoints = u32::try_from(endpoints).unwrap_or(u32::MAX >> 1);
     if endpoints <= EXACT_SLOTS { endpoints } else { endpoints.next_power_of_two() }

@@ -89,8 +89,8 @@ const KIND_NUMGEN: u32 = 23;
 const EXPRESSION_KIND: u8 = 0;
 const EXPRESSION_DATA: u8 = 1;
 
-/// Writes the type of a key or value. For a type that was declared with names, nft also writes a concatenation, but without
-/// example expressions.
+/// Writes the type of a key or value as nft does: with example expressions for a declaration with `typeof`. For a declaration
+/// with names of types, nft writes only an empty concatenation, or nothing for a single field.
 fn type_of(bytes: &mut Vec<u8>, kind: u8, fields: &[FieldType], family: Family, by_example: bool) {
     match (fields, by_example) {
         ([_], false) | ([], _) => {}
