@@ -3,8 +3,8 @@
 //! Kubernetes allows two Services with the same external IP and port. In files, they may also share a ClusterIP, NodePort or
 //! healthCheckNodePort. A packet can go to only one of them. The oldest Service is the owner. If several are equally old,
 //! the owner is the one whose name sorts first. Every node therefore chooses the same owner, in whatever order the events
-//! arrive. Services may share an address on different ports. If a Service loses one port of an address, it is not served on
-//! that address at all. It then takes no other port of the address from other Services.
+//! arrive. Services may share an address if they use different ports. If another Service owns one of a Service's ports at an
+//! address, the Service is not served at that address at all. Its other ports there are then free for other Services.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -23,7 +23,8 @@ use crate::{
 /// unspecified address of their family.
 type Front = (IpAddr, Protocol, u16);
 
-/// The unit that a Service owns or loses: an address, a NodePort, or a port for health checks.
+/// A place where a Service is served on all ports that it claims there, or not at all: an address, a NodePort, or a port
+/// for health checks.
 type Place = (IpAddr, Option<PortKey>);
 
 type PortKey = (Protocol, u16);
@@ -70,7 +71,8 @@ struct Shared {
     claimants: BTreeMap<Claimant, BTreeSet<PortKey>>,
     /// The number of claimants of each port.
     ports: HashMap<PortKey, usize>,
-    /// The Services that lose the place, each with a port that it claims and the owner of that port.
+    /// The claimants that are not served at the place. For each: one of its ports that another Service owns, and that
+    /// Service.
     losers: BTreeMap<ServiceKey, (PortKey, ServiceKey)>,
 }
 
@@ -98,9 +100,9 @@ impl Shared {
         if contested { self.settle() } else { Vec::new() }
     }
 
-    /// Assigns the place to claimants in order of precedence. A claimant becomes an owner unless an earlier owner has one
-    /// of its ports; otherwise it is a loser. The claims of a loser take nothing from later claimants, because the loser
-    /// is not served there.
+    /// Assigns the ports of the place to claimants in order of precedence. If none of a claimant's ports has an owner yet,
+    /// the claimant becomes the owner of all of them. Otherwise the claimant is a loser: it is not served at the place, so
+    /// none of its ports is taken from later claimants.
     fn settle(&mut self) -> Vec<ServiceKey> {
         let mut owners: HashMap<PortKey, &ServiceKey> = HashMap::new();
         let mut losers = BTreeMap::new();

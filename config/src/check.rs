@@ -75,8 +75,8 @@ impl Check<'_> {
         }
     }
 
-    /// Whether the mode uses a field. Only their own mode uses the sections `ipvs` and `nftables`. All modes use all other
-    /// fields, including those of `iptables`.
+    /// Whether the mode uses a field. The fields of the sections `ipvs` and `nftables` are used only in the mode of the same
+    /// name. All other fields, including those of the section `iptables`, are used in every mode.
     pub(crate) fn is_used(&self, field: &Field) -> bool {
         match field.path.split('.').next() {
             Some(section @ ("ipvs" | "nftables")) => self.mode().as_str() == section,

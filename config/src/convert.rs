@@ -50,8 +50,8 @@ pub(crate) fn list(text: &str, kind: Kind) -> Value {
     }
 }
 
-/// Adds a diagnostic if a section of another mode has a value that is lost. Such a value differs from its default, and
-/// from the value that the corresponding field has in `new`.
+/// Adds a diagnostic if the conversion loses the value that `field` has in `section`. This value is lost if it differs both
+/// from its default and from the value of `field` in `new`.
 fn lost(field: &Field, section: &str, old: &Document, new: &Document, findings: &mut Findings) {
     let Formerly::InModes(paths) = field.formerly else { return };
     for (path, default) in paths.iter().filter(|(path, _)| path.starts_with(section)) {
@@ -87,8 +87,8 @@ impl Config {
         document.to_yaml()
     }
 
-    /// Returns the document of v1alpha1 that kube-proxy would show. Sections of other modes contain no periods. Values
-    /// that v1alpha1 cannot express are omitted.
+    /// Returns the document of v1alpha1 that kube-proxy would show. In the sections of other modes, the fields that
+    /// several modes have (such as `syncPeriod`) are zero or false. Values that v1alpha1 cannot express are omitted.
     pub fn to_v1alpha1(&self) -> Document {
         let (mut new, mut old) = (Document::from(self), Document::new(Version::V1alpha1));
         let mode = self.mode.as_str();

@@ -48,7 +48,7 @@ pub enum Effect {
     AtStart,
     /// The value affects only the backend of the mode that the field belongs to.
     OfMode,
-    /// The field has no effect, with the reason.
+    /// The field has no effect. The string is the reason.
     No(&'static str),
 }
 
@@ -158,7 +158,7 @@ impl Field {
         Self { effect: Effect::OfMode, ..self }
     }
 
-    /// The field has no effect, with the reason.
+    /// The field has no effect, for this reason.
     pub(crate) const fn no_effect(self, reason: &'static str) -> Self {
         Self { effect: Effect::No(reason), ..self }
     }

@@ -26,8 +26,8 @@ pub const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"]
 
 /// Checks that each directive of `text` ends with a level, as in `info,localnet_brain=debug`.
 ///
-/// Returns an error with the first directive that has no level. `tracing` would interpret this word as the name of a
-/// module, and would log only the lines of this module, which does not exist.
+/// Returns an error with the first directive that has no level. `tracing` would interpret such a directive as the name of
+/// a module. Usually no module has this name, and the directive would select nothing.
 fn check(text: &str) -> Result<(), String> {
     let (mut depth, mut directives) = (0_u32, vec![String::new()]);
     for character in text.chars() {

@@ -35,7 +35,7 @@ const DEEPEST: usize = 32;
 pub struct Reading {
     /// The configuration.
     pub config: Config,
-    /// The version of the text. Flags belong to v1alpha1.
+    /// The version of the text. If only flags were read, v1alpha1.
     pub version: Version,
     /// Problems that do not invalidate the configuration. Report them once.
     pub warnings: Vec<Diagnostic>,

@@ -58,8 +58,8 @@ impl Candidate<'_> {
 pub(super) type Candidates<'a> = Vec<BTreeMap<(IpAddr, u16), Candidate<'a>>>;
 
 /// Maximum number of pairs of a port and an endpoint in a Service. Without this maximum, everyone who may create Services
-/// could fill the memory of every node: an API server accepts 20,000 ports, and thousands of endpoints in each of many
-/// slices.
+/// could fill the memory of every node: an EndpointSlice may have 20,000 ports and 1000 endpoints, and a Service may have
+/// many slices.
 const MOST: usize = 1 << 20;
 
 /// Merges the slices of a Service that exists in `families`. Returns `None` if there are too many endpoints.
@@ -117,8 +117,8 @@ pub(super) fn merge<'a>(
     Some(candidates)
 }
 
-/// The Service ports that match the slice's ports. Each consists of its position in `ports`, which are sorted by name,
-/// and the port number in the slice.
+/// The Service ports that match the slice's ports: for each, its position in `ports` and its number in the slice. `ports`
+/// must be sorted by name.
 fn join(ports: &[Port], slice: &SliceObject, skips: &mut Skips<'_>) -> Vec<(usize, u16)> {
     let mut joined = Vec::new();
     for (position, port) in slice.ports.iter().enumerate() {

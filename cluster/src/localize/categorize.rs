@@ -19,7 +19,7 @@ use crate::objects::{ServiceObject, ServiceType};
 pub(super) struct Policy {
     /// Whether `internalTrafficPolicy` is `Local`.
     pub(super) internal_local: bool,
-    /// Whether `externalTrafficPolicy` is `Local`, if it applies to the Service.
+    /// Whether `externalTrafficPolicy` is `Local` and applies to the Service.
     pub(super) external_local: bool,
 }
 
@@ -178,8 +178,8 @@ impl Usage {
         }
     }
 
-    /// The rule that excludes an endpoint from the local set. This is `policy`, the rule of a traffic policy `Local`, if the
-    /// endpoint could serve but is not on this node.
+    /// The rule that excludes an endpoint from the local set. If the endpoint could serve but is not on this node, the
+    /// traffic policy `Local` excludes it, and the rule is `policy`.
     fn not_in_local(&self, endpoint: &Candidate<'_>, policy: Rule) -> Rule {
         let could_serve = endpoint.conditions.ready || endpoint.conditions.serves_while_terminating();
         if !endpoint.local && could_serve { policy } else { not_ready(self.local, endpoint) }

@@ -18,8 +18,8 @@ const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 /// The field that contains the port for health checks.
 pub const HEALTH_CHECK_NODE_PORT: &str = "spec.healthCheckNodePort";
 
-/// Whether load balancers check each node for the Service. They do so only for a Service whose external traffic needs a
-/// local endpoint.
+/// Whether load balancers send health checks for the Service to each node. They do so only for a Service whose external
+/// traffic needs a local endpoint.
 pub(super) fn has_health_check(object: &ServiceObject) -> bool {
     object.kind == ServiceType::LoadBalancer && object.external_local
 }

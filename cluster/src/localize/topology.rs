@@ -107,7 +107,8 @@ enum Gap {
     Here,
 }
 
-/// Checks that every ready endpoint has a hint of the mode, and that at least one hint is for this node or its zone.
+/// Checks that every ready endpoint has a hint of the kind that `mode` uses, and that at least one of these hints is for
+/// this node or its zone.
 fn offer<'a>(mode: Mode, mut ready: impl Iterator<Item = &'a Candidate<'a>> + Clone, here: &Here) -> Result<(), Gap> {
     match ready.clone().position(|endpoint| hints(mode, endpoint).is_empty()) {
         Some(position) => Err(Gap::Hint(position)),

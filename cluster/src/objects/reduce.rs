@@ -26,7 +26,7 @@ use super::{
     SlicePort, address,
 };
 
-/// Label of a Service that excludes it from the ordinary service proxy. Its value is the name of the proxy that serves it.
+/// Label of a Service that another proxy serves instead of the ordinary service proxy. The value is the other proxy's name.
 pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// Label of the EndpointSlices of headless Services.
 pub const HEADLESS: &str = "service.kubernetes.io/headless";

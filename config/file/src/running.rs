@@ -105,9 +105,9 @@ impl Running {
         }
     }
 
-    /// Waits until the file contains another valid configuration, and returns it. From then on, [`Self::config`] also
-    /// returns it. An invalid file is reported and changes nothing. If there is no file, this waits forever. Cancel-safe.
-    /// Requires a tokio runtime.
+    /// Waits until the file contains a valid configuration that differs from the current one, and returns it. From then on,
+    /// [`Self::config`] also returns it. An invalid file is reported and changes nothing. If there is no file, this waits
+    /// forever. Cancel-safe. Requires a tokio runtime.
     pub async fn changed(&mut self) -> &Config {
         let Some(file) = self.file.clone() else { return std::future::pending().await };
         // Watching begins before the first check. Otherwise a change between the two would be missed.
@@ -123,7 +123,7 @@ impl Running {
         }
     }
 
-    /// Reads the file. Returns whether it contains another configuration.
+    /// Reads the file. Returns whether the configuration has changed.
     async fn read_file(&mut self, file: &Path) -> bool {
         let path = file.to_owned();
         let read_text = task::spawn_blocking(move || text(&path)).await;

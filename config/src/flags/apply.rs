@@ -69,8 +69,8 @@ impl KubeProxyFlags {
         let min_sync_period = set.any(|field| field.path == MIN_SYNC_PERIOD);
         let (mut config, mut warnings) = resolved(document, reader, &flags, min_sync_period)?;
         warnings.extend(without_effect(&flags));
-        // In kube-proxy, an empty address means the default. A user who gives an empty address hardly intends this, so in
-        // localnet it disables the server, as port 0 does.
+        // In kube-proxy, an empty address means the default. A user who gives an empty address is unlikely to want the
+        // default, so in localnet an empty address disables the server, as port 0 does.
         let nowhere = |given: &Given| match given.flag.name {
             "healthz-port" => given.last().parse() == Ok(0),
             "healthz-bind-address" => given.last().is_empty(),

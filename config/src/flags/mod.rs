@@ -83,8 +83,8 @@ impl KubeProxyFlags {
     }
 
     /// Whether the user has configured settings of the node, by a file or by a flag about connection tracking or memory.
-    /// If not, the program should not change these settings, because the user may only be trying it. kube-proxy changes
-    /// them on every node.
+    /// If not, the program should not change these settings, because the user may only be trying the program out.
+    /// kube-proxy changes them on every node.
     pub fn configures_node(&self) -> bool {
         let about_node = |name: &str| name == "config" || name == "oom-score-adj" || name.starts_with("conntrack-");
         self.given.iter().any(|given| about_node(given.flag.name))

@@ -24,7 +24,7 @@ impl FieldType for LogFormat {
             check.invalid(field, format_args!("{given:?}"), "Unsupported log format", "use text or json");
             return Self::Text;
         };
-        // The logging library has one gate for each stage. The format json is in the stage beta.
+        // The logging library has one gate for each stage. The format `json` is a beta feature.
         let gate = "LoggingBetaOptions";
         if format == Self::Json && !check.gate(gate) {
             let problem = format!("Forbidden: Log format json is disabled, see {gate} feature");

@@ -11,7 +11,7 @@ use crate::{
     model::{DetectLocalMode, IpFamilyPolicy, MinorVersion, Mode, Platform},
 };
 
-/// The minor version of Kubernetes whose kube-proxy the rules follow.
+/// The minor version of the kube-proxy whose rules this crate follows.
 const KUBERNETES: MinorVersion = MinorVersion { major: 1, minor: 36 };
 
 /// The kernel's `IFNAMSIZ` without the byte that terminates a name.
