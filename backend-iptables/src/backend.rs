@@ -127,9 +127,9 @@ impl<K: Kernel> IptablesBackend<K> {
                 let result = self.write(family, &mut refused).context("cannot program iptables");
                 failed.extend(result.err().map(|error| (family, error)));
             }
-            // A Service that one family refuses is skipped in both families, and a program that changed one family may
-            // have changed both. So the loop continues until the applied state of every family is known. The applied
-            // state of a failed family is unknown, too, but an immediate retry would fail again.
+            // A Service that the kernel refuses in one family is skipped in both families. If another program changed one
+            // family, it may have changed both. So the loop continues until the applied state of every family is known.
+            // The applied state of a failed family is unknown, too, but an immediate retry would fail again.
             let forgotten = |family: Family| !self.desired.ruleset(family).is_known();
             if refused == before && (!failed.is_empty() || !self.families().into_iter().any(forgotten)) {
                 break failed;

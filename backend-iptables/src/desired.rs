@@ -46,14 +46,14 @@ impl Desired {
         self.tables.many_vips = vips;
     }
 
-    /// Forwards packets that connection tracking calls invalid. By default they are dropped, as kube-proxy does. Call this before
+    /// Forwards packets that connection tracking calls invalid. By default they are dropped, as in kube-proxy. Call this before
     /// anything else.
     pub fn forward_invalid(&mut self) {
         self.tables.drop_invalid = false;
     }
 
-    /// Moves to `state`. `changes` contains everything that differs from the previous state. Returns diagnostics of
-    /// what is not programmed, each once.
+    /// Moves to `state`. `changes` contains everything that differs from the previous state. Returns the diagnostics for what
+    /// is not programmed, except for those that were returned before.
     pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
         self.tables.update_health_checks(state, changes);
         let settled = self.vips.update(state, changes, &mut self.tables);
@@ -63,8 +63,8 @@ impl Desired {
         settled.notices
     }
 
-    /// Skips a Service that the kernel refuses, until it changes or is retried. The others are programmed without it.
-    /// Returns whether this refusal is new.
+    /// Skips a Service that the kernel refuses. The Service has no VIPs until it changes or is retried. Returns whether this
+    /// refusal is new.
     pub fn refuse(&mut self, key: &ServiceKey, why: String) -> bool {
         let is_news = self.vips.refuse(key, why, &mut self.tables);
         if let Some(facts) = self.vips.facts() {
@@ -116,8 +116,8 @@ impl Desired {
         std::mem::take(&mut self.tables.moved).into_iter().map(|(vip, now)| (frontend(&vip), now)).collect()
     }
 
-    /// The Services that the chains and lines of a family belong to. It plans all Services of the family again, so call it
-    /// rarely.
+    /// The Services that the chains and lines of a family belong to. This function plans all Services of the family again, so
+    /// call it rarely.
     pub fn owners(&self, family: Family) -> BTreeMap<Subject, ServiceKey> {
         let Some(facts) = &self.tables.facts else { return BTreeMap::new() };
         let mut owners = BTreeMap::new();

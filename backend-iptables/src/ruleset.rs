@@ -214,7 +214,7 @@ impl Ruleset {
             let chains = || known.iter().filter(|(id, _)| id.table == table);
             dispatch.iter().for_each(|chain| _ = writeln!(text, ":{} - [0:0]", chain.name));
             chains().for_each(|(id, _)| _ = writeln!(text, ":{} - [0:0]", &*id.name));
-            // Each jump is inserted at the top, so the last comes first.
+            // Each jump is inserted at the top of its chain, so the jumps are written in reverse order.
             for jump in fixed::jumps().iter().rev().filter(|jump| jump.table == table) {
                 _ = writeln!(text, "-I {} {}", jump.from, jump.rule);
             }

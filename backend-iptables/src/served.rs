@@ -43,7 +43,7 @@ pub struct Rules {
     nat: bool,
     /// The rules of our chains in table nat, by name of the chain.
     chains: BTreeMap<String, Vec<Rule>>,
-    /// The VIPs that the table filter rejects or drops.
+    /// The VIPs whose packets the table `filter` rejects or drops.
     refused: BTreeMap<VipKey, Verdict>,
 }
 
@@ -115,7 +115,7 @@ impl Rules {
         let leads = |rule: &&Rule| {
             ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-"].iter().any(|of| rule.target.starts_with(of))
         };
-        // Other rules of these chains match no port. They lead from one chain of a port to the next.
+        // `key` skips the rules without a port number: they only lead from one chain of a Service port to the next.
         let ways: BTreeMap<VipKey, &str> = self
             .chains
             .values()
@@ -123,7 +123,7 @@ impl Rules {
             .filter(leads)
             .filter_map(|rule| Some((self.key(rule)?, rule.target.as_str())))
             .collect();
-        // One rule for each address rejects a NodePort, but one rule for all addresses translates it.
+        // A NodePort is rejected by a rule for each address, but can be translated by a single rule for all addresses.
         let anywhere = |key: &VipKey| VipKey { address: self.anywhere(), ..*key };
         let mut refused = BTreeMap::new();
         for (key, verdict) in &self.refused {

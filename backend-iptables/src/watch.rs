@@ -143,7 +143,7 @@ pub(crate) struct Clock {
     checks: [Check; 2],
     read_at: Instant,
     read_not_before: Instant,
-    /// Whether the next read follows an event on the lock.
+    /// Whether an event on the lock requested the next read.
     read_is_touched: bool,
     lock: Option<LockWatch>,
 }
@@ -153,7 +153,7 @@ struct Check {
     table: Table,
     at: Instant,
     not_before: Instant,
-    /// Whether the next check follows an event on the lock.
+    /// Whether an event on the lock requested the next check.
     is_touched: bool,
 }
 
@@ -240,7 +240,7 @@ impl Rules {
         self.monitor.is_some()
     }
 
-    /// Records our own generations, if all `commits` between the two generations are ours.
+    /// Records the generations of our own commits. `commits`: how many commits we made between the two generations.
     fn wrote(&mut self, generations: Option<(u32, u32)>, commits: u32) {
         let Some((before, after)) = generations else { return };
         // If there are more generations than commits, another process has also committed. It is then unknown which generations

@@ -38,8 +38,8 @@ pub trait Backend: Send {
         None
     }
 
-    /// Makes the subsystem hold exactly `state`. `changes` contains everything that differs from the last sync that
-    /// succeeded in both families.
+    /// Makes the subsystem hold exactly `state`. `changes` contains everything that has changed in the state since the last
+    /// sync that succeeded in both families.
     ///
     /// After an error, or if a family failed, the loop calls this function again with the same state or a newer one. A
     /// problem with one service must not prevent the others from being programmed: the backend skips the affected part

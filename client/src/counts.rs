@@ -27,7 +27,7 @@ impl Counts {
         }
     }
 
-    /// Adds the counters to a report and to those of its families.
+    /// Sets the counters in a report, including the counters of each family in the report.
     pub(crate) fn add_to(&self, report: &mut wire::BackendReport) {
         report.repairs = self.repairs;
         for of_family in &mut report.families {

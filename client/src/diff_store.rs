@@ -261,12 +261,12 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         }
     }
 
-    /// Removes the entry for a new desired value, and returns its applied value.
+    /// Takes out the entry at `key`, before its desired value changes. Returns the entry's applied value.
     fn take_applied(&mut self, key: &K) -> Option<V> {
         self.entries.remove(key)?.into_applied()
     }
 
-    /// Removes the entry for a new applied value, and returns its desired value.
+    /// Takes out the entry at `key`, before its applied value changes. Returns the entry's desired value.
     fn take_desired(&mut self, key: &K) -> Option<V> {
         self.entries.remove(key)?.into_desired()
     }

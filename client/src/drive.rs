@@ -199,7 +199,7 @@ struct Sync<B> {
     outbox: watch::Sender<Option<Report>>,
     /// The newest state received.
     state: Snapshot,
-    /// What differs between `state` and the last sync that succeeded.
+    /// What has changed in `state` since the last sync that succeeded.
     changes: Changes,
     /// The newest state that the kernel subsystem holds, by family.
     applied: ByFamily<Revision>,
@@ -393,7 +393,7 @@ fn no_pod_cidrs(node: &str) -> Diagnostic {
     Diagnostic::new(Code::PodCidrsMissing, Subject::node(node), problem).remedy(remedy)
 }
 
-/// Shortest time between a report and a next report whose only news is a counter.
+/// Shortest time between a report and the next one if only counters have changed.
 const COUNTS_PAUSE: Duration = Duration::from_secs(1);
 
 /// Resolves when a counter has changed. Never resolves if there are no counters, or if the backend no longer updates

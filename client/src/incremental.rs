@@ -203,7 +203,7 @@ impl<L: Listener> Backend for Adapter<L> {
 }
 
 fn port_endpoints(service: &Service) -> BTreeMap<(Arc<str>, SocketAddr), PortEndpoint> {
-    // In reverse order, because the first of several ports with the same name counts.
+    // In reverse order: of several ports with the same name, the first one is inserted last, and therefore applies.
     let protocols: BTreeMap<_, _> = service.ports.iter().rev().map(|port| (&*port.name, port.protocol)).collect();
     let protocols = &protocols;
     let each = service.endpoints.iter().flat_map(|endpoint| {

@@ -33,8 +33,8 @@ impl Backoff {
     }
 }
 
-/// The services that the kernel refused, and when to retry those that have not changed, because a kernel may later accept
-/// a service that it refuses now. The delay grows, because each attempt reads the whole live state.
+/// The services that the kernel refused, and when to retry those that have not changed. A retry can succeed, because the
+/// kernel may later accept a service that it refuses now. The delay grows, because each attempt reads the whole live state.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     services: BTreeSet<ServiceKey>,

@@ -82,7 +82,7 @@ impl Stale {
     }
 }
 
-/// The sums of all ports of a family.
+/// The total numbers of endpoints and VIPs of a family's ports.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     endpoints: usize,
@@ -186,8 +186,8 @@ impl Tables {
         }
     }
 
-    /// Updates the counts of a family for its changed ports, and returns the shape that follows. `before` holds the ports before
-    /// the change.
+    /// Updates the counts of a family for its changed ports, and returns the resulting shape of the rules. `before` holds the
+    /// changed ports as they were before the change.
     fn shape(&mut self, family: Family, before: &BTreeMap<PortKey, Port>) -> Shape {
         let counts = &mut self.counts[family];
         for port in before.keys().filter_map(|key| self.ports[family].get(key)) {

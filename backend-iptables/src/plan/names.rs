@@ -55,7 +55,7 @@ pub fn of_group(network: &IpNet) -> String {
     hashed(GROUP, &[&network.to_string()])
 }
 
-/// Whether a chain of the table nat belongs to a Service. A chain of a Service that is in no plan is stale.
+/// Whether a chain of the table `nat` belongs to a Service. If no plan contains such a chain, the chain is stale.
 pub fn is_of_service(name: &str) -> bool {
     [CLUSTER, LOCAL, EXTERNAL, FIREWALL, ENDPOINT].iter().any(|prefix| name.starts_with(prefix))
 }

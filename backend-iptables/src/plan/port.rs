@@ -339,7 +339,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The chain that passes packets from these sources on to `to`.
+    /// The chain from which packets from these sources jump to the chain `to`.
     fn firewall(&mut self, known: &mut Vec<(Arc<[IpNet]>, String)>, sources: &Arc<[IpNet]>, to: &str) -> String {
         let key: Arc<[IpNet]> = sources.clone();
         // All VIPs of a port share one chain, unless a state gives them different ranges or targets.
@@ -381,7 +381,7 @@ impl Planner<'_> {
         rules.into_iter().for_each(|rule| self.line(Dispatch::NODE_PORTS, rule));
     }
 
-    /// Adds the rules for packets to a VIP that were not translated.
+    /// Adds the rules for untranslated packets to a VIP.
     fn unserved(&mut self, key: &VipKey, vip: &Vip) {
         let local_is_empty = vip.exposure == Exposure::ExternalLocal && vip.local_endpoints.is_empty();
         let unserved = vip.endpoints.is_empty() || local_is_empty;
@@ -428,10 +428,10 @@ impl Planner<'_> {
         self.line(chain, rule);
     }
 
-    /// A rule for packets to a VIP that were not translated: from all senders, or only from senders outside of this node. The
-    /// kernel does not treat a connection as translated if the endpoint has the VIP's own address and port, for example if the
-    /// VIP is a node's address and the endpoint is a host-network pod of that node. So the rule must not match packets from
-    /// senders that have an endpoint.
+    /// A rule for untranslated packets to a VIP: from all senders, or only from senders outside of this node. The kernel does
+    /// not treat a connection as translated if the endpoint has the VIP's own address and port, for example if the VIP is a
+    /// node's address and the endpoint is a host-network pod of that node. So the rule must not match packets from senders for
+    /// which there is an endpoint.
     fn untranslated(&self, key: &VipKey, of_all: bool, words: &str) -> Rule {
         let comment = format!("{} {words}", self.text);
         if of_all {

@@ -74,8 +74,8 @@ struct Changed<'a> {
     entries: Vec<(&'a (Table, &'static str), &'a Vec<String>)>,
 }
 
-/// A dispatch chain is written as a whole if at least this many of its lines change, and more than a quarter of its
-/// lines.
+/// A dispatch chain is written as a whole if at least this many of its lines change, and if these are more than a quarter of
+/// all its lines.
 const MANY: usize = 128;
 
 impl Input<'_> {
@@ -156,8 +156,8 @@ impl Input<'_> {
     }
 
     /// The sections in the order in which they are committed. Each section is atomic, but the sequence of sections is
-    /// not. Between two sections, every packet to a VIP is still rejected or translated: rules that reject match only
-    /// untranslated packets, so they are added before a translation ends, and removed after a translation begins.
+    /// not. Between two sections, every packet to a VIP is still rejected or translated: a rejecting rule matches only
+    /// untranslated packets, so it is added before the translation ends, and removed after the translation begins.
     fn sections(&self) -> Vec<Changed<'_>> {
         let (filter, nat) = (self.changed(Table::Filter), self.changed(Table::Nat));
         let translates = nat.as_ref().is_some_and(Changed::adds);
@@ -207,8 +207,8 @@ impl Input<'_> {
     fn write_table(&self, changed: &Changed<'_>, write: &mut dyn FnMut(About<'_>, &[&str])) {
         let Changed { table, set, removed, rewritten, kept, new, gone, entries } = changed;
         write(About::Fixed, &["*", table.as_str()]);
-        // In a measurement, iptables-restore (legacy) took 0.3 s for 40,000 new chains that came from last to first by name, 0.6
-        // s from first to last, and 0.8 s in random order.
+        // In a measurement with 40,000 new chains, iptables-restore (legacy) took 0.3 s if their names were in descending order,
+        // 0.6 s in ascending order, and 0.8 s in random order.
         for chain in set.iter().rev() {
             write(About::Chain(chain), &[":", &chain.name, " - [0:0]"]);
         }

@@ -28,7 +28,8 @@ struct Line {
 }
 
 impl Applied {
-    /// Records a sync that succeeded at `now` and `took` this long. `changed` of the `services` Services differed.
+    /// Records a sync that succeeded at `now`. `took`: its duration. `changed`: how many of the Services differed.
+    /// `services`: how many Services there are.
     pub(super) fn add(&mut self, revision: Revision, changed: usize, services: usize, took: Duration, now: Instant) {
         let before = self.waiting.take();
         let joined = before.map_or((0, 0, Duration::ZERO), |line| (line.syncs, line.changed, line.took));

@@ -79,10 +79,10 @@ pub enum Detector {
 /// The addresses of the node that answer NodePorts. Loopback addresses never do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePortAddresses {
-    /// The first address of each family in the Node object. If the Node object has no address of a family, all addresses
-    /// of that family on the node.
+    /// The first address of each family in the Node object. If the Node object has no address of a family, all of the
+    /// node's addresses of that family answer, except link-local ones.
     Primary,
-    /// The node's addresses that are in these CIDRs. If a family has no CIDR, or a CIDR of length 0, all of its addresses
-    /// except link-local ones.
+    /// The node's addresses that are in these CIDRs. If there is no CIDR of a family, or one with prefix length 0, all of the
+    /// node's addresses of that family answer, except link-local ones.
     Cidrs(Vec<IpNet>),
 }

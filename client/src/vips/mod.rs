@@ -9,7 +9,7 @@
 //!  Snapshot, Changes ──► update ──► settle ──► service::plan ──► one owner for each VIP ──► Program
 //! ```
 //!
-//! The brain assigns each address and port to one Service, and also each NodePort. Only the backend knows which addresses
+//! The brain assigns each NodePort, and each address and port, to one Service. Only the backend knows which addresses
 //! answer NodePorts. A NodePort and a port of another Service's own address may therefore be the same VIP; this module
 //! chooses the owner.
 //!
@@ -201,9 +201,8 @@ impl Vips {
         Settled { facts_changed, notices }
     }
 
-    /// Removes a service that the kernel refuses. The other services are programmed without this service until it changes
-    /// or is retried. Returns whether to report the refusal. This is false if a retry failed for the same reason as
-    /// before.
+    /// Removes the VIPs of a service that the kernel refuses. The service has no VIPs until it changes or is retried.
+    /// Returns whether to report the refusal. This is false if a retry failed for the same reason as before.
     pub fn refuse(&mut self, key: &ServiceKey, why: String, program: &mut impl Program) -> bool {
         let Some(facts) = self.facts.take() else { return false };
         let is_news = self.retried.get(key) != Some(&why);
@@ -239,7 +238,7 @@ impl Vips {
         all
     }
 
-    /// The services that own VIPs, with these VIPs. Plans all services again, so call it rarely.
+    /// All programmed VIPs, each with its key and the service that owns it. Plans all services again, so call it rarely.
     pub fn programmed(&self) -> impl Iterator<Item = (&ServiceKey, VipKey, Vip)> {
         let services = self.services.iter().filter(|(key, _)| !self.refused.contains_key(*key));
         services.flat_map(|(key, service)| {
@@ -378,7 +377,7 @@ impl Outranked {
         self.losers.insert(vip, loser);
     }
 
-    /// Removes the loser of a VIP. If `only` is set, does so only if this service is the loser.
+    /// Removes the loser of a VIP. If `only` is set, a loser other than `only` is not removed.
     fn remove(&mut self, vip: &VipKey, only: Option<&ServiceKey>) -> Option<ServiceKey> {
         if only.is_some_and(|only| self.losers.get(vip) != Some(only)) {
             return None;

@@ -44,7 +44,7 @@ impl fmt::Display for VipKey {
     }
 }
 
-/// What happens to packets that are sent to a VIP. By default, a ClusterIP without an endpoint rejects them.
+/// What happens to packets that are sent to a VIP. The default value is a ClusterIP that has no endpoint and rejects them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vip {
     /// The service.
@@ -101,11 +101,11 @@ pub struct Hairpin {
 /// Everything that one service needs on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServicePlan {
-    /// The VIPs, each once.
+    /// The VIPs, without duplicates.
     pub vips: Vec<(VipKey, Vip)>,
     /// The ClusterIPs.
     pub cluster_ips: Vec<IpAddr>,
-    /// The endpoints on this node, each once.
+    /// The endpoints on this node, without duplicates.
     pub hairpins: Vec<Hairpin>,
     /// The parts of the service that are skipped.
     pub skipped: Vec<Diagnostic>,
