@@ -25,8 +25,8 @@ pub fn rank(evidence: &Evidence) -> Vec<Diagnostic> {
         ranking.push((0, 1, usual(Code::BrainUnreachable, Subject::Program, problem)));
     }
     let after = evidence.fronts.len();
-    // If the state sends packets to endpoints at every address, an outdated state ranks after the causes on the node. Otherwise
-    // it ranks first.
+    // If, at every address of the Service, the state sends packets to endpoints, an outdated state ranks after the causes on the
+    // node. Otherwise it ranks first.
     let arrives = evidence.is_served && after > 0 && evidence.fronts.iter().all(|front| front.outcome == "endpoints");
     let (front, layer) = if arrives { (after, 29) } else { (0, 0) };
     evidence.status.iter().flat_map(of_source).for_each(|cause| ranking.push((front, layer, cause)));

@@ -57,7 +57,7 @@ pub const MOST: usize = 200;
 pub fn plan(state: &Snapshot, config: &Config, local: &[IpAddr]) -> Desired {
     let mut desired = Desired::new(config.clone());
     desired.vips.set_local_addresses(local.to_vec());
-    // The backend itself reports what it does not program.
+    // The returned diagnostics are ignored: the backend itself reports what it does not program.
     desired.update(state, &Changes::everything());
     desired
 }
@@ -111,7 +111,8 @@ impl Differences {
                 continue;
             }
             *compared += elements.len();
-            // Both are sorted, so that one pass over them is enough. Sorting what is sorted takes little time.
+            // Both lists are sorted by key, so one pass over them is enough. Sorting a list that is sorted already takes little
+            // time.
             let mut live: Vec<&Element> = live.elements.iter().collect();
             live.sort_unstable_by_key(|element| &element.key);
             let (mut live, mut unplanned) = (live.into_iter().peekable(), Vec::new());
@@ -143,7 +144,7 @@ impl Differences {
     }
 }
 
-/// Compares the rules of a planned chain with the rules of the kernel's chain, which differs.
+/// Adds the rules in which a planned chain and the kernel's chain differ.
 fn rules(family: Family, planned: &Chain, live: &ChainDump, mut add: impl FnMut(&'static str, String)) {
     let missing = planned.rules.iter().filter(|rule| !live.rules.iter().any(|live| live.is(family, rule)));
     let missing: Vec<String> = missing.map(|rule| rule_line(rule, family)).collect();

@@ -178,7 +178,7 @@ impl Findings {
     fn tables(&mut self, evidence: &Evidence) {
         match &evidence.tables {
             None => {}
-            // The reason may contain a further remedy.
+            // Only `KernelDenied` gets its usual remedy. Any other reason contains its own remedy, if there is one.
             Some(Err(unread)) => {
                 let remedy = if unread.code == Code::KernelDenied { unread.code.remedy() } else { "" };
                 self.add("tables", unread.clone().remedy(remedy));

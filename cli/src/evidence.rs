@@ -29,8 +29,8 @@ pub struct Evidence {
     pub status: Option<Status>,
     /// The requested address family, if the Service has no address of it.
     pub lacks_family: Option<Family>,
-    /// A sentence with the requested address and the addresses of the Service, if the requested address is not one of
-    /// these.
+    /// If the requested address is not an address of the Service: a sentence with the requested address and the Service's
+    /// addresses.
     pub not_its_address: Option<String>,
     /// The addresses that clients can connect to.
     pub fronts: Vec<Front>,

@@ -59,9 +59,9 @@ pub struct Explanation {
     pub endpoints: BTreeSet<SocketAddr>,
     /// Whether the node's address replaces the packet's source address.
     pub masquerade: bool,
-    /// The endpoints for which the source address is replaced in any case, because the endpoint is also the sender.
+    /// The endpoints that are also the sender. For these, the source address is replaced whatever the value of `masquerade`.
     pub hairpin: BTreeSet<SocketAddr>,
-    /// How long the sender keeps its endpoint, in seconds.
+    /// How long session affinity sends the sender's new connections to the same endpoint, in seconds.
     pub affinity_seconds: Option<u32>,
     /// Endpoints of the port that are not eligible for this traffic, each with the rule that excludes it.
     pub ineligible: Vec<Ineligible>,
@@ -93,7 +93,7 @@ impl Explanation {
     }
 }
 
-/// The outcomes for many packets, computed from the state alone.
+/// The outcomes for many packets, computed only from the state.
 #[derive(Debug, Serialize)]
 pub struct Many(pub Vec<Explanation>);
 
@@ -116,7 +116,7 @@ pub fn origin_name(origin: Origin) -> &'static str {
     }
 }
 
-/// Returns the answer that follows from the state alone, without the kernel and the brain's reasons.
+/// Returns the answer that follows only from the state, without the kernel and the brain's reasons.
 pub fn from_state(world: &World, judged: &Judged<'_>) -> Explanation {
     let packet = &judged.packet;
     let mut explanation = Explanation {

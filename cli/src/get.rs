@@ -177,8 +177,8 @@ pub struct EndpointRow<'a> {
 }
 
 impl<'a> Endpoints<'a> {
-    /// Lists the endpoints of some Services. The brain's reasons add the conditions, and the endpoints that the state does not
-    /// contain.
+    /// Lists the endpoints of some Services. From `reasons`, it adds the conditions of these endpoints, and further endpoints,
+    /// which the state does not contain.
     pub fn of(services: impl Iterator<Item = &'a Service>, reasons: &'a BTreeMap<ServiceKey, Reasons>) -> Self {
         let mut endpoints = Vec::new();
         for service in services {

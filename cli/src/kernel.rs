@@ -36,7 +36,7 @@ pub struct Kernel {
     foreign: Option<foreign::ForeignRules>,
 }
 
-/// Returns the diagnostic that the kernel was not read.
+/// Returns a diagnostic which states that the kernel was not read, and why.
 pub fn unread(why: impl Into<String>) -> Diagnostic {
     Diagnostic::new(Code::KernelNotRead, Subject::Program, why)
 }
@@ -44,9 +44,9 @@ pub fn unread(why: impl Into<String>) -> Diagnostic {
 /// Whether the kernel holds an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// The kernel holds it. For a rule, with its handle.
+    /// The kernel holds the object. If the object is a rule, the value is its handle.
     Yes(Option<u64>),
-    /// The kernel does not hold it.
+    /// The kernel does not hold the object.
     No,
     /// The kernel holds another object in its place.
     Other(String),
@@ -135,7 +135,7 @@ impl Kernel {
         })
     }
 
-    /// Returns the endpoints of a VIP with session affinity, by slot, as the kernel holds them.
+    /// Reads the affinity slots with these keys from the kernel, and returns the endpoint in each slot.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses the request.
@@ -207,10 +207,10 @@ impl Live {
     }
 }
 
-/// How many times the read of a table that raced with changes is repeated.
+/// The maximum number of attempts to read a table that changes during the read.
 const ATTEMPTS: usize = 50;
 
-/// Reads a table, and its sets at the same time. `None` if there is no such table.
+/// Reads a table; `None` if it does not exist. All sets of the table are read in parallel.
 fn read_table(socket: &mut Socket, table: &Table) -> Result<Option<TableDump>, nft::Error> {
     for _ in 0..ATTEMPTS {
         let Some(mut dump) = socket.outline(table)? else { return Ok(None) };
@@ -226,7 +226,7 @@ fn read_table(socket: &mut Socket, table: &Table) -> Result<Option<TableDump>, n
     Err(nft::Error::Changing)
 }
 
-/// Reads and sorts the elements of a set, if the plan fills it. Packets fill the sets of clients.
+/// Reads and sorts the elements of a set if the plan fills the set. The other sets contain clients, and packets fill them.
 fn read_elements(table: &Table, of: &mut SetDump) -> Result<(), nft::Error> {
     if let Some(set) = of.set.as_ref().filter(|set| SetId::of_name(&set.name).is_some()) {
         of.elements = Socket::open()?.elements(table, set)?.unwrap_or_default();

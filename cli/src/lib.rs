@@ -10,7 +10,7 @@
 //! | file | purpose |
 //! |---|---|
 //! | [`args`] | the command line, with a file for each command |
-//! | [`failure`] | why a command has no answer, and its exit code |
+//! | [`failure`] | the reasons why a command has no answer, and their exit codes |
 //! | [`source`] | reads the state from a brain or a file |
 //! | [`configuration`] | selects the configuration that answers are computed with |
 //! | [`origin`] | where that configuration comes from and its values, as answers show them; pure |

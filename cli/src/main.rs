@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use localnet::args;
 
-/// The other programs run for a long time. This program exits soon and has to be fast
-/// (docs/decisions/0013-allocator.md).
+/// Unlike the other programs, this program runs only briefly. Its allocator therefore favours speed over returning memory to the
+/// kernel (docs/decisions/0013-allocator.md).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

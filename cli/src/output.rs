@@ -64,7 +64,7 @@ pub fn write(answer: &impl Show, format: Format, style: Style, out: &mut impl io
     Ok(())
 }
 
-/// Writes a YAML document whose last field is a list: `head` with these items. `head` is the document with an empty list.
+/// Writes a YAML document whose last field is a list. `head` is the document with this list empty; `items` are the list's items.
 ///
 /// # Errors
 /// Returns an error if `out` cannot be written or an item cannot be serialized.
@@ -99,7 +99,7 @@ pub fn in_threads<T: Sync>(
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     thread::scope(|scope| {
         let start = |first| {
-            // Holds few texts, so that a slow reader does not cost memory.
+            // The channel holds only a few texts, so that memory stays small even if `out` is slow.
             let (sender, receiver) = sync_channel(8);
             let mut parts = items.chunks(PART).skip(first).step_by(threads);
             let text = &text;

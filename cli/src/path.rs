@@ -211,7 +211,8 @@ impl<'a> Path<'a> {
         };
         if vip.affinity.is_some() {
             self.lookup(from, SetId::AffinityVips);
-            // The backend has chosen a number for the port. The plan does not contain it, so the value is not compared.
+            // The element's value is an ID that the backend has chosen for the port. The plan does not contain this ID, so the
+            // value is not compared.
             let any = |element| Element { data: ElementData::None, ..element };
             of(SetId::AffinityVips).for_each(|(id, element)| self.element(id, any(element)));
             return;
@@ -272,7 +273,7 @@ fn passes(vip: &Vip, source: IpAddr) -> bool {
     vip.sources.as_ref().is_none_or(|ranges| ranges.iter().any(|range| range.contains(&source)))
 }
 
-/// Whether an element of the allowed sources is the range that contains the source.
+/// Whether `element`, a range of allowed sources, belongs to the VIP `key` and contains `source`.
 fn range_has(element: &Element, key: &VipKey, source: IpAddr) -> bool {
     let with = elements::tuple(key).address(source);
     let start = element.key.start();

@@ -162,7 +162,7 @@ impl From<wire::BrainStatus> for Status {
     }
 }
 
-/// Merges problems that have the same cause. For example, all watches lose an unavailable API server at the same time.
+/// Merges problems that have the same cause. For example, all watches fail if the API server is unavailable.
 fn source_problems(all: Vec<wire::SourceProblem>) -> Vec<SourceProblem> {
     let mut problems: Vec<SourceProblem> = Vec::new();
     for wire::SourceProblem { of, problem, age_millis, code } in all {

@@ -6,7 +6,7 @@ pub const NONE: &str = "-";
 /// How to print for people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Style {
-    /// Whether tables have more columns.
+    /// Whether tables have the additional columns of the format `wide`.
     pub wide: bool,
     /// Whether to use colour.
     pub colour: bool,

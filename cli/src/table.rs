@@ -13,7 +13,7 @@ use crate::style::{NONE, Style, Tone};
 pub struct Table {
     text: String,
     cells: Vec<Cell>,
-    /// The number of cells up to the end of each row.
+    /// For each row: the number of cells in this row and all earlier rows.
     rows: Vec<usize>,
     widths: Vec<usize>,
     /// Whether the first row contains the headings.

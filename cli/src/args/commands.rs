@@ -1,5 +1,5 @@
-//! The commands, and the flags that several of them share. Each file below has the flags of one command and runs it: read,
-//! compute, print.
+//! The commands, and the flags that several of them share. Each file in `commands/` defines the flags of one command, and runs
+//! the command: read, compute, print.
 
 mod completion;
 mod diff;
@@ -39,7 +39,7 @@ pub(super) enum Command {
     Completion(completion::Completion),
 }
 
-/// Whether a command found a problem, which sets the exit code, or why it has no answer.
+/// `Ok`: whether a command found a problem, which determines the exit code. `Err`: why the command has no answer.
 type Answered = Result<bool, Failure>;
 
 impl Command {

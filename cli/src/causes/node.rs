@@ -16,7 +16,7 @@ use crate::{
     explain::PathRow,
 };
 
-/// How many endpoints a cause lists by address.
+/// The maximum number of endpoints whose addresses a cause lists.
 const MOST_NAMED: usize = 3;
 
 /// Adds the causes at an address for which the state contains endpoints.
@@ -25,7 +25,7 @@ pub(super) fn of_front(evidence: &Evidence, number: usize, front: &Front, rankin
     let mut add = |layer, cause: Diagnostic| ranking.push((number, layer, cause));
     let node = &front.node;
     let configuration = evidence.configuration.as_ref();
-    // The chains depend on a configuration that no backend reports.
+    // If no backend reports its configuration, the planned chains may be wrong.
     let guessed = is_guessed(configuration);
     let in_doubt = |row: &PathRow| guessed && node.damaged.contains(&row.place);
     let lacks = node.no_table || !node.damaged.is_empty() && !guessed || node.missing.iter().any(|row| !in_doubt(row));

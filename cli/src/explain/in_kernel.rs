@@ -29,7 +29,8 @@ pub struct PathRow {
     pub found: Option<String>,
 }
 
-/// Returns each step with what the kernel holds of it. If the kernel could not be read, also returns the reason.
+/// Returns each step, and whether the kernel holds the object of the step. If the kernel could not be read, also returns the
+/// reason.
 pub fn in_kernel(world: &mut World, family: Family, steps: &[Step]) -> (Vec<PathRow>, Option<String>) {
     let row = |step: &Step, held: Option<Held>| {
         let (held, handle, found) = match held {

@@ -24,7 +24,7 @@ pub(crate) struct Diff {
 
 pub(super) async fn run(flags: &Diff, global: &Global) -> Answered {
     let brain = global.brain()?;
-    // The kernel is read while the state arrives and is planned. Each takes long with many Services.
+    // Read the kernel while the state arrives and is planned: with many Services, both tasks take long.
     let live = flags.node.reads_kernel(global).then(|| spawn_blocking(Live::read));
     let state = global.snapshot(brain.as_ref()).await?;
     let status = ask_status(global, brain.as_ref()).await;

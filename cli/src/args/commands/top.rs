@@ -64,7 +64,8 @@ pub(super) async fn run(flags: &Top, global: &Global) -> Answered {
     Ok(false)
 }
 
-/// Prints one sample. If there are several, each table follows its time, and each YAML document a separator.
+/// Prints one sample. If there are several samples, prints the time before each table, and a separator before each YAML
+/// document.
 fn print(global: &Global, format: &Output, top: &top::Top, samples: u64) -> Result<(), Failure> {
     Ok(output::print(|out| {
         match format.output {
