@@ -134,7 +134,8 @@ impl<K: Kernel> IpvsBackend<K> {
     }
 
     async fn write(&mut self) -> anyhow::Result<Vec<(Family, anyhow::Error)>> {
-        // Right after a read, the applied state is exact. If the kernel then refuses a change, the change is the cause.
+        // Right after a read, the applied state is exact. If the kernel then refuses a change, the reason is the change itself,
+        // not an outdated applied state.
         let mut fresh = self.read_unknown().await?;
         loop {
             let deletions = self.desired.servers().deletions();
@@ -286,7 +287,7 @@ impl<K: Kernel> IpvsBackend<K> {
         self.read = ByFamily::new(true, true);
         let mut ledger = BTreeSet::new();
         for family in self.families() {
-            // If a table cannot be read here, its VIPs are unknown. Writing it fails later and reports the error.
+            // If a table cannot be read here, its VIPs are unknown. A later write to this table fails and reports the error.
             match self.read_table(family) {
                 Ok(vips) => ledger.extend(vips),
                 Err(error) => debug!(%error, "the table cannot be read"),

@@ -109,8 +109,7 @@ impl Desired {
         std::mem::take(&mut self.parts.moved).into_iter().map(|(vip, now)| (frontend(&vip), now)).collect()
     }
 
-    /// Sets the addresses of all the node's interfaces except ours. Returns whether the next update changes anything because of
-    /// them.
+    /// Sets the addresses of all the node's interfaces except ours. Returns whether this causes changes in the next update.
     pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
         let bound = self.parts.bind(addresses.iter().copied().collect());
         self.vips.set_local_addresses(addresses) || bound
@@ -157,8 +156,8 @@ impl Desired {
         [add, remove]
     }
 
-    /// Records that the kernel made all address changes except `refused`. The addresses in `refused` count as refused from now
-    /// on, except those for which the cause was a shortage. Returns the messages that are new.
+    /// Records that the kernel made all address changes except `refused`. From now on, the addresses in `refused` count as
+    /// refused, unless the cause was a shortage. Returns the new messages.
     pub fn addresses_changed(&mut self, refused: Vec<dummy::Refused>) -> Vec<String> {
         let Parts { addresses, refused_addresses, retried_addresses, .. } = &mut self.parts;
         addresses.commit();
@@ -325,7 +324,7 @@ impl Parts {
         }
     }
 
-    /// The scheduler of a VIP. If the Service requests a different scheduler, also the reason why the Service does not get it.
+    /// The scheduler of a VIP. If this is not the scheduler that the Service requests, the second value is the reason.
     fn scheduler(&self, vip: &Vip) -> (Scheduler, Option<String>) {
         let default = &self.options.scheduler;
         let Some(name) = vip.ipvs_scheduler.as_deref() else { return (default.clone(), None) };
@@ -342,7 +341,7 @@ impl Parts {
         (default.clone(), Some(format!("annotation localnet.dev/ipvs-scheduler: {why}; using {default} instead")))
     }
 
-    /// Plans again the virtual servers of all Services that request this scheduler.
+    /// Repeats the plans for the virtual servers of all Services that request this scheduler.
     fn plan_again(&mut self, scheduler: &Scheduler) {
         let names = |vip: &Vip| {
             vip.ipvs_scheduler.as_deref().is_some_and(|name| options::scheduler(name).as_ref() == Ok(scheduler))

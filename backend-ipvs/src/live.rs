@@ -1,7 +1,7 @@
 //! [`LiveBackend`]: the backend on a live node. It also drains removed endpoints.
 //!
-//! nf_tables reports the commits of other programs, but IPVS sends no notifications. So the backend lists its virtual servers
-//! periodically. The pauses between the lists are so long that this takes about 1 % of the time.
+//! nf_tables reports the commits of other programs, but IPVS sends no notifications. So the backend periodically reads its
+//! virtual servers. The pauses between these reads are so long that reading takes about 1 % of the time.
 
 use std::time::{Duration, Instant};
 
@@ -52,16 +52,16 @@ pub async fn open(config: Config, options: Options) -> anyhow::Result<LiveBacken
 #[derive(Debug)]
 pub struct Servers {
     commits: Subscription,
-    /// When to list the virtual servers again.
+    /// When to read the virtual servers again.
     list_at: Instant,
-    /// Whether the virtual servers could not be listed. The log already has a warning.
+    /// Whether the last read of the virtual servers failed. If so, the log already contains a warning.
     unreadable: bool,
     /// When to check the draining destinations again.
     drain_at: Instant,
     began: Instant,
 }
 
-/// The minimum pause between two lists of the virtual servers. The pause is 100 times as long as the last list took, but at most
+/// The minimum pause between two reads of the virtual servers. The pause is 100 times as long as the last read took, but at most
 /// 30 s, the default interval at which kube-proxy writes all virtual servers.
 const LIST: Duration = Duration::from_secs(2);
 const LIST_REST: u32 = 100;
@@ -86,7 +86,7 @@ impl Servers {
         }
     }
 
-    /// Lists virtual servers and addresses. Returns whether they need a repair. If a call is cancelled, the next call continues
+    /// Reads virtual servers and addresses. Returns whether they need a repair. If a call is cancelled, the next call continues
     /// the check.
     async fn check_servers(&mut self, backend: &mut IpvsBackend<Host>) -> bool {
         let began = Instant::now();

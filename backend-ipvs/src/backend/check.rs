@@ -17,9 +17,9 @@ use crate::kernel::Kernel;
 const AT_ONCE: usize = 1_000;
 
 impl<K: Kernel> IpvsBackend<K> {
-    /// Whether all virtual servers and addresses are unchanged, and also the destinations of up to 1,000 virtual servers. Each
-    /// call continues after the virtual server that the previous call checked last. This is much cheaper than reading all
-    /// destinations.
+    /// Whether all virtual servers, all addresses, and the destinations of up to 1,000 virtual servers are unchanged. Each call
+    /// continues after the virtual server that the previous call checked last. This is much cheaper than reading all destinations
+    /// in each call.
     ///
     /// # Errors
     /// Returns an error if IPVS or the addresses cannot be read.

@@ -63,8 +63,8 @@ impl Sets for SetId {
     }
 }
 
-/// The fields of a packet's connection that form the key of the VIP that the client addressed. IPVS rewrites packets between
-/// the hooks, so their own fields may differ.
+/// The fields of a packet's connection that identify the VIP to which the client connected. IPVS rewrites packets between the
+/// hooks, so the fields of the packet itself may differ.
 pub const ASKED_FOR: [Field; 3] = [Field::OriginalDestinationAddress, Field::Protocol, Field::OriginalDestinationPort];
 
 #[cfg(test)]
