@@ -112,7 +112,7 @@ impl<K: Kernel> WinBackend<K> {
         applied.with_context(|| format!("program HNS with revision {}", state.revision))
     }
 
-    /// Returns the plan for the state and the objects that HNS holds now. It changes nothing.
+    /// Returns the plan that follows from the state and from the objects that HNS holds now. It changes nothing.
     ///
     /// # Errors
     /// Returns an error if HNS is unavailable or does not have the network.
@@ -268,8 +268,8 @@ impl<K: Kernel> WinBackend<K> {
     }
 
     fn refuse(&mut self, write: Write, failure: &Failure) {
-        // HNS also returns this error if the node has no dynamic ports left for address translation. About a hundred load
-        // balancers use them up.
+        // HNS returns the error of `Exists` also if the node has no dynamic ports left for address translation. About a hundred
+        // load balancers use up these ports.
         let remedy = match failure.reason() {
             Reason::Exists => {
                 "; another program uses it, or the node has no dynamic ports left; direct server return (--enable-dsr) needs none"

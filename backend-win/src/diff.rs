@@ -147,8 +147,8 @@ pub struct Diff {
     pub balancers: Vec<Write>,
     /// Endpoints to delete, because nothing uses them.
     pub delete_endpoints: BTreeSet<Guid>,
-    /// Planned frontends that another program's load balancer already has, together with other frontends. They cannot be
-    /// programmed.
+    /// Planned frontends that belong to another program's load balancer. Because that load balancer also has other frontends,
+    /// the planned frontends cannot be programmed.
     pub blocked: Vec<(Frontend, Guid)>,
     /// Load balancers that serve planned frontends, or will after these changes.
     pub kept: BTreeSet<Guid>,

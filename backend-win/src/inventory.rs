@@ -30,7 +30,7 @@ pub struct Inventory {
     gateway: Option<(Guid, Vec<Family>)>,
 }
 
-/// Why HNS cannot be listed.
+/// Why the objects of HNS cannot be listed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A call failed.
@@ -47,7 +47,7 @@ pub enum Error {
         /// The names of the existing networks.
         there: Vec<String>,
     },
-    /// No name is configured, and HNS has no network for pods or more than one.
+    /// No name is configured, and HNS has either several networks for pods or none.
     #[error("the network of the pods is unknown (HNS has {}): set it with --network-name, winkernel.networkName or KUBE_NETWORK", names(.there))]
     Which {
         /// The names of the existing networks.

@@ -12,8 +12,8 @@ pub trait Kernel: Hcn + Sized {
     /// Returns an error if the system has no HNS.
     fn open() -> anyhow::Result<Self>;
 
-    /// Returns the hardware address of the interface with an address, such as `00-15-5d-00-00-01`; `None` if no interface has
-    /// it.
+    /// Returns the hardware address, such as `00-15-5d-00-00-01`, of the interface that has this IP address; `None` if no
+    /// interface has it.
     ///
     /// # Errors
     /// Returns an error if the interfaces cannot be listed.

@@ -236,7 +236,8 @@ impl Functions {
             Kind::Endpoint => self.close_endpoint,
             Kind::LoadBalancer => self.close_load_balancer,
         };
-        // SAFETY: the handle is open and of that kind. It is not used again, because only `drop` of its owner calls this.
+        // SAFETY: the handle is open, and `function` closes handles of its kind. The handle is not used again, because only the
+        // `drop` of its owner calls `close`.
         unsafe { function(raw) };
     }
 }
@@ -286,7 +287,7 @@ impl Text {
         String::from_utf16_lossy(unsafe { std::slice::from_raw_parts(self.0, length) })
     }
 
-    /// Returns one unit of the text. All units before it are not zero.
+    /// Returns one unit of the text. No unit before it may be zero.
     fn unit(&self, at: usize) -> u16 {
         // SAFETY: the text ends with a zero, and no unit before this one is zero, so this unit is part of the text.
         let unit = unsafe { self.0.add(at) };

@@ -4,8 +4,9 @@
 //!  Hcn (calls) ──► dll (unsafe: load, call, free)
 //! ```
 //!
-//! This crate makes no decisions and does not parse JSON. It loads the library at run time, so that a program also starts on a
-//! Windows without it and can report that. Handles and strings belong to types that close or free them on every path.
+//! This crate makes no decisions and does not parse JSON. It loads the library at run time. If Windows lacks the
+//! library, a program can therefore still start and report this. Handles and strings belong to types that close or free them on
+//! every path.
 //!
 //! It also compiles on other systems, where no program links it: the compiler then compares its signatures with those of
 //! `windows-sys`.

@@ -30,7 +30,7 @@ pub struct Observation {
 pub const KEEPS_IDS: &str = "a new object has the requested identifier";
 /// HNS returns a load balancer as it was written. This lets us keep correct load balancers unchanged after a restart.
 pub const SHOWS_WHAT_WAS_WRITTEN: &str = "HNS returns a load balancer as it was written";
-/// Two endpoints may have one address.
+/// Two endpoints may share an address.
 pub const TAKES_DUPLICATES: &str = "two endpoints may have the same address";
 /// Load balancers can be changed in place.
 pub const MODIFIES: &str = "a load balancer can be changed in place";

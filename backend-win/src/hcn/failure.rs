@@ -20,7 +20,7 @@ pub struct Failure {
 pub enum Reason {
     /// The object, or an object that the document refers to, does not exist.
     NotFound,
-    /// The port of a load balancer or the identifier is taken.
+    /// The identifier, or a port of the load balancer, is taken.
     Exists,
     /// This HNS does not support the request.
     Unsupported,

@@ -34,7 +34,8 @@ impl Guid {
         self.0
     }
 
-    /// The identifier of our remote endpoint for an address. The last eight digits are an IPv4 address.
+    /// The identifier of our remote endpoint for an address. If it is an IPv4 address, the last eight digits are
+    /// this address in hexadecimal.
     pub fn of_remote_endpoint(address: IpAddr) -> Self {
         Self::ours(REMOTE_ENDPOINT, Self::of_address(address))
     }

@@ -32,7 +32,7 @@ pub enum Kind {
 }
 
 /// The interface to HNS. Documents are passed as JSON and the caller parses them, so that a single parser handles the answers
-/// of every HNS.
+/// of all implementations.
 ///
 /// The tests have a fake. Calls block, most for about a millisecond and some for seconds.
 pub trait Hcn: Send {

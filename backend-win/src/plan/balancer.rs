@@ -281,8 +281,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Plans load balancers that forward health checks to the node, because external load balancers send them to the VIP. There
-    /// is one per address and health check port, however many ports the Service has, and it is always TCP.
+    /// Plans load balancers that forward health checks to the node, because external load balancers send the checks to the VIP.
+    /// There is one TCP load balancer per address and health check port, however many ports the Service has.
     fn health_checks(&mut self, wants: &BTreeMap<Frontend, Want>) {
         let options = self.around.options;
         let Some((gateway, families)) = self.around.inventory.gateway().filter(|_| options.forward_health_check_vip)

@@ -23,14 +23,14 @@ pub struct Frontend {
 
 /// The address of a load balancer.
 ///
-/// A load balancer without an address answers on all addresses of the node, and takes its port from the node's processes. A
-/// Service without an address must therefore never become such a load balancer (CVE-2021-25736). This type allows only
-/// NodePorts to have no address.
+/// A load balancer without an address answers on all addresses of the node, and takes packets to its port away from the node's
+/// processes. A Service without an address must therefore never become such a load balancer (CVE-2021-25736). This type allows
+/// only NodePorts to have no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Address {
     /// A single address.
     Vip(IpAddr),
-    /// All addresses of the node of one family: a NodePort.
+    /// All of the node's addresses of one family: a NodePort.
     Node(Family),
 }
 

@@ -1,4 +1,5 @@
-//! Plans remote endpoints. HNS needs one for each address on another node before a load balancer may refer to it.
+//! Plans remote endpoints. A load balancer can refer to an address on another node only if HNS has a remote endpoint for this
+//! address.
 
 use std::net::IpAddr;
 

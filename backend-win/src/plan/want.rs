@@ -1,4 +1,4 @@
-//! The purpose of a frontend, computed from the state alone.
+//! The purpose of a frontend, computed only from the state.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -20,7 +20,7 @@ pub struct Want {
     pub external_local: bool,
     /// Whether packets to load balancer addresses keep their destination.
     pub preserve_destination: bool,
-    /// Whether a client keeps its endpoint.
+    /// Whether new connections of a client go to the same endpoint as before: session affinity.
     pub affinity: bool,
     /// The clients that may connect; see [`Sources`].
     pub sources: Sources,
@@ -46,7 +46,7 @@ pub enum Use {
 pub enum Sources {
     /// All clients.
     All,
-    /// Some clients. HNS has no such rule, so all clients can connect.
+    /// Some clients. HNS cannot restrict clients, so all clients can connect.
     Some,
     /// No clients: none of the ranges has the family of the frontend.
     Nobody,
