@@ -80,7 +80,7 @@ impl FeatureGates {
         for (name, on) in &self.named {
             let field = format!("featureGates.{name}");
             let Some(gate) = GATES.iter().find(|gate| gate.name == name) else {
-                // A flag sets all gates together, so the text has to contain the name of the gate.
+                // A diagnostic about the flag does not show the field, so the text has to contain the name of the gate.
                 let problem = format!("feature gate {name} is unknown and has no effect");
                 findings.add(Code::GateUnknown, &field, problem, "remove it");
                 continue;

@@ -75,7 +75,7 @@ impl Reader {
         let (mut old, mut findings) = (old.complete(), Findings::default());
         leave_out_split_streams(&mut old, &mut findings);
         let (mut new, mut lost) = convert(&old);
-        // In v1alpha1, an empty mode means iptables, so `convert` took the periods and masqueradeAll from the section
+        // In v1alpha1, an empty mode means iptables, so `convert` took the sync periods and `masqueradeAll` from the section
         // `iptables`. Also take the masquerade bit from that section.
         let bit = "nftables.masqueradeBit";
         if mode.is_empty() && new.get(bit) == Document::new(Version::V1alpha2).get(bit) {

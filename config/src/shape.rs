@@ -1,6 +1,7 @@
-//! Compares a text with the fields of a version, and finds unknown fields, duplicates and values of the wrong type.
+//! Compares a text with a pattern, and finds unknown fields, duplicates and values of the wrong type.
 //!
-//! The pattern is the default document, which has every field. All problems are found in one run, each with its line.
+//! The pattern is the default document of the text's version, which has every field. All problems are found in one run, each
+//! with its line.
 
 use localnet_core::{
     Code, Diagnostic, Subject,

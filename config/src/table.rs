@@ -366,8 +366,8 @@ section! {
 }
 
 section! {
-    /// `detectLocal`: how to recognize traffic of the node's own pods. Values that the current mode does not use are kept,
-    /// so that they can be written back.
+    /// `detectLocal`: how to recognize traffic of the node's own pods. Values that the current `detectLocalMode` does not use
+    /// are kept, so that they can be written back.
     DetectLocal {
         /// How this node's pods are recognized: `ClusterCIDR`, `NodeCIDR`, `BridgeInterface` or `InterfaceNamePrefix`. By
         /// default `ClusterCIDR`.

@@ -62,7 +62,7 @@ pub(super) type Candidates<'a> = Vec<BTreeMap<(IpAddr, u16), Candidate<'a>>>;
 /// many slices.
 const MOST: usize = 1 << 20;
 
-/// Merges the slices of a Service that exists in `families`. Returns `None` if there are too many endpoints.
+/// Merges the slices of a Service. `families`: the families of the Service. Returns `None` if there are too many endpoints.
 pub(super) fn merge<'a>(
     ports: &[Port],
     families: &[Family],

@@ -99,7 +99,7 @@ pub(super) fn mode<'a>(endpoints: impl Iterator<Item = &'a Candidate<'a>> + Clon
     [Mode::SameNode, Mode::SameZone].into_iter().find(offered).unwrap_or(Mode::Everywhere)
 }
 
-/// The reason why the hints of a mode do not apply.
+/// The reason why the hints that a mode uses do not apply.
 enum Gap {
     /// The ready endpoint at this position has no hint.
     Hint(usize),
@@ -160,7 +160,7 @@ pub(super) fn explain<'a>(
     Topology { port: Arc::clone(&port.name), family, mode, not_same_node, not_same_zone }
 }
 
-/// Whether the hints of the mode allow the endpoint.
+/// Whether the hints that the mode uses allow the endpoint.
 pub(super) fn admits(mode: Mode, endpoint: &Candidate<'_>, here: &Here) -> bool {
     match mode {
         Mode::Everywhere => true,

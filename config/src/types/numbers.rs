@@ -57,7 +57,7 @@ impl FieldType for Burst {
     }
 }
 
-/// A limit of the kernel. In documents, `None` is 0. It means that the limit stays unchanged.
+/// A limit of the kernel. `None`, which is 0 in documents, means that the limit stays unchanged.
 impl FieldType for Option<u32> {
     type Value = Self;
     const KIND: Kind = Kind::Int;
@@ -96,7 +96,7 @@ impl FieldType for i16 {
     }
 }
 
-/// A timeout of the kernel. In documents, `None` is zero. It means that the timeout stays unchanged.
+/// A timeout of the kernel. `None`, which is zero in documents, means that the timeout stays unchanged.
 impl FieldType for Option<Duration> {
     type Value = Self;
     const KIND: Kind = Kind::Duration;
