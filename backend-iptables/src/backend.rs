@@ -45,7 +45,8 @@ pub struct IptablesBackend<K> {
     read: BTreeSet<Family>,
 }
 
-/// How many Services one sync may skip as refused. If the kernel refuses more, the Services are not at fault, and the sync fails.
+/// How many refused Services one sync may skip. If the kernel refuses more, the cause is probably not in the Services, and the
+/// sync fails.
 const MAX_REFUSED: usize = 16;
 /// How many chains one sync may keep because rules of other programs refer to them.
 const MAX_KEPT: usize = 64;
@@ -245,7 +246,7 @@ impl<K: Kernel> IptablesBackend<K> {
         Ok(why)
     }
 
-    /// Writes the diff of these Services only. Returns the kernel's message if it refuses.
+    /// Writes the diff of these Services only. If the kernel refuses the diff, returns the kernel's message.
     fn attempt(
         &mut self,
         family: Family,

@@ -27,7 +27,7 @@ pub struct Group {
 }
 
 impl Groups {
-    /// Adds a line to its group. Returns the line if it is not the line of a VIP.
+    /// Adds the line of a VIP to its group. Returns any other line unchanged.
     pub fn insert(&mut self, line: Line) -> Option<Line> {
         let Some(network) = network(&line) else { return Some(line) };
         self.touched.insert(network);
@@ -35,7 +35,7 @@ impl Groups {
         None
     }
 
-    /// Removes a line from its group. Returns whether it is the line of a VIP.
+    /// Removes the line of a VIP from its group. For any other line, does nothing and returns false.
     pub fn remove(&mut self, line: &Line) -> bool {
         let Some(network) = network(line) else { return false };
         self.touched.insert(network);

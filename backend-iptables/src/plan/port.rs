@@ -151,7 +151,7 @@ struct Planner<'a> {
     facts: &'a Facts,
     comments: Comments,
     rules: Rules,
-    /// The endpoints that each picking chain picks from, by name of the chain.
+    /// The chains that pick an endpoint, by name: for each, the endpoints from which it picks.
     pools: BTreeMap<String, Arc<[SocketAddr]>>,
 }
 

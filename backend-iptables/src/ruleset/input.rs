@@ -27,8 +27,8 @@ pub struct Input<'a> {
     pub ruleset: &'a Ruleset,
     /// The rules of the chains that differ.
     pub chains: Box<Chains<'a>>,
-    /// If set, it selects the lines of Services that are written, and nothing is removed. Lines that do not depend on Services
-    /// are always written.
+    /// If set, only the lines of Services for which it returns true are written, and nothing is removed. Lines that do not
+    /// depend on Services are always written.
     pub wanted: Option<&'a dyn Fn(&Subject) -> bool>,
 }
 
@@ -60,7 +60,7 @@ impl About<'_> {
     }
 }
 
-/// The changes of one table that are committed together.
+/// Changes to one table that are committed together.
 struct Changed<'a> {
     table: Table,
     set: BTreeSet<&'a ChainId>,

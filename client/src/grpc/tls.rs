@@ -38,7 +38,7 @@ pub(super) struct Tls {
 struct Loaded {
     contents: Contents,
     config: Arc<ClientConfig>,
-    /// Why the current files cannot be used; `None` if this was not logged.
+    /// The error that was logged last, if the current files cannot be used.
     logged: Option<String>,
 }
 

@@ -1,5 +1,5 @@
-//! What a kernel cannot hold, whichever backend programs the kernel. The comparison with the state excludes these
-//! properties. Pure.
+//! Properties of a state that a kernel cannot hold, whichever backend programs the kernel. The comparison of the kernel with
+//! the state excludes these properties. Pure.
 
 use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr};
 

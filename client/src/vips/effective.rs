@@ -6,7 +6,7 @@ use localnet_proto::wire::{BackendConfiguration, DetectLocal, IpSet};
 
 use super::{Config, Detector, NodePortAddresses};
 
-/// The configuration in effect: what determines, together with the state, the verdict for a packet on this node.
+/// The configuration in effect. Together with the state, it determines the verdict for a packet on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Effective {
     /// The configured values or their defaults.

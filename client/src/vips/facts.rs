@@ -1,4 +1,4 @@
-//! The inputs of plans besides services. They are computed once for all services.
+//! The inputs of a plan other than its service. They are computed once for all services.
 
 use std::{
     net::{IpAddr, SocketAddr},
