@@ -30,7 +30,7 @@ pub async fn open(config: Config, resync_every: Option<Duration>) -> anyhow::Res
     Ok(Live::new(backend, tables, NodeAddresses::default()).await)
 }
 
-/// A sync of this many changed services pauses the subscription.
+/// A sync with at least this many changed services pauses the subscription.
 const LARGE: usize = 256;
 
 /// Notices when other programs change the tables.

@@ -30,7 +30,7 @@ pub fn table(family: Family) -> Table {
     sets::SetId::table(family)
 }
 
-/// The table that takes a family's packets while the family's own table is replaced.
+/// The table that processes a family's packets while the family's own table is replaced.
 pub fn substitute(family: Family) -> Table {
     Table::new(family, SUBSTITUTE)
 }
