@@ -30,7 +30,7 @@ pub enum Error {
     /// The process lacks `CAP_NET_ADMIN`.
     #[error("not permitted to {action}: CAP_NET_ADMIN is needed; run as root or grant the capability")]
     NotPermitted {
-        /// The request that the kernel denied, to follow "not permitted to".
+        /// The request that the kernel denied, in a form that follows "not permitted to".
         action: String,
     },
     /// The kernel has no dummy interfaces.
@@ -56,7 +56,7 @@ pub enum Error {
     /// The kernel refused a request for another reason.
     #[error("failed to {action}: {error}")]
     Refused {
-        /// The request, to follow "failed to".
+        /// The request, in a form that follows "failed to".
         action: String,
         /// The kernel's error.
         error: rtnetlink::Error,

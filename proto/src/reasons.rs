@@ -117,7 +117,7 @@ fn from_count(count: i32) -> usize {
 }
 
 impl Reasons {
-    /// Returns the message about a Service in a state.
+    /// Converts the reasons to a message, for this Service in the state of the revision `at`.
     pub fn to_wire(&self, service: &ServiceKey, at: Revision) -> wire::ServiceReasons {
         wire::ServiceReasons {
             service: Some(service.into()),

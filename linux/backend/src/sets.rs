@@ -54,7 +54,7 @@ pub trait Sets: Copy + Ord + Debug + Send + Sync + 'static {
         Table::new(family, Self::TABLE)
     }
 
-    /// The table that takes a family's packets while the family's own table is replaced. It is used if the family's
+    /// The table that processes a family's packets while the family's own table is replaced. It is used if the family's
     /// table is too large for one commit.
     fn substitute(_family: Family) -> Option<Table> {
         None

@@ -44,7 +44,7 @@ pub trait Conntrack {
 /// Why the table could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The process lacks `CAP_NET_ADMIN`. Holds the denied action: `show` or `delete`.
+    /// The process lacks `CAP_NET_ADMIN`. The value is the denied action: `show` or `delete`.
     #[error("not permitted to {0} tracked flows: CAP_NET_ADMIN is needed; run as root or grant the capability")]
     NotPermitted(&'static str),
     /// The kernel has no ctnetlink.

@@ -31,7 +31,7 @@ pub fn is_stale(flow: &Flow, frontends: &Frontends) -> bool {
     }
 }
 
-/// Whether the flow comes from a frontend that is not itself an endpoint, and was translated in neither direction.
+/// Whether the flow was translated in neither direction, and comes from a frontend that is not itself an endpoint.
 fn is_backwards(flow: &Flow, frontends: &Frontends) -> bool {
     let Tuple { source, destination } = flow.original;
     let untouched = flow.reply == Tuple { source: destination, destination: source };

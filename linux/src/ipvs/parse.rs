@@ -1,4 +1,4 @@
-//! Parses the kernel's answers into plain values. Anything that these cannot represent yields `None`.
+//! Parses the kernel's answers into plain values. Anything that the plain values cannot represent yields `None`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -3,9 +3,9 @@
 use crate::sysctl::{Error, Set, Settings};
 
 /// Applies the settings, and returns the outcome of each with its path. If one fails, the others still apply. Settings
-/// under `net` belong to the network namespace of the calling thread; the settings of IPVS also apply to IPv6. With `strict_arp`, the node
-/// answers ARP for an address only on the interface that has the address. Networks where an external load balancer announces the
-/// virtual addresses need this.
+/// under `net` belong to the network namespace of the calling thread; the settings of IPVS also apply to IPv6. With
+/// `strict_arp`, the node answers ARP for an address only on the interface that has the address. Networks where an external load
+/// balancer announces the virtual addresses need this.
 pub fn apply_settings(settings: &Settings, strict_arp: bool) -> Vec<Result<(&'static str, Set), Error>> {
     // An unreadable release counts as a new kernel.
     let release = settings.release().unwrap_or_default();

@@ -36,7 +36,7 @@ pub enum Error {
     /// The kernel refused a request.
     #[error("the kernel refused to {action}: {errno}")]
     Refused {
-        /// The request, to follow "refused to".
+        /// The request, in a form that follows "refused to".
         action: &'static str,
         /// The kernel's error.
         errno: io::Error,

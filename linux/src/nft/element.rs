@@ -95,7 +95,7 @@ impl Tuple {
         self.append(&bytes)
     }
 
-    /// Fields are appended one by one while the tuple is built. Only a field that no longer fits inline allocates memory.
+    /// Appends a field and its padding. Allocates memory only if the tuple no longer fits inline.
     fn append(mut self, field: &[u8]) -> Self {
         let padded = field.len().next_multiple_of(4);
         if let Bytes::Inline { len, bytes } = &mut self.0 {

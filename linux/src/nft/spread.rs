@@ -2,7 +2,7 @@
 
 use super::{Chain, Field, Generator, Name, Statement};
 
-/// Up to this number of endpoints, there are exactly as many slots.
+/// Up to this number of endpoints, there is exactly one slot for each endpoint.
 pub const EXACT_SLOTS: u32 = 16;
 /// The number of lookups if slots may be empty. In the worst case, half of the slots are filled, and all eight lookups
 /// miss once in 256 times. Then slot 0 is used.
