@@ -115,7 +115,7 @@ impl Rules {
         let leads = |rule: &&Rule| {
             ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-"].iter().any(|of| rule.target.starts_with(of))
         };
-        // `key` skips the rules without a port number: they only lead from one chain of a Service port to the next.
+        // `Self::key` skips rules without a port number: they only lead from one chain of a Service port to the next.
         let ways: BTreeMap<VipKey, &str> = self
             .chains
             .values()
@@ -123,7 +123,7 @@ impl Rules {
             .filter(leads)
             .filter_map(|rule| Some((self.key(rule)?, rule.target.as_str())))
             .collect();
-        // A NodePort is rejected by a rule for each address, but can be translated by a single rule for all addresses.
+        // The rules that reject a NodePort are one per address, but a single rule for all addresses may translate it.
         let anywhere = |key: &VipKey| VipKey { address: self.anywhere(), ..*key };
         let mut refused = BTreeMap::new();
         for (key, verdict) in &self.refused {

@@ -101,8 +101,8 @@ impl Shared {
     }
 
     /// Assigns the ports of the place to claimants in order of precedence. If none of a claimant's ports has an owner yet,
-    /// the claimant becomes the owner of all of them. Otherwise the claimant is a loser: it is not served at the place, so
-    /// none of its ports is taken from later claimants.
+    /// the claimant becomes the owner of all of them. Otherwise the claimant is a loser: it is not served at the place, and
+    /// its other ports there stay free for later claimants.
     fn settle(&mut self) -> Vec<ServiceKey> {
         let mut owners: HashMap<PortKey, &ServiceKey> = HashMap::new();
         let mut losers = BTreeMap::new();

@@ -339,7 +339,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The chain from which packets from these sources jump to the chain `to`.
+    /// The chain that jumps to the chain `to` for packets from these sources.
     fn firewall(&mut self, known: &mut Vec<(Arc<[IpNet]>, String)>, sources: &Arc<[IpNet]>, to: &str) -> String {
         let key: Arc<[IpNet]> = sources.clone();
         // All VIPs of a port share one chain, unless a state gives them different ranges or targets.

@@ -36,8 +36,8 @@ fn of_family(config: &NodePortAddresses, family: Family, node: &Node, local: &[I
 }
 
 /// Whether an address is link-local. Each pod's interface on the node has such an address, but no client uses it for
-/// NodePorts. If these addresses answered NodePorts, most of the kernel's elements for NodePorts would be for them, and would
-/// change whenever a pod starts or ends.
+/// NodePorts. If link-local addresses answered NodePorts, most elements for NodePorts would contain such an address, and
+/// would change whenever a pod starts or ends.
 fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_link_local(),
