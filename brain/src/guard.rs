@@ -49,8 +49,8 @@ impl Guard {
         matches!(kind, Kind::Service | Kind::Slice)
     }
 
-    /// Returns the `missing` objects if they may be removed now. Otherwise it holds them and returns nothing. `missing`
-    /// are all known objects that are not in the source's list.
+    /// Returns the `missing` objects if they may be removed now. Otherwise holds them, and returns no objects. `missing`
+    /// contains all known objects that are not in the source's list.
     ///
     /// If `relist` is set, the source can send further lists. A list that arrives after the hold time and still lacks the
     /// objects then confirms their removal.

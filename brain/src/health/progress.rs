@@ -144,7 +144,7 @@ impl Progress {
         Some(FamilyHealth { last_updated, late: late.into_iter().map(|(name, _)| name.clone()).collect() })
     }
 
-    /// The time since when the backend has had a revision to apply. `None` if it is up to date.
+    /// When the oldest revision that the backend still has to apply became pending. `None` if the backend is up to date.
     fn pending_since(&self, backend: &Applied) -> Option<Instant> {
         self.published.newer_than(backend.rev).map(|published| published.max(backend.since))
     }

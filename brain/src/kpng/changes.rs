@@ -93,7 +93,7 @@ impl Changed {
     }
 }
 
-/// The bytes of a Service's path. `within` tells whether the path of an endpoint follows.
+/// The bytes of a Service's path. With `within`, they end with a slash, as in the path of an endpoint within the Service.
 fn path(key: &ServiceKey, within: bool) -> impl Iterator<Item = u8> {
     let slash = || std::iter::once(b'/');
     key.namespace.bytes().chain(slash()).chain(key.name.bytes()).chain(slash().filter(move |_| within))

@@ -10,8 +10,7 @@ use localnet_proto::{
 use prost::Message as _;
 use twox_hash::XxHash64;
 
-/// Maximum number of bytes that field names and numbers add to an object in an `OpItem`. The object's path is not
-/// included.
+/// Maximum number of bytes that an `OpItem` contains in addition to its object and the object's path.
 const AROUND: usize = 64;
 
 /// A Service and its endpoints, serialized.

@@ -1,9 +1,9 @@
 //! The life of one connection, from the handshake to the end.
 //!
 //! A peer must finish the handshake and send the HTTP/2 preface within [`HANDSHAKE`]. After that it must use the
-//! connection ([`super::usage`]) and answer pings. hyper's limits on streams, headers, flow control windows and the send
-//! buffer bound the memory that a peer can occupy. hyper has no deadline for the preface, but the test
-//! `a_peer_without_a_complete_preface_is_disconnected_after_10_s` requires one.
+//! connection ([`super::usage`]) and answer pings. hyper limits the memory that a peer can occupy: it restricts the
+//! streams, the headers, the flow control windows and the send buffer. hyper has no deadline for the preface, but the
+//! test `a_peer_without_a_complete_preface_is_disconnected_after_10_s` requires one.
 
 use std::{fmt::Display, io, time::Duration};
 

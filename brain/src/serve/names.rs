@@ -99,7 +99,7 @@ pub(super) fn check(allowed: &[Name], certificate: &CertificateDer<'_>) -> Resul
     Err(if names.is_empty() { Refused::Nameless } else { Refused::NotListed(names) })
 }
 
-/// Verifies certificates as `inner` does, and then the names in them. A client that may not connect gets the TLS alert
+/// Verifies certificates as `inner` does, and then checks the names in them. A client that may not connect gets the TLS alert
 /// `access_denied`, not only a closed connection.
 #[derive(Debug)]
 pub(super) struct Verifier {

@@ -97,7 +97,7 @@ struct Session {
     requests: Streaming<WatchReq>,
     /// Counts this reader in the metrics.
     reader: Arc<Reader>,
-    /// The first request, while its `Reset` is being sent. Its changes follow.
+    /// The first request, while its `Reset` is being sent. The changes for this request follow later.
     first: Option<WatchReq>,
     /// The node whose state the client receives.
     view: Option<View>,

@@ -51,7 +51,7 @@ pub(super) fn choices(service: &Service) -> Vec<Diagnostic> {
     list.0
 }
 
-/// Diagnostics of the cluster for values that an API server would refuse.
+/// The codes of the cluster's diagnostics for values that an API server would refuse.
 const INVALID: [Code; 5] =
     [Code::AddressInvalid, Code::CidrInvalid, Code::PortInvalid, Code::PortTwice, Code::ProtocolInvalid];
 const LABEL: &str = "use at most 63 lower case letters, digits and '-', and a letter or digit at each end";
@@ -133,7 +133,7 @@ impl List {
     }
 
     fn service(&mut self, service: &ServiceObject) {
-        // The cluster skips what it cannot use. An API server would refuse it.
+        // The cluster skips invalid values that an API server would refuse. Report these values as problems.
         let (_, skipped) = localize::service(service, [], &Here::new(""), &[]);
         self.0.extend(skipped.into_iter().filter(|found| INVALID.contains(&found.code)));
         if service.health_check_node_port != 0 {

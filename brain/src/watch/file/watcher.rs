@@ -44,7 +44,7 @@ const OF: &str = "files";
 /// Maximum number of problems that are reported one by one.
 const REPORTED: usize = 10;
 
-/// When the files are checked without an event.
+/// The timing of the checks that no event triggers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     /// The interval of the checks.
