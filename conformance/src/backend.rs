@@ -200,7 +200,7 @@ impl Backend {
     /// Waits until the backend holds exactly `state`.
     ///
     /// # Errors
-    /// Returns an error if the backend does not hold `state` within `patience`, holds a different state under this revision, or
+    /// Returns an error if the backend does not hold `state` within `patience`, holds a different state with this revision, or
     /// reports an error.
     pub fn await_state(
         &mut self,

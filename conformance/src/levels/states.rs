@@ -38,7 +38,7 @@ pub(super) fn service(number: u16, endpoints: u16) -> Service {
     named(&format!("web-{number}"), number, "http", endpoints)
 }
 
-/// As [`service`], with other names.
+/// Like [`service`], but with the given names of the service and its port.
 pub(super) fn named(name: &str, number: u16, port: &str, endpoints: u16) -> Service {
     let ports = vec![self::port(port, Protocol::Tcp, 80)];
     let endpoints = (0..endpoints).map(|index| endpoint(pod(index), port, 8080)).collect();
