@@ -124,7 +124,7 @@ fn of_mode(service: &Service, config: &Config) -> Vec<(u8, String)> {
                 let mut families = filter.targets.iter().map(|target| Family::of(*target));
                 if let Some(both) = filter.targets.iter().find(|target| service.external_ips.contains(target)) {
                     let text = format!(
-                        "{both} is in externalIPs and in status.loadBalancer.ingress: localnet accepts only loadBalancerSourceRanges; kube-proxy in mode iptables accepts every source"
+                        "{both} is in externalIPs and in status.loadBalancer.ingress: localnet accepts only sources in loadBalancerSourceRanges; kube-proxy in mode iptables accepts every source"
                     );
                     found.push((12, text));
                 }
@@ -155,7 +155,7 @@ fn of_node(services: &[&Service], config: &Config, backend: Mode) -> Vec<Differe
     let mut found = Vec::new();
     if config.node_port_addresses == NodePortAddresses::All {
         let text = format!(
-            "the NodePorts of {node_ports} Services do not answer on link-local addresses unless nodePortAddresses names them"
+            "the NodePorts of {node_ports} Services do not answer on link-local addresses unless nodePortAddresses contains these addresses"
         );
         found.push(Difference { service: None, entry: Some(5), text });
     }

@@ -65,11 +65,8 @@ fn brain(arguments: Arguments) -> anyhow::Result<bool> {
 /// Refuses those of kube-proxy's flags that only a backend can obey.
 fn programs_nothing(flags: &KubeProxyFlags) -> anyhow::Result<()> {
     let to_do = flags.to_do()?;
-    ensure!(
-        !to_do.cleanup,
-        "--cleanup: localnet-brain does not program the node; run the command cleanup of its backend"
-    );
-    ensure!(!to_do.init_only, "--init-only: localnet-brain needs no privileges; run the command init of its backend");
+    ensure!(!to_do.cleanup, "--cleanup: localnet-brain does not program the node; run the backend's command `cleanup`");
+    ensure!(!to_do.init_only, "--init-only: localnet-brain needs no privileges; run the backend's command `init`");
     Ok(())
 }
 

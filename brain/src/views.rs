@@ -60,7 +60,7 @@ pub enum Refused {
     )]
     TooMany(String),
     /// The brain of the view could not be started.
-    #[error("failed to open the view of another node: {0:#}")]
+    #[error("failed to open the view of the requested node: {0:#}")]
     Failed(anyhow::Error),
 }
 
@@ -141,7 +141,7 @@ impl Opened {
         let mut task = JoinSet::new();
         task.spawn(async move {
             let error = failing.await;
-            warn!(node, error = format!("{error:#}"), "the view of another node has failed");
+            warn!(node, error = format!("{error:#}"), "the view of this node has failed");
             ended.cancel();
         });
         Self { feed, failed, _task: task }

@@ -84,7 +84,7 @@ fn a_failure_is_one_line_and_exit_code_1() {
         check_failure(&arguments, 1, &["--log-level", level, "off, error, warn, info, debug, trace"]);
     }
     let twice = ["--source", &source, "--listen", &listen, "--listen", &listen];
-    check_failure(&twice, 1, &[&listen, "is given twice; remove one of them"]);
+    check_failure(&twice, 1, &[&listen, "is given twice; remove one of the two"]);
     let tcp = ["--source", &source, "--listen", "tcp://127.0.0.1:0"];
     check_failure(&[&tcp[..], &["--allow-uid", "7"]].concat(), 1, &["--allow-uid applies to unix sockets", "remove"]);
     let unix = ["--source", &source, "--listen", &listen, "--insecure-tcp"];
@@ -104,7 +104,7 @@ fn flags_that_only_a_backend_can_obey_are_refused() {
     let (_folder, source, listen) = folder();
     let serve = ["--source", source.as_str(), "--listen", listen.as_str()];
     for (flag, command) in
-        [("--cleanup", "the command cleanup of its backend"), ("--init-only", "the command init of its backend")]
+        [("--cleanup", "the backend's command `cleanup`"), ("--init-only", "the backend's command `init`")]
     {
         check_failure(&[&serve[..], &[flag]].concat(), 1, &[flag, command]);
         check_failure(&[flag], 1, &[flag, command]);

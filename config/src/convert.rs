@@ -35,7 +35,7 @@ pub fn convert(old: &Document) -> (Document, Vec<Diagnostic>) {
     }
     if !old.text("portRange").is_empty() {
         let problem = format!("{} is not carried over", old.get("portRange"));
-        findings.add(Code::FieldLost, "portRange", problem, "no mode uses it since the userspace mode was removed");
+        findings.add(Code::FieldLost, "portRange", problem, "no mode has used it since the userspace mode was removed");
     }
     (new, findings.into_unique())
 }

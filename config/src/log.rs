@@ -47,7 +47,7 @@ fn check(text: &str) -> Result<(), String> {
     };
     match directives.iter().map(|directive| directive.trim()).find(|directive| !is_good(directive)) {
         Some(bad) => Err(format!(
-            "{bad:?} is not a log level; use one of {}, or MODULE=LEVEL, with commas between several",
+            "{bad:?} is not a log level; use one of {}, or MODULE=LEVEL; separate several levels with commas",
             LEVELS.join(", ")
         )),
         None => Ok(()),
@@ -93,7 +93,7 @@ mod tests {
         ] {
             let message = super::directives(text);
             let expected = format!(
-                "{bad:?} is not a log level; use one of off, error, warn, info, debug, trace, or MODULE=LEVEL, with commas between several"
+                "{bad:?} is not a log level; use one of off, error, warn, info, debug, trace, or MODULE=LEVEL; separate several levels with commas"
             );
             assert_eq!(message, Err(expected), "{text}");
         }

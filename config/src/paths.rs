@@ -68,7 +68,7 @@ mod tests {
             ("nftables.masqueradeAll", Some("in v1alpha2 it is linux.masqueradeAll")),
             ("ipvs.syncPeriod", Some("in v1alpha2 it is syncPeriod")),
             ("bindAddress", Some("in v1alpha2 it is nodeIPOverride")),
-            ("portRange", Some("remove it: no mode uses it since the userspace mode was removed")),
+            ("portRange", Some("remove it: no mode has used it since the userspace mode was removed")),
             ("con", None),
             ("mode", None),
         ] {

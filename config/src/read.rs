@@ -162,7 +162,7 @@ fn leave_out_split_streams(document: &mut Document, findings: &mut Findings) {
         if document.get(path) == true {
             document.set(path, json!(false));
             let problem = format!("skipped: Feature {gate} is disabled");
-            findings.unused(Code::GateDisabled, path, problem, "turn on that feature gate, or remove it");
+            findings.unused(Code::GateDisabled, path, problem, "turn on that feature gate, or remove the field");
         }
     }
 }

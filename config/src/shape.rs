@@ -52,7 +52,7 @@ impl Walk<'_> {
                     let path = format!("{path}[{position}]");
                     match item.node {
                         Node::Null => {
-                            self.mistyped(&path, item.line(), item, "a string", "write it, or remove the item");
+                            self.mistyped(&path, item.line(), item, "a string", "write a string, or remove the item");
                         }
                         _ => self.at(&path, item.line(), item, &pattern),
                     }
@@ -93,7 +93,7 @@ impl Walk<'_> {
             if let Some((first, _)) = first {
                 let problem = format!("key {:?} already set in map, on line {}", key.name, first.line);
                 let twice = Diagnostic::new(Code::FieldTwice, Subject::text(key.line), problem);
-                self.misfits.strict.push(twice.field(joined(path, &key.name)).remedy("remove one of them"));
+                self.misfits.strict.push(twice.field(joined(path, &key.name)).remedy("remove one of the two"));
             }
         }
     }

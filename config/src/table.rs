@@ -110,7 +110,7 @@ pub static FIELDS: LazyLock<Vec<Field>> = LazyLock::new(|| {
 
 /// The fields of v1alpha1 that v1alpha2 does not have, each with the remedy.
 pub const DROPPED: &[(&str, &str)] =
-    &[("portRange", "remove it: no mode uses it since the userspace mode was removed")];
+    &[("portRange", "remove it: no mode has used it since the userspace mode was removed")];
 
 const READS_JSON: &str = "the brain requests JSON from the API server";
 const NO_LIMIT: &str = "a brain makes few requests, and delays none of them";

@@ -220,7 +220,10 @@ fn lost_values_are_reported() {
         );
     }
     let (_, lost) = converted(&json!({"portRange": "1-2"}));
-    assert_eq!(lost, ["portRange: \"1-2\" is not carried over; no mode uses it since the userspace mode was removed"]);
+    assert_eq!(
+        lost,
+        ["portRange: \"1-2\" is not carried over; no mode has used it since the userspace mode was removed"]
+    );
 }
 
 #[test]

@@ -61,14 +61,14 @@ fn duplicate_fields_are_errors_in_v1alpha2_and_the_last_applies_in_v1alpha1() {
     let config = strict(
         "mode: nftables\niptables:\n  masqueradeBit: 3\n  masqueradeBit: 4\nmode: ipvs\nfeatureGates: {AllBeta: true, AllBeta: false}",
         &[
-            "line 7: mode: key \"mode\" already set in map, on line 3; remove one of them",
-            "line 6: iptables.masqueradeBit: key \"masqueradeBit\" already set in map, on line 5; remove one of them",
-            "line 8: featureGates.AllBeta: key \"AllBeta\" already set in map, on line 8; remove one of them",
+            "line 7: mode: key \"mode\" already set in map, on line 3; remove one of the two",
+            "line 6: iptables.masqueradeBit: key \"masqueradeBit\" already set in map, on line 5; remove one of the two",
+            "line 8: featureGates.AllBeta: key \"AllBeta\" already set in map, on line 8; remove one of the two",
         ],
         &[
-            "line 7: mode: key \"mode\" already set in map, on line 3; the last one applies, because v1alpha1 is parsed leniently; remove one of them",
-            "line 6: iptables.masqueradeBit: key \"masqueradeBit\" already set in map, on line 5; the last one applies, because v1alpha1 is parsed leniently; remove one of them",
-            "line 8: featureGates.AllBeta: key \"AllBeta\" already set in map, on line 8; the last one applies, because v1alpha1 is parsed leniently; remove one of them",
+            "line 7: mode: key \"mode\" already set in map, on line 3; the last one applies, because v1alpha1 is parsed leniently; remove one of the two",
+            "line 6: iptables.masqueradeBit: key \"masqueradeBit\" already set in map, on line 5; the last one applies, because v1alpha1 is parsed leniently; remove one of the two",
+            "line 8: featureGates.AllBeta: key \"AllBeta\" already set in map, on line 8; the last one applies, because v1alpha1 is parsed leniently; remove one of the two",
         ],
     );
     assert_eq!((config.mode, config.iptables.masquerade_bit), (Mode::Ipvs, 4));
@@ -86,7 +86,7 @@ fn errors_about_fields_of_the_other_version_name_that_version() {
             "line 3: bindAddress: unknown field \"bindAddress\"; in v1alpha2 it is nodeIPOverride",
             "line 4: conntrack: unknown field \"conntrack\"; in v1alpha2 it is linux.conntrack",
             "line 6: clusterCIDR: unknown field \"clusterCIDR\"; in v1alpha2 it is detectLocal.clusterCIDRs",
-            "line 7: portRange: unknown field \"portRange\"; remove it: no mode uses it since the userspace mode was removed",
+            "line 7: portRange: unknown field \"portRange\"; remove it: no mode has used it since the userspace mode was removed",
             "line 8: ipvs.syncPeriod: unknown field \"syncPeriod\"; in v1alpha2 it is syncPeriod",
         ],
     );
@@ -151,7 +151,7 @@ detectLocalMode: [x]",
 fn items_without_value_are_errors() {
     refused(
         &text("v1alpha2", "nodePortAddresses:\n- 10.0.0.0/8\n-\n"),
-        &["line 5: nodePortAddresses[1]: is nothing, not a string; write it, or remove the item"],
+        &["line 5: nodePortAddresses[1]: is nothing, not a string; write a string, or remove the item"],
     );
 }
 
@@ -211,7 +211,7 @@ fn invalid_yaml_is_refused_with_its_line() {
         ("mode: [", "correct the YAML"),
         ("mode: ipvs\n\tiptables: {}", "correct the YAML"),
         ("mode: ipvs\n  iptables: {}", "correct the YAML"),
-        ("mode: *none", "an alias (*name) has no anchor; define it before with &name"),
+        ("mode: *none", "an alias (*name) has no anchor; define &name before the alias"),
     ] {
         for version in ["v1alpha1", "v1alpha2"] {
             let message = read(&text(version, lines)).unwrap_err();

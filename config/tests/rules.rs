@@ -360,7 +360,7 @@ fn logging_follows_the_rules_of_component_base() {
         &["line 5: logging.vmodule: Forbidden: Only supported for text log format; remove it, or use format text"],
     );
     let options = "logging:\n  options:\n    text: {splitStream: true}\n    json: {infoBufferSize: 4Ki}";
-    let why = "Feature LoggingAlphaOptions is disabled; turn on that feature gate, or remove it";
+    let why = "Feature LoggingAlphaOptions is disabled; turn on that feature gate, or remove the field";
     let buffer = format!("line 6: logging.options.json.infoBufferSize: Forbidden: {why}");
     let split = format!("line 5: logging.options.text.splitStream: Forbidden: {why}");
     check("", options, &[&split, &buffer]);

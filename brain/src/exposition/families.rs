@@ -70,7 +70,7 @@ pub(super) fn of_reports(page: &mut Page, reports: &BTreeMap<String, Received>) 
             let labels = [of_backend, ("ip_family", family.as_str())];
             let help = "Sequence number of the newest revision that the backend has applied.";
             page.gauge("localnet_backend_revision", help, &labels, of_family.applied_rev as f64);
-            let help = "Failed attempts of the backend to apply a revision; it retries each.";
+            let help = "Failed attempts of the backend to apply a revision. The backend retries after each failure.";
             page.counter("localnet_backend_failures_total", help, &labels, of_family.failures as f64);
             of_mode(page, received.mode(), family, of_family);
         }

@@ -156,7 +156,7 @@ pub(crate) async fn keep(
         };
         if attempts == 1 {
             let address = port.address;
-            warn!(%address, service, %error, "failed to listen for {what}; retrying: free the port, or choose another one");
+            warn!(%address, service, %error, "failed to listen for {what}; retrying; free the port, or choose another one");
         } else {
             debug!(address = %port.address, service, %error, attempts, "failed to listen for {what} again");
         }
@@ -298,7 +298,7 @@ async fn serve(stream: TcpStream, answers: Answers, activity: Activity, evicted:
     let ended = tokio::select! {
         ended = server.serve_connection(TokioIo::new(stream), service) => ended.map_err(|error| error.to_string()),
         () = activity.no_request() => Err("the peer sent no request in time".to_owned()),
-        () = evicted.cancelled() => Err("the port is full, and this connection was idle for longest".to_owned()),
+        () = evicted.cancelled() => Err("the port has its maximum of connections, and this one was idle the longest".to_owned()),
     };
     if let Err(error) = ended {
         debug!(error, "closed a health check connection");

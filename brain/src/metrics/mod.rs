@@ -107,7 +107,7 @@ impl Default for Metrics {
             ),
             network_programming: register.histograms(
                 "kubeproxy_network_programming_duration_seconds",
-                "Seconds from the change of a pod or Service, as its EndpointSlice records it, until the first backend reports it as applied.",
+                "Seconds from the change of a pod or Service (the time in its EndpointSlice) until the first backend reports the change as applied.",
                 FAMILY,
                 network_programming_buckets(),
             ),

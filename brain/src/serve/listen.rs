@@ -94,7 +94,7 @@ impl Listener {
             let any_port = matches!(address, Address::Tcp { port: 0, .. });
             ensure!(
                 any_port || !addresses[..position].contains(address),
-                "--listen {address} is given twice; remove one of them"
+                "--listen {address} is given twice; remove one of the two"
             );
         }
         let for_tcp = [
@@ -199,7 +199,7 @@ async fn bind_tcp(host: &str, port: u16, beyond_loopback: bool) -> anyhow::Resul
         .collect();
     if !beyond_loopback && let Some(open) = addresses.iter().find(|address| !address.ip().is_loopback()) {
         bail!(
-            "{} can be reached from other machines; pass --tls-cert, --tls-key and --tls-client-ca, or --insecure-tcp to serve all of them",
+            "{} can be reached from other machines; pass --tls-cert, --tls-key and --tls-client-ca, or --insecure-tcp to serve these machines without TLS",
             open.ip()
         );
     }

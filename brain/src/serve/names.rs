@@ -28,7 +28,7 @@ pub enum Name {
 /// The error for a string that is not a [`Name`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "expected a DNS name, a URI such as spiffe://cluster.local/ns/kube-system/sa/localnet, or one that ends with /*"
+    "expected a DNS name, a URI such as spiffe://cluster.local/ns/kube-system/sa/localnet, or a URI prefix that ends with /*"
 )]
 pub struct BadName;
 
@@ -156,7 +156,7 @@ impl ClientCertVerifier for Verifier {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
     /// The certificate contains no name.
-    #[error("the client's certificate has no name; issue one with a DNS name or one URI")]
+    #[error("the client's certificate has no name; issue a certificate with a DNS name or exactly one URI")]
     Nameless,
     /// The certificate contains only these names, and none of them is allowed.
     #[error("the client's names {0:?} are not allowed; add one of them to --tls-allow-name")]

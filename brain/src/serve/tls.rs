@@ -55,7 +55,7 @@ impl TlsFiles {
         }
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
             .build()
-            .with_context(|| format!("{} cannot verify clients", self.client_ca.display()))?;
+            .with_context(|| format!("cannot use {} to verify clients", self.client_ca.display()))?;
         let verifier = names::Verifier { inner: verifier, allowed: allowed.to_vec(), refusals: Throttle::default() };
         let certificates = certificates(&self.certificate)?;
         let expires = certificates.iter().filter_map(expires).min();

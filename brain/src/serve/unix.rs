@@ -168,7 +168,7 @@ fn bind(path: &Path, gid: Option<u32>) -> anyhow::Result<(UnixListener, SocketFi
     let folder = path.parent().unwrap_or(Path::new("/"));
     make_folder(folder, gid)?;
     let socket = SocketAddrUnix::new(path)
-        .with_context(|| format!("{} is not a valid path of a socket; use one of at most 107 bytes", path.display()))?;
+        .with_context(|| format!("{} is not a valid path of a socket; use at most 107 bytes", path.display()))?;
 
     // If two processes start simultaneously, only one of them may replace a stale file. Closing the handle releases the
     // lock.

@@ -116,7 +116,7 @@ async fn each_trouble_and_its_end_are_logged_once() {
     let forbidden =
         ["WARN", "does not allow this account to list services", "grant the verbs list and watch", "https://api.test"];
     assert_eq!(log.lines(&forbidden).len(), 1, "{:#?}", log.lines(&[]));
-    assert_eq!(log.lines(&["nothing is served until then"]).len(), 1);
+    assert_eq!(log.lines(&["nothing is served until a retry succeeds"]).len(), 1);
     let all = fake.troubles.all().into_iter().map(|(of, trouble)| format!("{of}: {}", trouble.diagnostic));
     let all: Vec<String> = all.collect();
     assert_eq!(all.len(), 1);

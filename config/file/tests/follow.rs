@@ -214,7 +214,7 @@ nftables:
                 "{shown}:6: odd: unknown field \"odd\"; skipped, because v1alpha1 is parsed leniently; remove it, or correct its name"
             ),
             format!(
-                "{shown}:5: portRange: \"1-2\" is not carried over; no mode uses it since the userspace mode was removed"
+                "{shown}:5: portRange: \"1-2\" is not carried over; no mode has used it since the userspace mode was removed"
             ),
         ]
     );

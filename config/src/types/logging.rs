@@ -105,7 +105,7 @@ fn read_item(check: &mut Check<'_>, path: &str, item: &Value) -> VModule {
 fn needs_gate(check: &mut Check<'_>, field: &Field, is_set: bool) {
     if is_set && !check.gate(LOGGING_ALPHA_OPTIONS) {
         let problem = format!("Forbidden: Feature {LOGGING_ALPHA_OPTIONS} is disabled");
-        check.findings.add(Code::GateDisabled, field.path, problem, "turn on that feature gate, or remove it");
+        check.findings.add(Code::GateDisabled, field.path, problem, "turn on that feature gate, or remove the field");
     }
 }
 

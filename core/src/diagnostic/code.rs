@@ -226,7 +226,7 @@ codes! {
     /// No EndpointSlice has a port with the name of the Service's port.
     PortNameMismatch = "port-name-mismatch", Error, "Set targetPort to the name of the container's port.";
     /// The Service's port and the EndpointSlice's port of the same name have different protocols.
-    PortProtocolMismatch = "port-protocol-mismatch", Error, "Use the same protocol in both.";
+    PortProtocolMismatch = "port-protocol-mismatch", Error, "Use the same protocol for both ports.";
     /// The EndpointSlice's port has no valid number.
     PortNumberMissing = "port-number-missing", Error, "Use a number from 1 to 65535.";
     /// The addressType of the EndpointSlice is neither IPv4 nor IPv6.
@@ -248,7 +248,7 @@ codes! {
     /// An element is missing in localnet's table.
     ElementsMissing = "elements-missing", Error, "Start the backend: it repairs this within a second. localnet diff lists all differences.";
     /// The program may not read the kernel's tables.
-    KernelDenied = "kernel-denied", Error, "Run it as root, on the node.";
+    KernelDenied = "kernel-denied", Error, "Run the program as root, on the node.";
     /// localnet did not read the kernel, so it checked only the state.
     KernelNotRead = "kernel-not-read", Warning, "The message gives the reason.";
     /// Connection tracking is full, so the kernel drops new connections. If the severity is warning, connection tracking is nearly full.
@@ -272,7 +272,7 @@ codes! {
     /// No backend reports its configuration, so the checks use the defaults.
     ConfigurationUnknown = "configuration-unknown", Warning, "Pass the backend's configuration with --config or --cluster-cidr.";
     /// route_localnet is on: neighbours may reach programs that listen on 127.0.0.1 (CVE-2020-8558).
-    RouteLocalnet = "route-localnet", Warning, "Set it to 0, unless you use NodePorts on localhost.";
+    RouteLocalnet = "route-localnet", Warning, "Set route_localnet to 0, unless you use NodePorts on localhost.";
     /// The kernel also has kube-proxy's rules. The first matching rule, localnet's or kube-proxy's, translates a packet.
     OtherProxy = "other-proxy", Warning, "Stop kube-proxy, then run localnet-nft cleanup --kube-proxy.";
     /// ip_tables (iptables-legacy) has rules, which localnet does not read.

@@ -19,9 +19,9 @@ pub fn diagnose(error: &Error, deepest: usize) -> Diagnostic {
 type Explanation = (Code, String, String);
 
 const TOO_MUCH: (&str, &str) = ("its aliases (*name) expand to too much", WRITE_OUT);
-const WRITE_OUT: &str = "write their content in place";
+const WRITE_OUT: &str = "write out the content instead";
 const SPLIT: &str = "split it into several documents with lines of ---";
-const REMOVE_ONE: &str = "remove one of them";
+const REMOVE_ONE: &str = "remove one of the two";
 
 /// Explains an error. Returns `None` if the parser's own message is clear enough.
 fn explain(error: &Error, deepest: usize) -> Option<Explanation> {
@@ -40,10 +40,10 @@ fn explain(error: &Error, deepest: usize) -> Option<Explanation> {
         | Error::AliasExpansionLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. }
         | Error::AliasReplayCounterOverflow { .. } => explained(Code::YamlInvalid, TOO_MUCH),
-        Error::UnknownAnchor { .. } => invalid("an alias (*name) has no anchor", "define it before with &name"),
+        Error::UnknownAnchor { .. } => invalid("an alias (*name) has no anchor", "define &name before the alias"),
         Error::RecursiveReferencesRequireWeakTypes { .. } => invalid("an alias (*name) refers to itself", WRITE_OUT),
         Error::MultipleDocuments { .. } => {
-            invalid("another document begins in the middle of this one", "put a line with --- before it")
+            invalid("another document begins in the middle of this one", "put a line with --- between the documents")
         }
         Error::DuplicateMappingKey { key: Some(key), .. } => {
             explained(Code::FieldTwice, (&format!("the field {key:?} is set twice"), REMOVE_ONE))

@@ -96,7 +96,7 @@ impl List {
             _ => (is_subdomain, SUBDOMAIN),
         };
         match object.name() {
-            "" => self.push(Code::FieldMissing, "metadata.name", "is missing", "every object has a name"),
+            "" => self.push(Code::FieldMissing, "metadata.name", "is missing", "give the object a name"),
             name if !is_name(name) => {
                 self.push(Code::NameInvalid, "metadata.name", format!("{name:?} is not a name"), remedy);
             }

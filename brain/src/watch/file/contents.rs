@@ -297,7 +297,7 @@ impl Contents {
             let ((first, first_line), (file, line)) = if first <= place { (first, place) } else { (place, first) };
             let problem = format!("is defined twice, first in {}:{first_line}", first.display());
             let subject = Subject::in_file_of(Arc::clone(file), line, Some(spoken(id)));
-            problems.push(Diagnostic::new(Code::ObjectTwice, subject, problem).remedy("remove one of them"));
+            problems.push(Diagnostic::new(Code::ObjectTwice, subject, problem).remedy("remove one of the two"));
         };
         for (path, file) in &news.files {
             for (id, line) in file.iter().flat_map(File::places) {

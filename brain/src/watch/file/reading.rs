@@ -126,7 +126,7 @@ impl Reader<'_> {
             Meaning::Nothing => {
                 let problem =
                     Diagnostic::new(Code::FieldMissing, self.at(body.line(), Some(named(body))), "is missing");
-                let remedy = "every document is a Kubernetes object with apiVersion and kind";
+                let remedy = "every document must be a Kubernetes object with apiVersion and kind";
                 self.reading = Reading { problems: vec![problem.field("kind").remedy(remedy)], ..Reading::default() };
             }
             of => {
@@ -139,7 +139,7 @@ impl Reader<'_> {
     fn item(&mut self, position: usize, item: &Tree) {
         match meaning(item) {
             Meaning::List | Meaning::Nothing => {
-                let problem = "an item of a list is an object with apiVersion and kind";
+                let problem = "an item of a list must be an object with apiVersion and kind";
                 let problem = Diagnostic::new(Code::KindUnknown, self.at(item.line(), Some(named(item))), problem);
                 self.reading.problems.push(problem.field(format!("items[{position}]")));
             }

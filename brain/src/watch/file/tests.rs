@@ -161,11 +161,11 @@ fn a_problem_names_file_line_object_and_field() {
     );
     check_problems(
         &WEB.replace("  name: web\n", "  labels: {a: b}\n"),
-        &["a.yaml:4: Service default/: metadata.name: is missing; every object has a name"],
+        &["a.yaml:4: Service default/: metadata.name: is missing; give the object a name"],
     );
     check_problems(
         "metadata: {name: x}\n",
-        &["a.yaml:1: object: kind: is missing; every document is a Kubernetes object with apiVersion and kind"],
+        &["a.yaml:1: object: kind: is missing; every document must be a Kubernetes object with apiVersion and kind"],
     );
 }
 
@@ -238,7 +238,7 @@ fn a_duplicate_object_is_refused_with_both_places() {
     let problem = load(folder.path()).unwrap_err()[0].to_string();
     let (a, b) = (folder.path().join("a.yaml"), folder.path().join("b.yaml"));
     let expected = format!(
-        "{}:3: Service default/web: is defined twice, first in {}:1; remove one of them",
+        "{}:3: Service default/web: is defined twice, first in {}:1; remove one of the two",
         b.display(),
         a.display()
     );

@@ -203,7 +203,7 @@ impl Intake {
                     of = resource(self.kind),
                     was,
                     is,
-                    "the API server at {url} returned an older state than before, as after a restore of etcd; listed all objects again"
+                    "the API server at {url} returned an older state than before, as after a restore of etcd; the brain has listed all objects again"
                 );
                 None
             }
@@ -253,7 +253,7 @@ impl Intake {
         let object = if namespace.is_empty() { name.clone() } else { format!("{namespace}/{name}") };
         let field = if field.is_empty() { String::new() } else { format!(": {field}") };
         format!(
-            "{kind} {object}{field}: {problem}; skipped, keeping its previous version; correct the field, or find the webhook or proxy that changes it"
+            "{kind} {object}{field}: {problem}; skipped, keeping the object's previous version; correct the field, or find the webhook or proxy that changes it"
         )
     }
 

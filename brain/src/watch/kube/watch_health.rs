@@ -144,7 +144,7 @@ impl WatchHealth {
         let text = trouble.describe(self.kind, &self.api.url());
         if self.is_news(&trouble, occurrences) {
             self.since.logged = true;
-            let effect = if synced { "keeping the last objects" } else { "nothing is served until then" };
+            let effect = if synced { "keeping the last objects" } else { "nothing is served until a retry succeeds" };
             warn!("{text}; retrying; {effect}");
         } else {
             debug!(kind = self.kind.as_str(), occurrences, "{text}");

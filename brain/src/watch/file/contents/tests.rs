@@ -98,7 +98,7 @@ fn news_that_is_not_taken_is_returned_again() {
     fs::write(&bad, service("web", 3)).unwrap();
     let problems = contents.read(folder.path(), later()).unwrap_err();
     let message = format!(
-        "{}:2: Service default/web: is defined twice, first in {}:2; remove one of them",
+        "{}:2: Service default/web: is defined twice, first in {}:2; remove one of the two",
         bad.display(),
         good.display()
     );
@@ -118,7 +118,7 @@ fn a_duplicate_is_reported_in_the_order_of_the_files() {
     fs::write(&a, service("web", 2)).unwrap();
     let problem = contents.read(folder.path(), later()).unwrap_err()[0].to_string();
     let message = format!(
-        "{}:11: Service default/web: is defined twice, first in {}:2; remove one of them",
+        "{}:11: Service default/web: is defined twice, first in {}:2; remove one of the two",
         b.display(),
         a.display()
     );

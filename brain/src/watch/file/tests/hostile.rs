@@ -37,7 +37,7 @@ fn deep_nesting_is_refused_with_its_line() {
     assert_eq!(names(&loaded("a.yaml", &deep(100)).unwrap()), ["Service web"]);
     check_problems(
         &nested_lists(50),
-        &["a.yaml:4: List: items[0]: an item of a list is an object with apiVersion and kind"],
+        &["a.yaml:4: List: items[0]: an item of a list must be an object with apiVersion and kind"],
     );
     let json = |levels: usize| format!("{{\"kind\": \"Pod\", \"a\": {}1{}}}", "[".repeat(levels), "]".repeat(levels));
     assert_eq!(loaded("a.json", &json(120)).unwrap().ignored.len(), 1);
@@ -195,13 +195,13 @@ fn a_service_without_a_cluster_ip_is_skipped_with_a_diagnostic() {
 #[test]
 fn errors_of_the_parser_are_readable() {
     let rows = [
-        (format!("{WEB}spec: {{}}\n"), "the field \"spec\" is set twice; remove one of them"),
+        (format!("{WEB}spec: {{}}\n"), "the field \"spec\" is set twice; remove one of the two"),
         (WEB.replace("clusterIP: 10.96.0.10", "clusterIP: []"), "is a list, not a string; write one value"),
         (
             WEB.replace("metadata:\n  name: web", "metadata: 7"),
             "is 7, not a map of fields; write its fields as name: value, indented below it",
         ),
-        (WEB.replace("10.96.0.10", "*ip"), "an alias (*name) has no anchor; define it before with &name"),
+        (WEB.replace("10.96.0.10", "*ip"), "an alias (*name) has no anchor; define &name before the alias"),
     ];
     for (text, expected) in rows {
         let problems = loaded("a.yaml", &text).unwrap_err();
