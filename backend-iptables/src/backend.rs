@@ -299,7 +299,7 @@ impl<K: Kernel> IptablesBackend<K> {
             if !text.is_empty() {
                 self.kernel
                     .restore(family, &text.as_str())
-                    .with_context(|| format!("remove the chains of {family}"))?;
+                    .with_context(|| format!("failed to remove the chains of {family}"))?;
             }
         }
         Ok(())

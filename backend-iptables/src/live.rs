@@ -27,7 +27,7 @@ pub type LiveBackend = Live<IptablesBackend<Tools>, Tables>;
 pub async fn open(mut backend: IptablesBackend<Tools>) -> anyhow::Result<LiveBackend> {
     let watch = Watch::new(backend.kernel().flavour());
     // Reading needs the same privileges as writing, so this finds missing privileges at the start.
-    backend.kernel_mut().save(Family::V4, &mut |_| {}).context("read the tables (CAP_NET_ADMIN is needed)")?;
+    backend.kernel_mut().save(Family::V4, &mut |_| {}).context("cannot read the tables (CAP_NET_ADMIN is needed)")?;
     let tables = Tables { watch, before: None, unreadable: false };
     Ok(Live::new(backend, tables, NodeAddresses::default()).await)
 }

@@ -30,7 +30,7 @@ pub fn read(tools: &mut Tools) -> anyhow::Result<Served> {
             continue;
         }
         let mut rules = Rules::new(family);
-        tools.save(family, &mut |line| rules.line(line)).with_context(|| format!("read the {family} tables"))?;
+        tools.save(family, &mut |line| rules.line(line)).with_context(|| format!("cannot read the {family} tables"))?;
         served.0.append(&mut rules.served().0);
     }
     Ok(served)

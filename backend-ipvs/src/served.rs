@@ -32,12 +32,12 @@ use crate::plan::{
 /// # Errors
 /// Returns an error if the kernel has no IPVS, or if IPVS, a table or the addresses cannot be read.
 pub async fn read() -> anyhow::Result<Served> {
-    let servers = ipvs::Socket::open().context("open IPVS")?.list().context("list the virtual servers")?;
+    let servers = ipvs::Socket::open().context("cannot open IPVS")?.list().context("cannot list virtual servers")?;
     let local = NodeAddresses::default().list().await?.into_iter().collect();
-    let mut socket = nft::Socket::open().context("open nf_tables")?;
+    let mut socket = nft::Socket::open().context("cannot open nf_tables")?;
     let mut tables = Vec::new();
     for family in Family::BOTH {
-        tables.extend(socket.table(&table(family)).context("read the table")?);
+        tables.extend(socket.table(&table(family)).context("cannot read the table")?);
     }
     Ok(of(&servers, &tables, &local))
 }

@@ -419,7 +419,7 @@ impl<K: Kernel> NftBackend<K> {
             }
         }
         self.forget();
-        self.kernel.apply(&transaction).context("remove the tables ip localnet and ip6 localnet")?;
+        self.kernel.apply(&transaction).context("failed to remove the tables ip localnet and ip6 localnet")?;
         Ok(())
     }
 }

@@ -27,7 +27,7 @@ pub fn remove() -> anyhow::Result<()> {
         }
     }
     if !transaction.is_empty() {
-        socket.commit(&transaction).context("remove the tables ip kube-proxy and ip6 kube-proxy")?;
+        socket.commit(&transaction).context("failed to remove the tables ip kube-proxy and ip6 kube-proxy")?;
     }
     for family in Family::BOTH {
         for (table, chain) in SHARED {

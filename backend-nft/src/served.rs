@@ -31,10 +31,10 @@ use crate::plan::{
 /// # Errors
 /// Returns an error if nf_tables cannot be read.
 pub fn read() -> anyhow::Result<Served> {
-    let mut socket = Socket::open().context("open nf_tables")?;
+    let mut socket = Socket::open().context("cannot open nf_tables")?;
     let mut served = Served::default();
     for family in Family::BOTH {
-        if let Some(table) = socket.table(&table(family)).context("read the table")? {
+        if let Some(table) = socket.table(&table(family)).context("cannot read the table")? {
             served.0.append(&mut of(&table).0);
         }
     }

@@ -109,7 +109,7 @@ impl<K: Kernel> WinBackend<K> {
         if applied.is_err() {
             self.inventory.forget();
         }
-        applied.with_context(|| format!("program HNS with revision {}", state.revision))
+        applied.with_context(|| format!("cannot program HNS with revision {}", state.revision))
     }
 
     /// Returns the plan that follows from the state and from the objects that HNS holds now. It changes nothing.
@@ -334,14 +334,14 @@ impl<K: Kernel> WinBackend<K> {
             if everything || id.is_ours() {
                 let deleted = self.delete_balancer(id, &mut outcome);
                 removed[0] += usize::from(deleted.is_ok());
-                outcome.note(None, deleted.with_context(|| format!("delete load balancer {id}")));
+                outcome.note(None, deleted.with_context(|| format!("failed to delete load balancer {id}")));
             }
         }
         for id in inventory::list(&mut self.kernel, Kind::Endpoint, &Query::all())? {
             if id.is_ours() {
                 let deleted = self.delete_endpoint(id, &mut outcome);
                 removed[1] += usize::from(deleted.is_ok());
-                outcome.note(None, deleted.with_context(|| format!("delete endpoint {id}")));
+                outcome.note(None, deleted.with_context(|| format!("failed to delete endpoint {id}")));
             }
         }
         info!(load_balancers = removed[0], endpoints = removed[1], "removed");

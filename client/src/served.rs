@@ -116,7 +116,7 @@ pub struct Served(pub BTreeMap<VipKey, Entry>);
 
 /// The error for a line with invalid syntax.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cannot read {0:?}: expected ADDRESS PROTOCOL PORT and -> ENDPOINT…, reject, drop, or affinity SECONDS")]
+#[error("cannot read {0:?}: expected ADDRESS PROTOCOL PORT, then one of: -> ENDPOINT…, reject, drop, affinity SECONDS")]
 pub struct BadLine(String);
 
 impl Served {

@@ -313,7 +313,7 @@ fn an_own_address_has_precedence_over_a_node_port() {
     assert_eq!(
         notices.iter().map(ToString::to_string).collect::<Vec<_>>(),
         [
-            "Service default/a: 192.168.0.2:30080/tcp belongs to service default/z, as its own address, which has precedence over NodePorts"
+            "Service default/a: 192.168.0.2:30080/tcp belongs to service default/z, whose own address has precedence over NodePorts"
         ]
     );
     backend.apply(&both, &Changes::default()).unwrap().whole().unwrap();

@@ -43,11 +43,11 @@ impl<K: Kernel> WinBackend<K> {
             let shown = self.inventory.balancers().get(id).and_then(Option::as_ref);
             let family = shown.and_then(|shown| Frontend::all_of(shown).first().map(Frontend::family));
             let deleted = self.delete_balancer(*id, &mut outcome);
-            outcome.note(family, deleted.with_context(|| format!("delete load balancer {id}")));
+            outcome.note(family, deleted.with_context(|| format!("failed to delete load balancer {id}")));
         }
         for id in &diff.replace_endpoints {
             let deleted = self.delete_endpoint(*id, &mut outcome);
-            outcome.note(None, deleted.with_context(|| format!("replace endpoint {id}")));
+            outcome.note(None, deleted.with_context(|| format!("failed to replace endpoint {id}")));
         }
         let mut names: BTreeMap<Guid, Option<Guid>> = BTreeMap::new();
         for (id, endpoint) in &diff.create_endpoints {
@@ -84,7 +84,7 @@ impl<K: Kernel> WinBackend<K> {
         let named: BTreeSet<Guid> = balancers.flat_map(|one| one.host_compute_endpoints.iter().copied()).collect();
         for id in diff.delete_endpoints.difference(&named) {
             let deleted = self.delete_endpoint(*id, &mut outcome);
-            outcome.note(None, deleted.with_context(|| format!("delete endpoint {id}")));
+            outcome.note(None, deleted.with_context(|| format!("failed to delete endpoint {id}")));
         }
         outcome
     }
@@ -116,7 +116,7 @@ impl<K: Kernel> WinBackend<K> {
     fn create_endpoint(&mut self, id: Guid, wanted: &Endpoint, outcome: &mut Outcome) -> anyhow::Result<Guid> {
         outcome.calls += 1;
         let addresses: Vec<String> = wanted.addresses().map(|address| address.to_string()).collect();
-        let context = || format!("create an endpoint for {}", addresses.join(", "));
+        let context = || format!("failed to create an endpoint for {}", addresses.join(", "));
         let network = self.inventory.network().context("HNS has not listed the network yet").with_context(context)?;
         let settings = schema::write(wanted);
         let made = match self.kernel.create_endpoint(network, id, &settings) {

@@ -82,13 +82,13 @@ const NOBODY: u8 = 99;
 
 impl Suite<'_> {
     fn run(&mut self) -> anyhow::Result<()> {
-        self.an_unknown_name_finds_no_network().context("search for a network that does not exist")?;
-        self.endpoints_come_and_go().context("create and delete endpoints")?;
-        self.one_address_twice().context("create two endpoints with one address")?;
-        self.load_balancers_are_created_and_deleted().context("create and delete load balancers")?;
-        self.a_port_is_used_once().context("create two load balancers for one port")?;
-        self.a_load_balancer_changes().context("change a load balancer in place")?;
-        self.invalid_documents_change_nothing().context("send invalid documents")
+        self.an_unknown_name_finds_no_network().context("searching for a network that does not exist")?;
+        self.endpoints_come_and_go().context("creating and deleting endpoints")?;
+        self.one_address_twice().context("creating two endpoints with one address")?;
+        self.load_balancers_are_created_and_deleted().context("creating and deleting load balancers")?;
+        self.a_port_is_used_once().context("creating two load balancers for one port")?;
+        self.a_load_balancer_changes().context("changing a load balancer in place")?;
+        self.invalid_documents_change_nothing().context("sending invalid documents")
     }
 
     fn remove_all(&mut self) {

@@ -82,7 +82,7 @@ impl Kernel for Host {
     }
 
     fn mac_of(&mut self, address: IpAddr) -> anyhow::Result<Option<String>> {
-        let adapters = ipconfig::get_adapters().context("list the interfaces of this node")?;
+        let adapters = ipconfig::get_adapters().context("failed to list the interfaces of this node")?;
         let adapter = adapters.iter().find(|adapter| adapter.ip_addresses().contains(&address));
         let bytes = adapter.and_then(ipconfig::Adapter::physical_address);
         Ok(bytes.map(|bytes| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join("-")))

@@ -264,7 +264,7 @@ impl Vips {
 
     /// The diagnostic for a NodePort with the same address and port as another service's own VIP.
     fn rank(&self, vip: &VipKey, loser: &ServiceKey) -> Diagnostic {
-        taken(vip, loser, self.owners.get(vip), ", as its own address, which has precedence over NodePorts")
+        taken(vip, loser, self.owners.get(vip), ", whose own address has precedence over NodePorts")
     }
 
     /// Removes the VIPs of a service. Returns the service if there was one.

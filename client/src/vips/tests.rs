@@ -60,7 +60,7 @@ fn own_addresses_have_precedence_over_node_ports() {
     assert_eq!(
         notices,
         [
-            "Service ns/0: 192.168.0.2:30080/tcp belongs to service ns/a, as its own address, which has precedence over NodePorts",
+            "Service ns/0: 192.168.0.2:30080/tcp belongs to service ns/a, whose own address has precedence over NodePorts",
         ]
     );
     assert_eq!(vips.skipped(), settled.notices, "reported for as long as it lasts");

@@ -348,8 +348,8 @@ fn address(at: At<'_>, family: Family) -> Result<IpAddr, Why> {
 
 fn duplicate(at: At<'_>, other: &str) -> Why {
     let problem = match *at.slice.name == *other {
-        true => "the slice contains the same address and port again; that entry applies".to_owned(),
-        false => format!("EndpointSlice {other} contains the same address and port; that entry applies"),
+        true => "the slice contains the same address and port again; the other entry applies".to_owned(),
+        false => format!("EndpointSlice {other} contains the same address and port; the other entry applies"),
     };
     Why {
         rule: Rule::Duplicate,

@@ -141,7 +141,7 @@ impl<B: LinuxBackend, W: Watch<B>> Backend for Live<B, W> {
         self.watch.after_sync(&mut self.backend);
         if repairs && self.pace.repaired(Instant::now(), began.elapsed()) {
             let objects = W::OBJECTS;
-            warn!("another program keeps changing {objects}; the backend repairs them less often until it stops");
+            warn!("another program keeps changing {objects}; until it stops, the backend repairs them less often");
         }
         self.counts.send_if_modified(|counts| {
             self.backend.count(counts);
