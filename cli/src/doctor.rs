@@ -191,7 +191,7 @@ impl Findings {
                         _ if !is_there => {
                             self.add("tables", of(Code::TableMissing, format!("{table} does not exist")));
                         }
-                        None => self.ok("tables", format!("{table} has its chains")),
+                        None => self.ok("tables", format!("{table} has all planned chains")),
                         Some(differ) => {
                             let problem = format!("{table} differs from the plan in {}", damaged.join(", "));
                             self.add("tables", Diagnostic { problem, ..differ });

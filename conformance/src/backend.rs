@@ -157,7 +157,7 @@ impl Backend {
     /// # Errors
     /// Returns an error if no process is left.
     pub fn signal(&mut self, signal: Signal) -> anyhow::Result<()> {
-        let id = i32::try_from(self.process.child().id()).ok().and_then(Pid::from_raw).context("a process id")?;
+        let id = i32::try_from(self.process.child().id()).ok().and_then(Pid::from_raw).context("no process ID")?;
         kill_process_group(id, signal).context("sending a signal to the backend")
     }
 
@@ -231,7 +231,7 @@ impl Backend {
             if Instant::now() > deadline {
                 let at = dump.map_or("no state".to_owned(), |dump| format!("revision {}", dump.revision));
                 bail!(
-                    "the backend did not apply revision {revision} within {patience:?}; it holds {at}{}",
+                    "the backend did not apply revision {revision} within {patience:?}; its dump contains {at}{}",
                     self.log_tail()
                 );
             }

@@ -105,7 +105,7 @@ impl std::error::Error for BadClaim {}
 impl fmt::Display for BadClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all: Vec<_> = Claim::ALL.map(Claim::as_str).into();
-        write!(f, "{:?} is not one of {}; to claim nothing, write only none", self.0, all.join(", "))
+        write!(f, "{:?} is not one of {}; to claim nothing, write only `none`", self.0, all.join(", "))
     }
 }
 

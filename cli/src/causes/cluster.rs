@@ -108,7 +108,7 @@ pub(super) fn of_outcome(evidence: &Evidence, front: &Front) -> Diagnostic {
         |of: &&Ineligible| of.from.overlaps(front.scope) && of.port_name == front.port_name && of.is_of(front.family());
     let ineligible: Vec<&Ineligible> = why.ineligible.iter().filter(concerns).collect();
     if ineligible.is_empty() {
-        let problem = format!("{}; its {} endpoints are of another family", front.because, why.endpoints);
+        let problem = format!("{}; the Service's {} endpoints are of another family", front.because, why.endpoints);
         let family = why.ineligible.iter().find(|of| of.rule == Rule::Family && of.port_name == front.port_name);
         let remedy = family.map_or("the pods must have addresses of the family of the VIP", |of| of.remedy.as_str());
         return of(code(Rule::Family), problem).remedy(remedy);

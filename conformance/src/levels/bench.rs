@@ -150,7 +150,7 @@ impl<'a> Bench<'a> {
     /// [`Verdict::Passed`] if the backend's state was observed, otherwise [`Verdict::NotClaimed`]. A report of the backend
     /// does not count as an observation.
     pub(super) fn verdict(&self) -> Verdict {
-        let unseen = "nothing shows its state: use {dump}, claim packets (as root), or pass --read-back";
+        let unseen = "nothing shows the backend's state: use {dump}, claim packets (as root), or pass --read-back";
         if self.shown { Verdict::Passed } else { Verdict::NotClaimed(unseen.to_owned()) }
     }
 
@@ -162,7 +162,7 @@ impl<'a> Bench<'a> {
         if let Some(dump) = backend.dump() {
             anyhow::ensure!(
                 dump.revision != revision,
-                "the backend holds {revision}, which no complete answer contained"
+                "the backend's dump contains {revision}, which no complete answer contained"
             );
         }
         let applied = self.brain.wait(std::time::Duration::from_millis(1), "", |log| {

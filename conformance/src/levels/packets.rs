@@ -12,7 +12,7 @@ use super::{
 use crate::outcome::{Outcome, Verdict};
 
 pub(super) fn run(options: &Options, report: &(impl Fn(&Outcome) + Sync)) -> anyhow::Result<Vec<Outcome>> {
-    anyhow::ensure!(rustix::process::geteuid().is_root(), "the level packets makes network namespaces: run it as root");
+    anyhow::ensure!(rustix::process::geteuid().is_root(), "level `packets` creates network namespaces: run as root");
     let cases = read_cases(&options.cases)?;
     let cases: Vec<Case> = cases.into_iter().filter(|case| options.selects(Level::Packets, &case.name)).collect();
     Ok(run_concurrently(options, &cases, |case| check(Level::Packets, &case.name, report, || of(options, case))))
@@ -22,7 +22,7 @@ fn of(options: &Options, case: &Case) -> anyhow::Result<Verdict> {
     let state = state_of_case(&case.cluster(), &case.flows.node.name)?;
     let flows: Vec<Flow> = case.flows.flows.iter().filter_map(|flow| options.claims.of_flow(flow, &state)).collect();
     if flows.is_empty() && !case.flows.flows.is_empty() {
-        return Ok(Verdict::NotClaimed(format!("none of its {} flows is claimed", case.flows.flows.len())));
+        return Ok(Verdict::NotClaimed(format!("none of the Case's {} flows is claimed", case.flows.flows.len())));
     }
     let endpoints = case.endpoints()?;
     let network = Network::build(case.flows.topology(&endpoints))?;

@@ -151,7 +151,7 @@ fn false_reports_pass_no_check_of_contents() {
     let outcomes = only(levels(backend, &[Level::Wire, Level::State, Level::Life]), checks, 20);
     let passed: Vec<_> = outcomes.0.iter().filter(|outcome| outcome.verdict == Verdict::Passed).collect();
     assert!(passed.is_empty() && outcomes.0.len() > 20, "{}", outcomes.table(true));
-    assert!(outcomes.table(true).contains("nothing shows its state"), "{}", outcomes.table(true));
+    assert!(outcomes.table(true).contains("nothing shows the backend's state"), "{}", outcomes.table(true));
 }
 
 /// `life` also sends packets, whatever other levels are selected.

@@ -43,7 +43,7 @@ fn every_command_finds_no_problem_on_a_healthy_node() {
     let other = run(&["diff", "--cluster-cidr", "10.9.0.0/16"], 1);
     assert!(other.contains("table ip localnet services"), "with another CIDR of pods: {other}");
     assert!(other.contains("configuration: reported by the nft backend, except --cluster-cidr"), "{other}");
-    assert!(run(&["doctor"], 0).contains("table ip localnet has its chains"));
+    assert!(run(&["doctor"], 0).contains("table ip localnet has all planned chains"));
     assert!(run(&["top", "-o", "json"], 0).contains("\"rows\""));
     assert!(!run(&["get", "services", "-A", "--no-headers"], 0).contains("NAMESPACE"));
     assert!(run(&["status"], 0).contains("nft is configured with pods: ClusterCIDR"));
