@@ -48,7 +48,7 @@ pub async fn open(config: Config, options: Options) -> anyhow::Result<LiveBacken
     Ok(Live::new(backend, servers, NodeAddresses::except(INTERFACE)).await)
 }
 
-/// Notices when other programs change virtual servers or tables, and drains destinations in between.
+/// Notices when other programs change virtual servers or tables. Also deletes destinations that have drained.
 #[derive(Debug)]
 pub struct Servers {
     commits: Subscription,

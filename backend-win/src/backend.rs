@@ -32,10 +32,10 @@ use crate::{
 };
 use write::Outcome;
 
-/// How often HNS is polled, and the minimum pause as a multiple of the duration of the last poll.
+/// The pause between polls of HNS. It is longer if the last poll was slow: at least `CHECK_REST` times the duration of that poll.
 const CHECK: Duration = Duration::from_secs(2);
 const CHECK_REST: u32 = 10;
-/// How often all documents are read again, and the minimum pause as a multiple of the duration of the last read.
+/// The pause between reads of all documents. It is at least `READ_REST` times the duration of the last read.
 const READ: Duration = Duration::from_secs(30);
 const READ_REST: u32 = 100;
 

@@ -23,7 +23,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     if wants_service(&arguments)? { service::run() } else { block_on(arguments, terminated()) }
 }
 
-/// The number of threads. While one thread waits for a call of HNS, which may take long, the other thread answers the
+/// The number of threads. While one thread waits for a call to HNS, which may take long, the other thread answers the
 /// brain.
 const WORKERS: usize = 2;
 

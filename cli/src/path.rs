@@ -46,7 +46,7 @@ pub enum Thing {
     Element(SetId, Element),
 }
 
-/// Returns the plan of a Service for one of its VIPs on this node.
+/// Plans a Service on this node, and returns the plan of one of its VIPs.
 pub fn vip(service: &Service, facts: &Facts, key: &VipKey) -> Option<Vip> {
     service::plan(service, facts).vips.into_iter().find(|(vip, _)| vip == key).map(|(_, vip)| vip)
 }

@@ -22,7 +22,7 @@ pub struct Host {
 pub enum Place {
     /// On a subnet of the node with this address.
     Subnet(IpAddr),
-    /// The address of another node.
+    /// On another node itself: the endpoint's address is the address of that node.
     Node,
     /// On no known subnet: reached through this node.
     Elsewhere,

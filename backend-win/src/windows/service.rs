@@ -58,7 +58,7 @@ fn serve(_arguments: Vec<OsString>) {
     report_state(status, ServiceState::Stopped, code);
 }
 
-/// How long a pending call of HNS may take after the service control manager stops the service.
+/// How long a pending call to HNS may take after the service control manager stops the service.
 const STOPPING: Duration = Duration::from_secs(30);
 
 fn report_state(status: ServiceStatusHandle, state: ServiceState, exit_code: ServiceExitCode) {
