@@ -181,7 +181,7 @@ impl<K: Kernel> WinBackend<K> {
         }
         if self.options.source_vip.is_none() {
             bail!(
-                "the network is an overlay: set the source address of its packets with --source-vip or winkernel.sourceVip"
+                "the network is an overlay: set the source address of load-balanced packets with --source-vip or winkernel.sourceVip"
             );
         }
         let Some(address) = self.node.primary_address(Family::V4) else {

@@ -149,7 +149,7 @@ impl Findings {
                     None if status.unread => {
                         let age = backend.age_millis / 1000;
                         let problem = format!(
-                            "the backend {name} sent its last report for {} {age} s ago, and no backend waits for the next state",
+                            "the last report of the backend {name} for {} is {age} s old, and no backend waits for the next state",
                             family.family
                         );
                         self.add("backends", of(Code::BackendStopped, problem));

@@ -190,7 +190,7 @@ impl Show for Top {
         let mut text = table.text(style, 0) + &format!("{} flows to Services, {} others\n", self.flows, self.others);
         if !self.counts_bytes {
             text.push_str(
-                "bytes are unknown: run sysctl -w net.netfilter.nf_conntrack_acct=1 to count those of new flows\n",
+                "bytes are unknown: run sysctl -w net.netfilter.nf_conntrack_acct=1 to count the bytes of new flows\n",
             );
         }
         text + &self.configuration.line()

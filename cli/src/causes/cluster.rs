@@ -93,7 +93,7 @@ pub(super) fn of_outcome(evidence: &Evidence, front: &Front) -> Diagnostic {
     }
     let service = &evidence.service;
     let Some(why) = &evidence.why else {
-        let remedy = "query a brain for its reasons: localnet explain with --api";
+        let remedy = "query a brain for the reasons: localnet explain with --api";
         return of(Code::NoEndpointServes, front.because.clone()).remedy(remedy);
     };
     if why.endpoints == 0 {

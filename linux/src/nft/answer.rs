@@ -43,7 +43,7 @@ pub enum Error {
     NotPermitted,
     /// Another process owns the table (`flags owner`). Only the owner may change the table.
     #[error(
-        "another process owns the table, and only that process may change it: end it (nft list tables shows \"flags owner\")"
+        "another process owns the table, and only that process may change it: end that process (nft list tables shows \"flags owner\")"
     )]
     Owned,
     /// The kernel has no nf_tables.
