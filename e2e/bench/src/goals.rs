@@ -74,7 +74,7 @@ fn growth(figures: &Figures) -> Judged {
     };
     let factor = each(LARGE).zip(each(HUGE)).map(|(large, huge)| huge / large);
     judged(
-        "nft: this time divided by the number of Services and endpoints, at 45000x2 relative to 10000x3",
+        "nft: growth of this time per Service and endpoint, from 10000x3 to 45000x2",
         "≤ × 1.5 (near linear)",
         factor.map(|factor| (format!("× {factor:.2}"), factor <= 1.5)),
     )
@@ -179,14 +179,14 @@ fn readers(figures: &Figures) -> Judged {
         let more = (readers.memory[1] / readers.memory[0] - 1.0) * 100.0;
         let [without, with] = readers.change;
         let text = format!(
-            "memory {more:+.0} %; p99 {} without these readers, {} with them",
+            "memory {more:+.0} %; p99 {} without these clients, {} with them",
             text::time(without.p99),
             text::time(with.p99)
         );
         (text, readers.memory[1] <= readers.memory[0] * 1.1 && with.p99 <= 20.0)
     });
     judged(
-        "effect of 256 more readers of the brain, 32 of them stalled, 10000x3",
+        "effect of 256 more clients of the brain, 32 of which stop reading, 10000x3",
         "the brain's memory grows by ≤ 10 %; the p99 of one endpoint's change stays ≤ 20 ms",
         measured,
     )
@@ -346,7 +346,7 @@ mod tests {
             (
                 "/kernel/0/median".to_owned(),
                 60.0,
-                "nft: this time divided by the number of Services and endpoints, at 45000x2 relative to 10000x3",
+                "nft: growth of this time per Service and endpoint, from 10000x3 to 45000x2",
             ),
             (
                 format!("{large}/change/event/p99"),
@@ -379,7 +379,7 @@ mod tests {
             (
                 format!("{large}/readers/memory/1"),
                 56.0,
-                "effect of 256 more readers of the brain, 32 of them stalled, 10000x3",
+                "effect of 256 more clients of the brain, 32 of which stop reading, 10000x3",
             ),
             (
                 "/runs/2/connect/last_us".to_owned(),

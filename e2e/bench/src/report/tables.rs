@@ -272,7 +272,8 @@ fn delete(figures: &Figures) -> Table {
 fn readers(figures: &Figures) -> Table {
     let table = Table::new(
         "Many readers",
-        "For this measurement, the benchmark connects more readers to the brain of the contestant. “Without” and \
+        "A reader is a client that gets the node's state from the brain, as a backend does. For this measurement, the \
+         benchmark connects more readers to the brain of the contestant. “Without” and \
          “with” mean without and with these readers. A stalled reader starts to read a full state and then stops \
          reading. “Change” is the “event” time of one changed endpoint, as above. “Spread” is the time between the \
          first and the last reader to receive the same change; stalled readers do not count.",
