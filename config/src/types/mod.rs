@@ -29,7 +29,7 @@ pub(crate) trait FieldType {
     /// Reads the value of a field. For an invalid value, adds a finding and returns some valid value.
     fn read(check: &mut Check<'_>, field: &Field) -> Self::Value;
 
-    /// Returns the value as documents contain it. Null stands for the zero value of its kind.
+    /// Returns the value in the form that documents use. If it returns null, documents contain the zero value of [`Self::KIND`].
     fn write(value: &Self::Value) -> Value {
         serde_json::to_value(value).unwrap_or_default()
     }

@@ -193,9 +193,9 @@ impl TcpState {
 pub enum Zone {
     /// Both directions. 0 is the default, if no rule chose a zone.
     Both(u16),
-    /// The original direction; the reply direction is in zone 0.
+    /// Only the original direction is in this zone; the reply direction is in zone 0.
     Original(u16),
-    /// The reply direction; the original direction is in zone 0.
+    /// Only the reply direction is in this zone; the original direction is in zone 0.
     Reply(u16),
 }
 
