@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs missing Debian packages for `make test` and `make bench`. If none is missing, it changes nothing.
 #
-#   e2e/deps.sh [guest|windows|images]
+#   e2e/deps.sh [guest|windows|images|kubernetes]
 #
 #   nftables    nft, to compare its tables with those that netlink loads; kube-proxy calls it
 #   iptables    both flavours of its tools, for localnet-iptables and kube-proxy
@@ -27,6 +27,10 @@
 #   gcc, libc6-dev, make                           link static programs, and build jemalloc
 #   gcc-aarch64-linux-gnu, libc6-dev-arm64-cross   link for arm64
 #
+# With `kubernetes`, those for this machine's images and for `make kubernetes`:
+#   debootstrap, conntrack, iproute2, nftables, iptables, openssl, python3   make and run the cluster of e2e/kubernetes
+#   libseccomp-dev, pkg-config                                               build runc
+#
 # With `windows`, also the packages for Windows programs (e2e/wine, x86_64 only):
 #   gcc-mingw-w64-x86-64-win32   links them
 #   wine64                       runs them
@@ -38,6 +42,9 @@ case "${1-} $(uname -m)" in
 "windows x86_64") packages="$packages gcc-mingw-w64-x86-64-win32 wine64" ;;
 "images x86_64") packages="buildah jq gcc libc6-dev make gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
 images*) packages="buildah jq gcc libc6-dev make" ;;
+kubernetes*)
+    packages="buildah jq gcc libc6-dev make debootstrap conntrack iproute2 nftables iptables openssl python3 procps libseccomp-dev pkg-config"
+    ;;
 esac
 
 fail() {

@@ -1,0 +1,61 @@
+#!/bin/bash
+# The images of the test cluster.
+#
+#   images.sh build            Kubernetes' test images, CoreDNS and kube-proxy, from the programs of build.sh
+#   images.sh ours             our own images, from target/ship (packaging/programs.sh) as packaging/images.sh writes them
+#   images.sh import NODE      brings to a node of the running cluster what is new
+. "$(dirname "$0")/common.sh"
+
+archive=$cache/images.tar
+ours=$cache/ours.tar
+
+build() {
+    local module stamp
+    module=$(cd "$here/modules/kubernetes" && go list -m -f '{{.Dir}}' k8s.io/kubernetes)
+    "$here/image/root.sh" "$cache/root"
+    install -m 644 "$module"/test/images/agnhost/porter/localhost.crt "$module"/test/images/agnhost/porter/localhost.key "$bin/"
+    stamp=$(cat "$cache"/{agnhost,coredns,pause,regression-issue-74839}.stamp "$caches/controlplane/kube-proxy.stamp" "$here"/image/* |
+        sha256sum | cut -d' ' -f1)
+    if [ ! -f "$archive" ] || [ "$(cat "$archive.of" 2>/dev/null)" != "$stamp" ]; then
+        python3 "$here/image/archive.py" "$bin" "$cache/root" "$module/test/utils/image/manifest.go" "$archive.new"
+        mv "$archive.new" "$archive"
+        echo "$stamp" >"$archive.of"
+    fi
+}
+
+ours() {
+    local layout=$cache/ours stamp
+    [ -d "$ship" ] || fail "our programs are not built: packaging/programs.sh $arch"
+    stamp=$(cat "$ship"/* "$repository/packaging/images.sh" | sha256sum | cut -d' ' -f1)
+    if [ -f "$ours" ] && [ "$(cat "$ours.of" 2>/dev/null)" = "$stamp" ]; then return 0; fi
+    # Only this machine's architecture.
+    mkdir -p "$cache/ship"
+    ln -sfn "$repository/target/ship/$arch" "$cache/ship/$arch"
+    (cd "$repository" && packaging/images.sh of "$cache/ship" "$layout")
+    # The chart calls them REGISTRY/NAME:VERSION; the layout calls them NAME-VERSION.
+    jq '.manifests[] |= (.annotations["org.opencontainers.image.ref.name"] as $ref
+        | ($ref | capture("^(?<name>.+)-(?<version>[0-9][^-]*)$")) as $of
+        | .annotations["io.containerd.image.name"] = "localhost/" + $of.name + ":" + $of.version)' "$layout/index.json" >"$layout/index.new"
+    mv "$layout/index.new" "$layout/index.json"
+    tar -C "$layout" -cf "$ours.new" .
+    mv "$ours.new" "$ours"
+    echo "$stamp" >"$ours.of"
+}
+
+import() {
+    local node=$1 file
+    for file in "$archive" "$ours"; do
+        [ -f "$file" ] || continue
+        [ "$file" -nt "$run/$node/$(basename "$file").imported" ] || continue
+        containerd_of "$node" images import --local --all-platforms "$file" >"$log/$node-import.log" 2>&1 ||
+            fail "$node does not take $file: $(tail -n 2 "$log/$node-import.log")"
+        touch "$run/$node/$(basename "$file").imported"
+    done
+}
+
+case ${1-} in
+    build) build ;;
+    ours) ours ;;
+    import) import "${2:?a node}" ;;
+    *) fail "usage: images.sh build | ours | import NODE" ;;
+esac
