@@ -26,6 +26,7 @@ pub struct Limits {
 /// The upper bound for the product of `max_per_core` and the number of cores, because each connection costs memory.
 const MAX_CONNECTIONS: u64 = 1 << 20;
 
+const MAX: &str = "proc/sys/net/netfilter/nf_conntrack_max";
 const HASHSIZE: &str = "sys/module/nf_conntrack/parameters/hashsize";
 
 /// The path of a setting and its value.
@@ -39,12 +40,11 @@ impl Limits {
         Some(if scaled > MAX_CONNECTIONS { MAX_CONNECTIONS } else { scaled.max(self.min.into()) })
     }
 
-    fn settings(&self, processors: u32) -> Vec<Setting> {
+    /// The settings besides the maximum of connections.
+    fn settings(&self) -> Vec<Setting> {
         let seconds =
             |duration: Option<Duration>| duration.map(|duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX));
-        let max = self.max(processors).and_then(|max| i64::try_from(max).ok());
         let rows = [
-            ("nf_conntrack_max", max),
             ("nf_conntrack_tcp_timeout_established", seconds(self.tcp_established_timeout)),
             ("nf_conntrack_tcp_timeout_close_wait", seconds(self.tcp_close_wait_timeout)),
             ("nf_conntrack_tcp_be_liberal", self.tcp_be_liberal.then_some(1)),
@@ -57,18 +57,15 @@ impl Limits {
     /// Applies the limits, and returns the outcome for each setting with its path. If one setting fails, the others
     /// still apply. The settings belong to the network namespace of the calling thread, except for the hash size.
     pub fn apply(&self, settings: &Settings) -> Vec<Result<(String, Set), Error>> {
-        let processors = settings.processors();
-        let mut done: Vec<_> = self
-            .settings(processors)
-            .into_iter()
-            .map(|(name, value)| settings.ensure(&name, value).map(|set| (name, set)))
-            .collect();
-        if let Some(max) = self.max(processors) {
-            // One bucket for four connections, as in kube-proxy.
-            let buckets = i64::try_from(max / 4).unwrap_or(i64::MAX);
-            done.push(settings.ensure_at_least(HASHSIZE, buckets).map(|set| (HASHSIZE.to_owned(), set)));
-        }
-        done
+        // As in kube-proxy, a maximum that is already higher stays, and there is one bucket for four connections.
+        let max = self.max(settings.processors());
+        let sizes = max.into_iter().flat_map(|max| [(MAX, max), (HASHSIZE, max / 4)]);
+        let sizes = sizes.map(|(name, size)| {
+            let size = i64::try_from(size).unwrap_or(i64::MAX);
+            settings.ensure_at_least(name, size).map(|set| (name.to_owned(), set))
+        });
+        let others = self.settings().into_iter();
+        sizes.chain(others.map(|(name, value)| settings.ensure(&name, value).map(|set| (name, set)))).collect()
     }
 }
 
@@ -100,7 +97,7 @@ mod tests {
 
     #[test]
     fn only_requested_limits_are_set() {
-        assert_eq!(Limits { min: 7, ..Limits::default() }.settings(4), []);
+        assert_eq!(Limits { min: 7, ..Limits::default() }.settings(), []);
         let all = Limits {
             max_per_core: Some(1_000),
             min: 7,
@@ -111,7 +108,6 @@ mod tests {
             udp_stream_timeout: Some(300 * SECOND),
         };
         let expected = [
-            ("nf_conntrack_max", 4_000),
             ("nf_conntrack_tcp_timeout_established", 86_400),
             ("nf_conntrack_tcp_timeout_close_wait", 3_600),
             ("nf_conntrack_tcp_be_liberal", 1),
@@ -119,7 +115,7 @@ mod tests {
             ("nf_conntrack_udp_timeout_stream", 300),
         ];
         let expected = expected.map(|(name, value)| (format!("proc/sys/net/netfilter/{name}"), value));
-        assert_eq!(all.settings(4), expected);
+        assert_eq!(all.settings(), expected);
     }
 
     #[test]
@@ -146,12 +142,17 @@ mod tests {
                 Err("failed to read net.netfilter.nf_conntrack_max: No such file or directory (os error 2): load the module \
                      nf_conntrack (modprobe nf_conntrack)"
                     .to_owned()),
+                Ok((HASHSIZE.to_owned(), Set::From(100))),
                 Ok((netfilter("nf_conntrack_udp_timeout"), Set::From(30))),
                 Ok((netfilter("nf_conntrack_udp_timeout_stream"), Set::Already)),
-                Ok((HASHSIZE.to_owned(), Set::From(100))),
             ]
         );
         assert_eq!(fs::read_to_string(folder.join("nf_conntrack_udp_timeout")).unwrap(), "10");
         assert_eq!(fs::read_to_string(root.path().join(HASHSIZE)).unwrap(), "262144");
+        for (before, after) in [("2000000", "2000000"), ("65536", "1048576")] {
+            fs::write(root.path().join(MAX), before).unwrap();
+            limits.apply(&Settings::at(root.path()));
+            assert_eq!(fs::read_to_string(root.path().join(MAX)).unwrap(), after, "a maximum is only raised");
+        }
     }
 }
