@@ -64,9 +64,9 @@ images: ## Build OCI images of all programs in target/images, from static binari
 packages: ## Build the Debian package in target/
 	packaging/deb.sh
 
-differential: deps controlplane ## Compare the oracle, our backends and kube-proxy on random clusters with N (20000) random packets (SEED=… repeats a run)
+differential: deps controlplane ## Compare the oracle, our backends and kube-proxy on random clusters with N (20000) random packets (SEED=… repeats a run; PEER=previous: with kube-proxy of the previous minor version)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet
-	STRICT=1 N=$(or $(N),20000) SEED=$(SEED) $(CARGO) test --locked -p localnet-e2e --test system differential:: -- --nocapture
+	STRICT=1 N=$(or $(N),20000) SEED=$(SEED) PEER=$(PEER) $(CARGO) test --locked -p localnet-e2e --test system differential:: -- --nocapture
 
 differential-ipvs: deps controlplane vm ## Compare the oracle and localnet-ipvs in the guest, with N (2000) random packets (10 minutes)
 	$(CARGO) build --locked -p localnet-brain -p localnet-ipvs -p localnet

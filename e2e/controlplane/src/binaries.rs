@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 
-/// The path of a program that `make controlplane` builds: `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-proxy` or
-/// `grpcurl`.
+/// The path of a program that `make controlplane` builds: `etcd`, `kube-apiserver`, `kube-controller-manager`,
+/// `kube-proxy`, `kube-proxy-previous` or `grpcurl`.
 ///
 /// # Errors
 /// The program is not built; the error names the command that builds it.

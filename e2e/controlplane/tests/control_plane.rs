@@ -238,10 +238,11 @@ async fn a_killed_test_leaves_no_process() -> anyhow::Result<()> {
 #[test]
 fn every_tool_is_built_and_runs() -> anyhow::Result<()> {
     for (name, version) in [
-        ("etcd", "etcd Version: 3.6."),
-        ("kube-apiserver", "Kubernetes v1.36.3"),
-        ("kube-controller-manager", "Kubernetes v1.36.3"),
-        ("kube-proxy", "Kubernetes v1.36.3"),
+        ("etcd", "etcd Version: 3.7."),
+        ("kube-apiserver", "Kubernetes v1.37.2"),
+        ("kube-controller-manager", "Kubernetes v1.37.2"),
+        ("kube-proxy", "Kubernetes v1.37.2"),
+        ("kube-proxy-previous", "Kubernetes v1.36.3"),
         ("grpcurl", "grpcurl v1.9.1"),
     ] {
         let flag = if name == "grpcurl" { "-version" } else { "--version" };
@@ -274,7 +275,7 @@ fn processes_survive_the_threads_of_their_runtime() -> anyhow::Result<()> {
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         anyhow::Ok(Client::try_from(config)?.apiserver_version().await?)
     })?;
-    assert_eq!(version.git_version, "v1.36.3");
+    assert_eq!(version.git_version, "v1.37.2");
     let folder = plane.kubeconfig().parent().map(PathBuf::from).unwrap_or_default();
     assert!(folder.is_dir());
     drop(plane);

@@ -1,6 +1,14 @@
-//! Runs kube-proxy v1.36.3, together with our programs or in place of them.
+//! Runs kube-proxy v1.37.2, together with our programs or in place of them. With `PEER=previous`, runs v1.36.3 instead.
 
-use std::{env, fs, fs::File, os::unix::fs::symlink, path::Path, process::Stdio};
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    fs::File,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
 
 use anyhow::Context as _;
 use localnet_controlplane::binary;
@@ -68,7 +76,7 @@ oomScoreAdj: 0
         Mode::Nftables | Mode::Ipvs => None,
         Mode::Iptables(flavour) => Some(tools(programs.path(), flavour)?),
     };
-    namespace.spawn(binary(KUBE_PROXY)?, |command| {
+    namespace.spawn(program()?, |command| {
         command.arg("--config").arg(path).stdin(Stdio::null()).stdout(output).stderr(log);
         if let Some(tools) = tools {
             command.env("PATH", tools);
@@ -77,8 +85,17 @@ oomScoreAdj: 0
     })
 }
 
+fn program() -> anyhow::Result<PathBuf> {
+    match env::var_os("PEER") {
+        None => binary(KUBE_PROXY),
+        Some(peer) if peer.is_empty() => binary(KUBE_PROXY),
+        Some(peer) if peer == "previous" => binary("kube-proxy-previous"),
+        Some(peer) => anyhow::bail!("PEER is {}, not empty or previous", peer.display()),
+    }
+}
+
 /// A `PATH` in which `iptables` and related tools have this flavour.
-fn tools(folder: &Path, flavour: &str) -> anyhow::Result<std::ffi::OsString> {
+fn tools(folder: &Path, flavour: &str) -> anyhow::Result<OsString> {
     let folder = folder.join(format!("tools-{flavour}"));
     if !folder.exists() {
         fs::create_dir(&folder).with_context(|| format!("creating {}", folder.display()))?;
