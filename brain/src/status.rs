@@ -1,4 +1,4 @@
-//! The HTTP server at `metricsBindAddress`. Its paths, status codes, headers and formats are those of kube-proxy v1.36.
+//! The HTTP server at `metricsBindAddress`. Its paths, status codes, headers and formats are those of kube-proxy v1.37.
 //!
 //! | path | content |
 //! |---|---|

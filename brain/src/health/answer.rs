@@ -1,4 +1,4 @@
-//! The HTTP answers to health checks. They equal the answers of kube-proxy v1.36 byte for byte, because load balancers of
+//! The HTTP answers to health checks. They equal the answers of kube-proxy v1.37 byte for byte, because load balancers of
 //! cloud providers parse them. Pure.
 
 use std::{collections::BTreeMap, time::SystemTime};

@@ -1,5 +1,5 @@
 //! Health servers for load balancers and probes: the `healthCheckNodePort` of each Service, `/healthz` and `/livez`. Their
-//! answers are those of kube-proxy v1.36.
+//! answers are those of kube-proxy v1.37.
 //!
 //! ```text
 //! feed: revisions ─────┐

@@ -7,7 +7,7 @@
 //! node   ─► here: name, zone, addresses                           ─┘
 //! ```
 //!
-//! The rules are those of kube-proxy v1.36. Each module names the rules that it implements. An object or part of an object that
+//! The rules are those of kube-proxy v1.37. Each module names the rules that it implements. An object or part of an object that
 //! cannot be used is skipped and reported as a [`Diagnostic`]. An invalid object never affects another one.
 
 mod candidates;

@@ -35,7 +35,7 @@ fn fuzz_documents_of_hcn() {
     });
 }
 
-/// The documents of kube-proxy v1.36, as its own types write them. The order of fields may differ.
+/// The documents of kube-proxy v1.37, as its own types write them. The order of fields may differ.
 #[test]
 fn documents_equal_those_of_kube_proxy() {
     let mapping = PortMapping { protocol: 6, internal_port: 8080, external_port: 80, ..PortMapping::default() };
