@@ -15,7 +15,10 @@ fn config(flows: &Flows) -> Config {
         Some(DetectLocal::InterfaceNamePrefix(prefix)) => Detector::InterfaceNamePrefix(prefix.as_str().into()),
     };
     let given = flows.node.node_port_addresses.clone();
-    let node_port_addresses = given.map_or(NodePortAddresses::Primary, NodePortAddresses::Cidrs);
+    let node_port_addresses = NodePortAddresses {
+        localhost: flows.node.localhost,
+        ..given.map_or(NodePortAddresses::PRIMARY, NodePortAddresses::in_cidrs)
+    };
     Config { masquerade_all: flows.node.masquerade_all, masquerade_bit: 14, detector, node_port_addresses }
 }
 

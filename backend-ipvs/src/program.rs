@@ -117,7 +117,7 @@ impl BackendProgram for Ipvs {
     }
 
     fn init(config: &Config) -> anyhow::Result<()> {
-        setup::init(&config.linux)
+        setup::init(config, Self::MODE)
     }
 
     fn command(command: Infallible) -> anyhow::Result<()> {

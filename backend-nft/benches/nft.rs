@@ -222,7 +222,7 @@ fn config() -> Config {
         masquerade_all: false,
         masquerade_bit: 14,
         detector: Detector::ClusterCidr(pods),
-        node_port_addresses: NodePortAddresses::Primary,
+        node_port_addresses: NodePortAddresses::PRIMARY,
     }
 }
 

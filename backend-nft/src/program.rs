@@ -26,6 +26,9 @@ pub struct CleanupArgs {
     kube_proxy: bool,
 }
 
+/// How to configure that NodePorts do not answer on 127.0.0.1.
+const NOT_ON_LOCALHOST: &str = "remove localhost from nodePortAddresses";
+
 impl BackendProgram for Nft {
     const NAME: &'static str = "nft";
     const PROGRAM: &'static str = "localnet-nft";
@@ -41,7 +44,9 @@ impl BackendProgram for Nft {
     type Planner = Desired;
 
     async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
-        let backend = live::open(flags.config(config), Some(config.sync_period)).await?;
+        let mut vips = flags.config(config);
+        vips.node_port_addresses.localhost = setup::route_localhost(config, Self::MODE, NOT_ON_LOCALHOST);
+        let backend = live::open(vips, Some(config.sync_period)).await?;
         // This comes after the backend's start, because the backend's use of nf_tables makes the kernel load connection
         // tracking.
         if flags.kube_proxy.configures_node() {
@@ -51,7 +56,9 @@ impl BackendProgram for Nft {
     }
 
     async fn planner(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<Desired> {
-        let mut desired = Desired::new(flags.config(config));
+        let mut vips = flags.config(config);
+        vips.node_port_addresses.localhost = config.node_ports_on_localhost(Self::MODE);
+        let mut desired = Desired::new(vips);
         desired.vips.set_local_addresses(NodeAddresses::default().list().await?);
         Ok(desired)
     }
@@ -69,7 +76,7 @@ impl BackendProgram for Nft {
     }
 
     fn init(config: &Config) -> anyhow::Result<()> {
-        setup::init(&config.linux)
+        setup::init(config, Self::MODE)
     }
 
     fn command(command: Infallible) -> anyhow::Result<()> {

@@ -7,7 +7,7 @@ use std::{
 
 use localnet_client::{
     Diagnostic,
-    vips::{Config, Effective, Hairpin, NodePortAddresses, Program, Vip, VipKey, Vips},
+    vips::{Config, Effective, Hairpin, Program, Vip, VipKey, Vips},
 };
 use localnet_proto::{Changes, Family, Node, Service, Snapshot};
 
@@ -81,7 +81,7 @@ fn unspecified(family: Family) -> IpAddr {
 
 /// Whether the configuration restricts NodePorts to some of the node's addresses, which HNS does not support.
 pub fn narrows_node_ports(config: &Config) -> bool {
-    matches!(&config.node_port_addresses, NodePortAddresses::Cidrs(cidrs) if cidrs.iter().any(|cidr| cidr.prefix_len() > 0))
+    config.node_port_addresses.cidrs.iter().any(|cidr| cidr.prefix_len() > 0)
 }
 
 impl Program for Parts {
@@ -117,6 +117,7 @@ impl Program for Parts {
 
 #[cfg(test)]
 mod tests {
+    use localnet_client::vips::NodePortAddresses;
     use localnet_proto::ServiceKey;
 
     use super::*;
@@ -146,10 +147,11 @@ mod tests {
             "[fd00:30::1]:80/tcp ClusterIp",
         ];
         let node = ["NodePort 30080/tcp of IPv4 NodePort", "NodePort 30080/tcp of IPv6 NodePort"];
-        let cidrs =
-            |text: &str| NodePortAddresses::Cidrs(text.split_whitespace().map(|cidr| cidr.parse().unwrap()).collect());
+        let cidrs = |text: &str| {
+            NodePortAddresses::in_cidrs(text.split_whitespace().map(|cidr| cidr.parse().unwrap()).collect())
+        };
         for (addresses, expected) in [
-            (NodePortAddresses::Primary, &node[..]),
+            (NodePortAddresses::PRIMARY, &node[..]),
             (cidrs(""), &node),
             (cidrs("192.168.0.3/32 fd00::/8"), &node[..1]),
             (cidrs("10.0.0.0/8 fd00::/8"), &[]),

@@ -11,8 +11,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use ipnet::IpNet;
-use localnet_config::{Config, Mode, NodePortAddresses};
+use localnet_config::{Config, Mode};
 use localnet_core::{Code, Severity};
 use localnet_proto::{Family, Port, Protocol, Service, ServiceKey};
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
@@ -113,7 +112,7 @@ fn of_mode(service: &Service, config: &Config) -> Vec<(u8, String)> {
             for port in &service.ports {
                 let Some(number) = port.node_port else { continue };
                 let unserved = service.cluster_ips.iter().any(|ip| !is_served(service, port, Family::of(*ip)));
-                if unserved && config.node_port_addresses != NodePortAddresses::All {
+                if unserved && !config.node_port_addresses.0.is_empty() {
                     let text = format!(
                         "its NodePort {number} has no eligible endpoint: localnet rejects it on the addresses of nodePortAddresses; kube-proxy in mode iptables rejects it on all addresses of the node"
                     );
@@ -153,31 +152,19 @@ fn of_node(services: &[&Service], config: &Config, backend: Mode) -> Vec<Differe
         return Vec::new();
     }
     let mut found = Vec::new();
-    if config.node_port_addresses == NodePortAddresses::All {
+    if config.node_port_addresses.0.is_empty() {
         let text = format!(
             "the NodePorts of {node_ports} Services do not answer on link-local addresses unless nodePortAddresses contains these addresses"
         );
         found.push(Difference { service: None, entry: Some(5), text });
     }
-    if backend != Mode::Iptables && answers_on_localhost(config) {
+    if config.node_ports_on_localhost(config.mode) && !config.node_ports_on_localhost(backend) {
         let text = format!(
-            "the NodePorts of {node_ports} Services no longer answer on 127.0.0.1; only a backend of mode iptables supports that"
+            "the NodePorts of {node_ports} Services no longer answer on 127.0.0.1; only backends of the modes iptables and nftables support that, each with its own setting"
         );
         found.push(Difference { service: None, entry: Some(13), text });
     }
     found
-}
-
-/// Whether kube-proxy answers NodePorts on 127.0.0.1.
-fn answers_on_localhost(config: &Config) -> bool {
-    let is_loopback =
-        |cidr: &IpNet| matches!(cidr, IpNet::V4(cidr) if cidr.prefix_len() == 0 || cidr.addr().is_loopback());
-    let named = match &config.node_port_addresses {
-        NodePortAddresses::All => true,
-        NodePortAddresses::Primary => false,
-        NodePortAddresses::Cidrs(cidrs) => cidrs.iter().any(is_loopback),
-    };
-    config.mode == Mode::Iptables && config.iptables.localhost_node_ports && named
 }
 
 /// The mode of the backend that will replace kube-proxy: the mode in the arguments, or else the mode that `localnet-node`
@@ -225,6 +212,7 @@ pub async fn run(arguments: &CheckArguments, config: &Config) -> anyhow::Result<
 
 #[cfg(test)]
 mod tests {
+    use localnet_config::{NodePortAddress, NodePortAddresses};
     use std::{net::IpAddr, sync::Arc};
 
     use localnet_config::{KubeProxyFlags, Platform, Reader};
@@ -313,7 +301,7 @@ mod tests {
         check(vec![local.clone()], Mode::Ipvs, &[(Some("local"), Some(11))]);
         check(vec![local], Mode::Nftables, &[]);
         let mut restricted = config_in(Mode::Iptables);
-        restricted.node_port_addresses = NodePortAddresses::Primary;
+        restricted.node_port_addresses = NodePortAddresses(vec![NodePortAddress::Primary]);
         let localized = Localized { services: vec![node_port.clone()], ..Localized::default() };
         let found = differences(&localized, &restricted, Mode::Iptables);
         assert_eq!(found.iter().map(|found| found.entry).collect::<Vec<_>>(), [Some(9)], "{found:?}");
@@ -346,10 +334,10 @@ mod tests {
         config.iptables.localhost_node_ports = true;
         assert_eq!(entries(&config, Mode::Nftables), [Some(5), Some(13)]);
         assert_eq!(entries(&config, Mode::Iptables), [Some(5)]);
-        config.node_port_addresses = NodePortAddresses::Cidrs(vec!["127.0.0.0/8".parse().unwrap()]);
+        config.node_port_addresses = NodePortAddresses(vec![NodePortAddress::Localhost]);
         assert!(entries(&config, Mode::Nftables).contains(&Some(13)));
         assert!(!entries(&config, Mode::Iptables).contains(&Some(13)));
-        config.node_port_addresses = NodePortAddresses::Primary;
+        config.node_port_addresses = NodePortAddresses(vec![NodePortAddress::Primary]);
         assert!(!entries(&config, Mode::Nftables).contains(&Some(13)));
     }
 }

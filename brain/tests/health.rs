@@ -25,7 +25,7 @@ use localnet_cluster::{
     localize::{HealthCheck, Localized},
     objects::{Event, Kind, Object},
 };
-use localnet_config::NodePortAddresses;
+use localnet_config::{NodePortAddress, NodePortAddresses};
 use localnet_proto::{
     ByFamily, ServiceKey,
     wire::{BackendReport, FamilyReport, IpFamily},
@@ -138,7 +138,7 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
 fn options(healthz: Option<SocketAddr>) -> Options {
     Options {
         healthz,
-        node_port_addresses: NodePortAddresses::Cidrs(vec!["127.0.0.1/32".parse().unwrap()]),
+        node_port_addresses: NodePortAddresses(vec![NodePortAddress::Cidr("127.0.0.1/32".parse().unwrap())]),
         timeout: Duration::from_secs(10),
     }
 }
@@ -349,7 +349,7 @@ async fn a_port_can_move_to_another_service() {
 #[tokio::test]
 async fn each_family_has_its_own_socket_and_count() {
     let [port] = free_ports();
-    let node = Node::start(&Options { node_port_addresses: NodePortAddresses::All, ..options(None) });
+    let node = Node::start(&Options { node_port_addresses: NodePortAddresses::default(), ..options(None) });
     node.publish([("a", HealthCheck { port, ready: ByFamily::new(Some(2), Some(0)) })]);
     let any = |ip: IpAddr| Port { service: Some(ServiceKey::new("ns", "a")), address: (ip, port).into() };
     let (v4, v6) = (any(Ipv4Addr::UNSPECIFIED.into()), any(Ipv6Addr::UNSPECIFIED.into()));
@@ -367,7 +367,7 @@ async fn each_family_has_its_own_socket_and_count() {
 #[tokio::test]
 async fn ports_are_open_on_selected_addresses_only() {
     let [port] = free_ports();
-    let within = NodePortAddresses::Cidrs(vec!["127.0.0.0/8".parse().unwrap()]);
+    let within = NodePortAddresses(vec![NodePortAddress::Cidr("127.0.0.0/8".parse().unwrap())]);
     let node = Node::start(&Options { node_port_addresses: within, ..options(None) });
     node.checks(&[("a", port, 0)]);
     node.open(&[of("a", port)]).await;
@@ -512,7 +512,8 @@ async fn a_connection_without_a_request_is_closed() {
 async fn probes_are_answered_among_six_hundred_slow_clients() {
     let [port] = free_ports();
     let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    let node = Node::start(&Options { node_port_addresses: NodePortAddresses::All, ..options(Some((any, 0).into())) });
+    let node =
+        Node::start(&Options { node_port_addresses: NodePortAddresses::default(), ..options(Some((any, 0).into())) });
     node.checks(&[("a", port, 1)]);
     let status = node
         .until(|status| status.len() == 2 && status.values().all(|listening| matches!(listening, Listening::At(_))));

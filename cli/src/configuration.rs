@@ -164,15 +164,8 @@ impl Configuration {
     /// node.
     pub fn facts(&self, node: &Node, local: Option<&[IpAddr]>) -> Facts {
         let mut facts = Facts::new(&self.config, node, local.unwrap_or(&node.addresses));
-        match (&self.reported_addresses, local) {
-            (Some(reported), None) => facts.node_port_addresses.clone_from(reported),
-            // Some backends also answer on loopback addresses. Only their report shows that.
-            (Some(reported), Some(_)) => {
-                let more = reported.iter().filter(|address| address.is_loopback());
-                facts.node_port_addresses.extend(more);
-                facts.node_port_addresses.sort_unstable();
-            }
-            (None, _) => {}
+        if let (Some(reported), None) = (&self.reported_addresses, local) {
+            facts.node_port_addresses.clone_from(reported);
         }
         facts
     }
@@ -203,7 +196,7 @@ mod tests {
 
     fn reported() -> Effective {
         let detector = Detector::ClusterCidr(vec!["10.244.0.0/16".parse().unwrap()]);
-        let all = NodePortAddresses::Cidrs(Vec::new());
+        let all = NodePortAddresses { localhost: true, ..NodePortAddresses::default() };
         let config = Config { detector, masquerade_bit: 7, node_port_addresses: all, ..Config::default() };
         Effective { config, node_port_addresses: ["127.0.0.1", "192.168.0.9"].map(|ip| ip.parse().unwrap()).into() }
     }
@@ -223,7 +216,7 @@ mod tests {
         let bit = used(&["--masquerade-bit", "3", "--detect-local-mode", "NodeCIDR"]).config;
         assert_eq!(bit, Config { masquerade_bit: 3, detector: Detector::NodeCidr, ..reported().config });
         let primary = used(&["--nodeport-addresses", "primary"]).config;
-        assert_eq!(primary, Config { node_port_addresses: NodePortAddresses::Primary, ..reported().config });
+        assert_eq!(primary, Config { node_port_addresses: NodePortAddresses::PRIMARY, ..reported().config });
     }
 
     #[test]
@@ -232,7 +225,7 @@ mod tests {
             let used = Configuration::of(&args(flags), status).unwrap();
             (used.config, used.origin.text)
         };
-        let plain = Config { node_port_addresses: NodePortAddresses::Cidrs(Vec::new()), ..Config::default() };
+        let plain = Config { node_port_addresses: NodePortAddresses::default(), ..Config::default() };
         let defaults = |why: &str| (plain.clone(), format!("defaults: {why}"));
         assert_eq!(used(&[], Ok(&Status::default())), defaults("no backend has reported"));
         assert_eq!(used(&[], Err("a saved state has none")), defaults("a saved state has none"));

@@ -49,9 +49,10 @@ impl Values {
                 Detector::InterfaceNamePrefix(prefix) => format!("InterfaceNamePrefix {prefix}"),
             },
             node_ports: match node_port_addresses {
-                NodePortAddresses::Primary => "primary".to_owned(),
-                NodePortAddresses::Cidrs(cidrs) if cidrs.is_empty() => "all addresses".to_owned(),
-                NodePortAddresses::Cidrs(cidrs) => list(cidrs),
+                NodePortAddresses { primary: false, cidrs, .. } if cidrs.is_empty() => "all addresses".to_owned(),
+                NodePortAddresses { primary: true, cidrs, .. } if cidrs.is_empty() => "primary".to_owned(),
+                NodePortAddresses { primary: true, cidrs, .. } => format!("primary,{}", list(cidrs)),
+                NodePortAddresses { cidrs, .. } => list(cidrs),
             },
             masquerade_all: *masquerade_all,
             masquerade_bit: *masquerade_bit,

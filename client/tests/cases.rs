@@ -6,7 +6,7 @@ use localnet_client::route::{Origin, Outcome, Packet, Rules, route};
 use localnet_lab::{
     DetectLocal, Flow, Flows, Pod, Sender, cases,
     flow::{Expect, Source},
-    topology::Place,
+    topology::{LOOPBACK, Place},
 };
 use localnet_proto::{Family, Snapshot};
 
@@ -37,11 +37,13 @@ fn node_ports(flows: &Flows, state: &Snapshot, family: Family) -> Vec<IpAddr> {
         Some(given) => (given.iter().filter(|given| of_family(&given.addr())).collect(), None),
         None => (Vec::new(), state.node.primary_address(family)),
     };
-    match primary {
+    let mut addresses = match primary {
         Some(primary) => vec![primary],
         None if given.is_empty() => own.collect(),
         None => own.filter(|address| given.iter().any(|given| given.contains(address))).collect(),
-    }
+    };
+    addresses.extend(Some(LOOPBACK[0]).filter(|_| flows.node.localhost && family == Family::V4));
+    addresses
 }
 
 fn outcome(flows: &Flows, state: &Snapshot, flow: &Flow) -> Outcome {

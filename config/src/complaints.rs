@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use localnet_core::{Code, Diagnostic, Family, Severity, Subject};
 
 use crate::{
-    model::{DetectLocalMode, IpFamilyPolicy, NodePortAddresses},
+    model::{DetectLocalMode, IpFamilyPolicy, NodePortAddress, NodePortAddresses},
     table::Config,
 };
 
@@ -46,14 +46,16 @@ impl Config {
 
     /// Returns a warning if NodePorts answer on more addresses than intended.
     fn node_ports(&self, node: &Node<'_>) -> Option<Diagnostic> {
-        let cidrs = match &self.node_port_addresses {
-            NodePortAddresses::Primary => return None,
-            NodePortAddresses::All => {
-                let problem = "nodePortAddresses is unset; NodePort connections will be accepted on all local IPs. Consider using `--nodeport-addresses primary`";
-                return Some(about(Code::NodePortsEverywhere, problem));
-            }
-            NodePortAddresses::Cidrs(cidrs) => cidrs,
-        };
+        let NodePortAddresses(items) = &self.node_port_addresses;
+        if items.is_empty() {
+            let problem = "nodePortAddresses is unset; NodePort connections will be accepted on all local IPs. Consider using `--nodeport-addresses primary`";
+            return Some(about(Code::NodePortsEverywhere, problem));
+        }
+        // Each word is about both families.
+        if items.iter().any(|item| !matches!(item, NodePortAddress::Cidr(_))) {
+            return None;
+        }
+        let cidrs = &self.node_port_addresses.cidrs();
         let (primary, other) = (node.primary.as_str(), node.primary.other().as_str());
         let lists = [&self.detect_local.cluster_cidrs, cidrs, &self.ipvs.exclude_cidrs];
         let dual = lists.into_iter().map(Vec::as_slice).chain([node.pod_cidrs]).any(is_dual);

@@ -1,8 +1,12 @@
 //! Values that programs derive from a [`Config`].
 
-use std::time::Duration;
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
 
 use crate::{
+    gates::LOCALHOST_NODE_PORTS,
     model::Mode,
     table::{Config, Logging},
 };
@@ -24,6 +28,22 @@ impl Config {
             Mode::Iptables | Mode::Kernelspace => self.iptables.masquerade_bit,
         }
     }
+
+    /// Whether the configuration asks for NodePorts on 127.0.0.1 in a mode, by kube-proxy's rules.
+    pub fn node_ports_on_localhost(&self, mode: Mode) -> bool {
+        let mut cidrs = self.node_port_addresses.cidrs();
+        cidrs.retain(|cidr| cidr.addr().is_ipv4());
+        let names_loopback = cidrs.iter().any(|cidr| cidr.network().is_loopback());
+        match mode {
+            Mode::Iptables => {
+                let all = cidrs.is_empty() && !self.node_port_addresses.primary();
+                let contains = cidrs.iter().any(|cidr| cidr.contains(&IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0))));
+                self.iptables.localhost_node_ports && (all || contains || names_loopback)
+            }
+            Mode::Nftables => names_loopback && self.feature_gates.enabled(LOCALHOST_NODE_PORTS),
+            Mode::Ipvs | Mode::Kernelspace => false,
+        }
+    }
 }
 
 impl Logging {
@@ -34,6 +54,43 @@ impl Logging {
             0..4 => "info",
             4..6 => "debug",
             _ => "trace",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{check::Reader, model::Platform};
+
+    #[test]
+    fn node_ports_answer_on_localhost_if_the_configuration_allows_it() {
+        const GATE: &str = "featureGates: {KubeProxyNFTablesLocalhostNodePorts: true}\n";
+        for (version, lines, expected) in [
+            // The default of v1alpha1 is that of kube-proxy; v1alpha2 has another one.
+            ("v1alpha1", "", "iptables"),
+            ("v1alpha2", "", ""),
+            ("v1alpha1", "nodePortAddresses: [primary]", ""),
+            ("v1alpha1", "nodePortAddresses: [primary, localhost]", "iptables"),
+            ("v1alpha1", "nodePortAddresses: [127.0.0.0/8]", "iptables"),
+            ("v1alpha1", "nodePortAddresses: [0.0.0.0/0]", "iptables"),
+            ("v1alpha1", "nodePortAddresses: [all]", "iptables"),
+            ("v1alpha1", "nodePortAddresses: ['::1/128', 10.0.0.0/8]", ""),
+            ("v1alpha1", "nodePortAddresses: ['::1/128']", "iptables"),
+            ("v1alpha1", "iptables: {localhostNodePorts: false}\nnodePortAddresses: [localhost]", ""),
+            ("v1alpha2", "iptables: {localhostNodePorts: true}\nnodePortAddresses: [localhost]", "iptables"),
+            ("v1alpha2", &format!("{GATE}nodePortAddresses: [localhost]"), "nftables"),
+            ("v1alpha2", &format!("{GATE}nodePortAddresses: [127.0.0.1/32, primary]"), "nftables"),
+            ("v1alpha2", &format!("{GATE}nodePortAddresses: [all]"), ""),
+            ("v1alpha2", &format!("{GATE}nodePortAddresses: ['::1/128']"), ""),
+            ("v1alpha1", "featureGates: {AllAlpha: true}\nnodePortAddresses: [all, localhost]", "iptables nftables"),
+        ] {
+            let text =
+                format!("apiVersion: kubeproxy.config.k8s.io/{version}\nkind: KubeProxyConfiguration\n{lines}\n");
+            let config = Reader::kube_proxy(Platform::Linux).read(&text).unwrap().config;
+            let modes = Mode::ALL.iter().filter(|mode| config.node_ports_on_localhost(**mode));
+            let modes: Vec<_> = modes.map(|mode| mode.as_str()).collect();
+            assert_eq!(modes.join(" "), expected, "{text}");
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     document::{Document, Version},
     field::{Effect, Field, Formerly},
     kind::Kind,
-    model::{Mode, NodePortAddresses},
+    model::Mode,
     problem::Findings,
     table::{Config, FIELDS},
 };
@@ -94,7 +94,7 @@ impl Config {
         let mode = self.mode.as_str();
         new.set("mode", json!(mode));
         // In mode nftables, an empty list would mean `primary`.
-        if (&self.node_port_addresses, self.mode) == (&NodePortAddresses::All, Mode::Nftables) {
+        if self.node_port_addresses.0.is_empty() && self.mode == Mode::Nftables {
             new.set("nodePortAddresses", json!(["0.0.0.0/0", "::/0"]));
         }
         // Two fields of v1alpha2 are written to `iptables.masqueradeBit`, and the last write applies. The loop

@@ -18,7 +18,7 @@ pub struct FeatureGates {
     named: Map<String, Value>,
 }
 
-/// A gate that kube-proxy v1.36 uses.
+/// A gate that kube-proxy v1.37 uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gate {
     /// The name of the gate.
@@ -44,7 +44,7 @@ pub enum Stage {
     Final,
 }
 
-/// All gates that kube-proxy v1.36 uses, and the two gates that switch a whole stage.
+/// All gates that kube-proxy v1.37 uses, and the two gates that switch a whole stage.
 pub const GATES: &[Gate] = &[
     gate("AllAlpha", Stage::Final, false, false, "all alpha gates"),
     gate("AllBeta", Stage::Final, false, false, "all beta gates"),
@@ -52,16 +52,29 @@ pub const GATES: &[Gate] = &[
     gate("ComponentFlagz", Stage::Beta, true, false, "`/flagz` on the metrics address"),
     gate("ComponentStatusz", Stage::Beta, true, false, "`/statusz` on the metrics address"),
     gate("ContextualLogging", Stage::Beta, true, false, "more structure in log lines"),
+    gate(IPVS, Stage::Final, true, false, "mode ipvs"),
+    gate(
+        LOCALHOST_NODE_PORTS,
+        Stage::Alpha,
+        false,
+        false,
+        "mode nftables: NodePorts on the loopback addresses in `nodePortAddresses`",
+    ),
     gate(LOGGING_ALPHA_OPTIONS, Stage::Alpha, false, false, "`logging.options`"),
     gate("LoggingBetaOptions", Stage::Beta, true, false, "log format `json`"),
     gate("MultiCIDRServiceAllocator", Stage::Final, true, true, "ServiceCIDR objects are read"),
-    gate("NativeHistograms", Stage::Alpha, false, false, "native histograms among metrics"),
+    gate("NativeHistograms", Stage::Beta, true, false, "native histograms among metrics"),
+    gate("NFTablesNetlink", Stage::Beta, true, false, "mode nftables without the program nft"),
     gate("NFTablesProxyMode", Stage::Final, true, true, "mode nftables"),
     gate("PreferSameTrafficDistribution", Stage::Final, true, true, "PreferSameZone and PreferSameNode"),
     gate("WinDSR", Stage::Final, true, true, "direct server return on Windows"),
     gate("WinOverlay", Stage::Final, true, true, "overlay networks on Windows"),
 ];
 
+/// The gate that mode ipvs needs.
+pub(crate) const IPVS: &str = "KubeProxyIPVS";
+/// The gate that NodePorts on loopback addresses need in mode nftables.
+pub(crate) const LOCALHOST_NODE_PORTS: &str = "KubeProxyNFTablesLocalhostNodePorts";
 /// The gate that [`logging.options`](crate::Logging::text) needs.
 pub(crate) const LOGGING_ALPHA_OPTIONS: &str = "LoggingAlphaOptions";
 
@@ -130,7 +143,8 @@ mod tests {
         check(&[("AllBeta", false), ("ComponentStatusz", true)], "ComponentStatusz", true);
         check(&[("AllBeta", false)], "AllowServiceExternalIPs", true);
         check(&[("AllAlpha", true)], "LoggingAlphaOptions", true);
-        check(&[("AllAlpha", true)], "NativeHistograms", true);
+        check(&[("AllAlpha", true)], "KubeProxyNFTablesLocalhostNodePorts", true);
+        check(&[("AllBeta", false)], "NativeHistograms", false);
         check(&[], "Unknown", false);
         check(&[("Unknown", true)], "Unknown", true);
     }

@@ -1,4 +1,4 @@
-//! kube-proxy's configuration and flags: `KubeProxyConfiguration` v1alpha1 as in kube-proxy v1.36, v1alpha2 as in KEP-784, the
+//! kube-proxy's configuration and flags: `KubeProxyConfiguration` v1alpha1 as in kube-proxy v1.37, v1alpha2 as in KEP-784, the
 //! conversion between them, and kube-proxy's flags. This crate reads neither files nor the clock.
 //!
 //! ```text
@@ -43,7 +43,8 @@ pub use flags::KubeProxyFlags;
 pub use gates::{FeatureGates, GATES, Gate, Stage};
 pub use kind::Kind;
 pub use model::{
-    DetectLocalMode, Explicit, IpFamilyPolicy, LogFormat, MinorVersion, Mode, NodePortAddresses, Platform, VModule,
+    DetectLocalMode, Explicit, IpFamilyPolicy, LogFormat, MinorVersion, Mode, NodePortAddress, NodePortAddresses,
+    Platform, VModule,
 };
 pub use problem::Invalid;
 pub use read::Reading;

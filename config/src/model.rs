@@ -1,6 +1,9 @@
 //! The values of a [`Config`](crate::Config) that have types of their own.
 
-use std::fmt;
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use clap::ValueEnum;
 use ipnet::IpNet;
@@ -61,7 +64,7 @@ names! {
 
     /// The version of a document, as in `apiVersion` after the group.
     Version {
-        /// The version that kube-proxy v1.36 reads.
+        /// The version that kube-proxy v1.37 reads.
         V1alpha1 = "v1alpha1",
         /// The version of KEP-784.
         V1alpha2 = "v1alpha2",
@@ -152,20 +155,51 @@ impl Serialize for MinorVersion {
     }
 }
 
-/// `nodePortAddresses`: the node's addresses that answer NodePorts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub enum NodePortAddresses {
-    /// All addresses. An empty list means this, unless `mode` is explicitly `nftables`. As in kube-proxy, an empty `mode`
-    /// counts as iptables, whichever backend runs.
-    All,
-    /// `primary`: the Node's primary addresses. If `mode` is explicitly `nftables`, an empty list also means this.
+/// `nodePortAddresses`: the node's addresses that answer NodePorts. If no item is about a family, all of its addresses
+/// answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct NodePortAddresses(pub Vec<NodePortAddress>);
+
+/// An item of `nodePortAddresses`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodePortAddress {
+    /// The Node's primary address of each family.
     Primary,
-    /// The addresses in these CIDRs. If there is no CIDR of a family, all addresses of that family answer.
-    Cidrs(Vec<IpNet>),
+    /// The loopback addresses of both families.
+    Localhost,
+    /// All addresses of both families.
+    All,
+    /// The addresses in this CIDR.
+    #[serde(untagged)]
+    Cidr(IpNet),
 }
 
-/// The word in documents for [`NodePortAddresses::Primary`].
-pub(crate) const PRIMARY: &str = "primary";
+impl NodePortAddresses {
+    /// Whether the Node's primary addresses are listed.
+    pub fn primary(&self) -> bool {
+        self.0.contains(&NodePortAddress::Primary)
+    }
+
+    /// The listed CIDRs, including those of the words `localhost` and `all`.
+    pub fn cidrs(&self) -> Vec<IpNet> {
+        const LOOPBACK: [IpNet; 2] = [
+            IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8),
+            IpNet::new_assert(IpAddr::V6(Ipv6Addr::LOCALHOST), 128),
+        ];
+        const ALL: [IpNet; 2] = [
+            IpNet::new_assert(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+            IpNet::new_assert(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
+        ];
+        let of = |item: &NodePortAddress| match *item {
+            NodePortAddress::Primary => Vec::new(),
+            NodePortAddress::Localhost => LOOPBACK.to_vec(),
+            NodePortAddress::All => ALL.to_vec(),
+            NodePortAddress::Cidr(cidr) => vec![cidr],
+        };
+        self.0.iter().flat_map(of).collect()
+    }
+}
 
 /// Whether the configuration sets certain values explicitly. For these values, a missing value does not have the same
 /// effect as an explicit default.

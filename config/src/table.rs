@@ -171,7 +171,7 @@ section! {
         winkernel: Winkernel;
         /// `detectLocalMode` and `detectLocal`: how to recognize traffic of the node's own pods.
         detect_local: DetectLocal;
-        /// CIDRs of the addresses that answer NodePorts, or `primary`. The default is `primary` if `mode` is
+        /// Addresses that answer NodePorts: CIDRs, `primary`, `localhost` and `all`. The default is `primary` if `mode` is
         /// `nftables`, otherwise all addresses.
         node_port_addresses: NodePortAddresses = field("nodePortAddresses").flag("nodeport-addresses");
         /// Interval between full syncs.

@@ -69,7 +69,7 @@ fn other_fields_stay_in_place() {
         ("bindAddressHardFail", json!(true)),
         ("bindAddressHardFail", json!(false)),
         ("enableProfiling", json!(true)),
-        ("showHiddenMetricsForVersion", json!("1.35")),
+        ("showHiddenMetricsForVersion", json!("1.36")),
         ("mode", json!("ipvs")),
         ("iptables.masqueradeBit", json!(15)),
         ("iptables.localhostNodePorts", json!(false)),

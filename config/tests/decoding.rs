@@ -119,7 +119,7 @@ clientConnection:
 nodePortAddresses: primary
 ipvs: [x]
 configSyncPeriod: 30
-showHiddenMetricsForVersion: 1.35
+showHiddenMetricsForVersion: 1.36
 featureGates: {A: 1}
 winkernel: no
 logging:
@@ -136,7 +136,7 @@ detectLocalMode: [x]",
                 "line 11: nodePortAddresses: is \"primary\", not a list; begin each of its items with '- '",
                 "line 12: ipvs: is a list, not a map of fields; write its fields as name: value, indented below it",
                 "line 13: configSyncPeriod: is 30, not a duration; write it with a unit, like 30s",
-                "line 14: showHiddenMetricsForVersion: is 1.35, not a string; put it in quotes",
+                "line 14: showHiddenMetricsForVersion: is 1.36, not a string; put it in quotes",
                 "line 15: featureGates.A: is 1, not true or false; write true or false, without quotes",
                 "line 16: winkernel: is false, not a map of fields; write its fields as name: value, indented below it",
                 "line 18: logging.vmodule[0]: is \"x\", not a map of fields; write its fields as name: value, indented below it",

@@ -69,14 +69,14 @@ fn the_versions_differ_in_the_defaults_that_the_kep_changes() {
 fn the_reader_replaces_an_empty_mode() {
     for version in ["v1alpha1", "v1alpha2"] {
         for (reader, mode, node_ports) in [
-            (Reader::kube_proxy(Platform::Linux), Mode::Iptables, NodePortAddresses::All),
+            (Reader::kube_proxy(Platform::Linux), Mode::Iptables, NodePortAddresses::default()),
             (
                 Reader { platform: Platform::Linux, empty_mode: Mode::Nftables },
                 Mode::Nftables,
                 // To kube-proxy the mode is iptables: what answered goes on to answer.
-                NodePortAddresses::All,
+                NodePortAddresses::default(),
             ),
-            (Reader::kube_proxy(Platform::Windows), Mode::Kernelspace, NodePortAddresses::All),
+            (Reader::kube_proxy(Platform::Windows), Mode::Kernelspace, NodePortAddresses::default()),
         ] {
             let reading = reader.read(&header(version)).unwrap();
             assert_eq!((reading.config.mode, reading.config.node_port_addresses), (mode, node_ports), "{version}");

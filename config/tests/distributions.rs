@@ -11,7 +11,9 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use clap::Parser as _;
-use localnet_config::{Config, KubeProxyFlags, Mode, NodePortAddresses, Platform, Reader, Reading, flags::spelled};
+use localnet_config::{
+    Config, KubeProxyFlags, Mode, NodePortAddress, NodePortAddresses, Platform, Reader, Reading, flags::spelled,
+};
 
 #[derive(Debug, clap::Parser)]
 struct Program {
@@ -73,14 +75,14 @@ fn node_ports_answer_on_the_addresses_on_which_kube_proxy_answered() {
             [("kubeadm", kubeadm(empty_mode)), ("eks", eks(empty_mode)), ("k3s", k3s(empty_mode))]
         {
             let config = reading.config;
-            assert_eq!(config.node_port_addresses, NodePortAddresses::All, "{distribution} {empty_mode}");
+            assert_eq!(config.node_port_addresses, NodePortAddresses::default(), "{distribution} {empty_mode}");
             assert!(config.iptables.localhost_node_ports, "{distribution} {empty_mode}");
             // Written by --write-config-to, and read by another program.
             for other in READERS {
                 let again = Reader { platform: Platform::Linux, empty_mode: other }.read(&config.to_yaml()).unwrap();
                 assert_eq!(
                     again.config.node_port_addresses,
-                    NodePortAddresses::All,
+                    NodePortAddresses::default(),
                     "{distribution} {empty_mode} {other}"
                 );
             }
@@ -99,11 +101,11 @@ fn an_explicit_mode_nftables_uses_primary_addresses() {
         for reading in
             [read(&["--config=x"], Some(text), empty_mode), read(&["--proxy-mode=nftables"], None, empty_mode)]
         {
-            assert_eq!(reading.config.node_port_addresses, NodePortAddresses::Primary);
+            assert_eq!(reading.config.node_port_addresses, NodePortAddresses(vec![NodePortAddress::Primary]));
         }
         // A command line without a mode is one for kube-proxy's mode iptables.
         let flags = read(&["--cluster-cidr=10.0.0.0/8"], None, empty_mode).config;
-        assert_eq!(flags.node_port_addresses, NodePortAddresses::All);
+        assert_eq!(flags.node_port_addresses, NodePortAddresses::default());
         assert!(!flags.iptables.localhost_node_ports, "no flag requests the loopback address");
     }
 }

@@ -2,7 +2,7 @@
 
 use clap::{CommandFactory as _, Parser};
 use localnet_config::{
-    Config, Mode, NodePortAddresses, Platform, Reader,
+    Config, Mode, NodePortAddress, NodePortAddresses, Platform, Reader,
     flags::{FLAGS, Flag, Kind, KubeProxyFlags, Part, Sets},
 };
 
@@ -91,7 +91,7 @@ const ROWS: &[(&str, &str, &str, &str)] = &[
     ("pod-interface-name-prefix", "veth", "detectLocal.interfaceNamePrefix", r#""veth""#),
     ("profiling", "true", "enableProfiling", "true"),
     ("proxy-mode", "nftables", "mode", r#""nftables""#),
-    ("show-hidden-metrics-for-version", "1.35", "showHiddenMetricsForVersion", r#""1.35""#),
+    ("show-hidden-metrics-for-version", "1.36", "showHiddenMetricsForVersion", r#""1.36""#),
     ("v", "4", "logging.verbosity", "4"),
     (
         "vmodule",
@@ -233,12 +233,9 @@ fn errors_name_the_flag_and_the_remedy() {
         ("--healthz-port=70000", "70000 is not a port; use a number from 1 to 65535"),
         (
             "--nodeport-addresses=10.0.0.1",
-            "Invalid value: \"10.0.0.1\": must be a valid CIDR; write it like 10.0.0.0/8 or 2001:db8::/32",
+            "Invalid value: \"10.0.0.1\": must be a valid CIDR or one of the keywords 'primary', 'localhost', 'all'; write it like 10.0.0.0/8 or 2001:db8::/32",
         ),
-        (
-            "--nodeport-addresses=primary,10.0.0.0/8",
-            "Invalid value: \"primary\": can't use both 'primary' and CIDRs; use only primary, or only CIDRs",
-        ),
+        ("--nodeport-addresses=primary,10.0.0.0/8,primary", "Duplicate value: \"primary\"; remove it"),
         (
             "--proxy-mode=userspace",
             "Invalid value: \"userspace\": must be iptables, ipvs, nftables or blank; use one of them",
@@ -265,7 +262,7 @@ fn warnings_about_flags_without_effect_give_the_reason() {
             Kind::Duration => "1m",
             Kind::VModule => "a=1",
             Kind::Int | Kind::Float | Kind::Size => "0",
-            _ if flag.name == "show-hidden-metrics-for-version" => "1.35",
+            _ if flag.name == "show-hidden-metrics-for-version" => "1.36",
             _ => "x",
         };
         let warnings = read(&[&format!("--{}={value}", flag.name)], None).map(|(_, warnings)| warnings);
@@ -312,7 +309,10 @@ fn the_flags_for_node_name_and_logging_apply_beside_a_file() {
     assert_eq!(config.hostname_override.as_deref(), Some("from-flag"));
     assert_eq!((config.logging.verbosity, config.logging.format.as_str()), (5, "text"));
     assert_eq!((config.mode, config.sync_period.as_secs()), (Mode::Nftables, 20));
-    assert_eq!(config.node_port_addresses, NodePortAddresses::Cidrs("10.0.0.0/8".parse().into_iter().collect()));
+    assert_eq!(
+        config.node_port_addresses,
+        NodePortAddresses(vec![NodePortAddress::Cidr("10.0.0.0/8".parse().unwrap())])
+    );
     let vmodule =
         format!("{}  vmodule: [{{filePattern: b, verbosity: 2}}]\n", FILE.replace("format: json", "format: text"));
     let (config, _) =

@@ -44,7 +44,7 @@ fn values(default: &Value) -> Vec<Value> {
             "[::1]:80",
             "text",
             "json",
-            "1.35",
+            "1.36",
             "Node-A",
             " a: b",
             "4Ki",
@@ -62,6 +62,7 @@ fn values(default: &Value) -> Vec<Value> {
         Value::Array(_) => vec![
             json!([]),
             json!(["primary"]),
+            json!(["primary", "localhost", "all", "10.0.0.0/8"]),
             json!(["10.1.2.3/8"]),
             json!(["10.0.0.0/8", "fd00::/48"]),
             json!(["fd00::/48", "10.0.0.0/8", "10.0.0.0/9"]),

@@ -259,32 +259,34 @@ fn addresses_without_ip_or_port_are_errors() {
 }
 
 #[test]
-fn node_port_addresses_are_cidrs_or_primary() {
+fn node_port_addresses_are_cidrs_and_words() {
     check_both(
         "nodePortAddresses:\n- 10.0.0.0/8\n- 10.0.0.1\n- ''",
         &[
-            "line 5: nodePortAddresses[1]: Invalid value: \"10.0.0.1\": must be a valid CIDR; write it like 10.0.0.0/8 or 2001:db8::/32",
-            "line 6: nodePortAddresses[2]: Invalid value: \"\": must be a valid CIDR; write it like 10.0.0.0/8 or 2001:db8::/32",
+            "line 5: nodePortAddresses[1]: Invalid value: \"10.0.0.1\": must be a valid CIDR or one of the keywords 'primary', 'localhost', 'all'; write it like 10.0.0.0/8 or 2001:db8::/32",
+            "line 6: nodePortAddresses[2]: Invalid value: \"\": must be a valid CIDR or one of the keywords 'primary', 'localhost', 'all'; write it like 10.0.0.0/8 or 2001:db8::/32",
         ],
     );
-    for lines in ["[primary, 10.0.0.0/8]", "[primary, primary]"] {
-        let message = "line 3: nodePortAddresses[0]: Invalid value: \"primary\": can't use both 'primary' and CIDRs; use only primary, or only CIDRs";
-        check_both(&format!("nodePortAddresses: {lines}"), &[message]);
+    for word in ["primary", "localhost", "all"] {
+        let message = format!("line 3: nodePortAddresses[2]: Duplicate value: {word:?}; remove it");
+        check_both(&format!("nodePortAddresses: [{word}, 10.0.0.0/8, {word}]"), &[&message]);
+        good(&format!("nodePortAddresses: [{word}]"));
+        good(&format!("nodePortAddresses: [10.0.0.0/8, {word}]"));
     }
-    good("nodePortAddresses: [primary]");
-    good("nodePortAddresses: [10.0.0.0/8, 10.1.0.0/16, 'fd00::/8']");
+    good("nodePortAddresses: [primary, localhost, all]");
+    good("nodePortAddresses: [10.0.0.0/8, 10.1.0.0/16, 'fd00::/8', 10.0.0.0/8]");
     good("nodePortAddresses: []");
 }
 
 #[test]
 fn hidden_metrics_can_be_shown_only_for_the_previous_version() {
-    for version in ["1.36", "1.34", "1", "x"] {
+    for version in ["1.37", "1.35", "1", "x"] {
         let message = format!(
-            "line 3: showHiddenMetricsForVersion: Invalid value: {version:?}: only the previous minor version is meaningful, 1.35; use that, or remove the field"
+            "line 3: showHiddenMetricsForVersion: Invalid value: {version:?}: only the previous minor version is meaningful, 1.36; use that, or remove the field"
         );
         check_both(&format!("showHiddenMetricsForVersion: '{version}'"), &[&message]);
     }
-    good("showHiddenMetricsForVersion: '1.35'");
+    good("showHiddenMetricsForVersion: '1.36'");
 }
 
 #[test]

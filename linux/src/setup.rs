@@ -1,7 +1,7 @@
 //! Settings of the node besides the rules: limits of connection tracking, and the OOM score of this process.
 
 use anyhow::bail;
-use localnet_config::Linux;
+use localnet_config::{Config, Linux, Mode};
 use tracing::{info, warn};
 
 use crate::{
@@ -14,13 +14,48 @@ pub fn start(config: &Linux) {
     Setup::from_config(config).at_start(&Settings::default());
 }
 
-/// Applies the configured settings of the node, but not those of this process.
+/// Applies the configured settings of the node for a mode, but not those of this process.
 ///
 /// # Errors
 /// Returns an error if at least one setting could not be applied. The message lists these settings.
-pub fn init(config: &Linux) -> anyhow::Result<()> {
-    Setup::from_config(config).init(&Settings::default())
+pub fn init(config: &Config, mode: Mode) -> anyhow::Result<()> {
+    init_in(config, mode, &Settings::default())
 }
+
+/// Applies the settings under a root folder. A setting that fails does not stop the others.
+fn init_in(config: &Config, mode: Mode, settings: &Settings) -> anyhow::Result<()> {
+    let localhost = match config.node_ports_on_localhost(mode) {
+        true => settings.ensure(ROUTE_LOCALNET, 1).map(drop),
+        false => Ok(()),
+    };
+    let limits = Setup::from_config(&config.linux).init(settings);
+    localhost?;
+    limits
+}
+
+/// Sets `route_localnet` if the configuration asks for NodePorts on 127.0.0.1 in this mode, so that packets to this address
+/// can be translated and leave the node. Returns whether NodePorts can answer there. `remedy`: how to configure that they
+/// do not.
+pub fn route_localhost(config: &Config, mode: Mode, remedy: &str) -> bool {
+    if !config.node_ports_on_localhost(mode) {
+        return false;
+    }
+    match Settings::default().ensure(ROUTE_LOCALNET, 1) {
+        Ok(Set::Already) => true,
+        Ok(Set::From(_)) => {
+            info!(
+                "set net.ipv4.conf.all.route_localnet, so that NodePorts answer on 127.0.0.1; to avoid this, {remedy}"
+            );
+            true
+        }
+        Err(error) => {
+            warn!("{error}; NodePorts do not answer on 127.0.0.1: set the sysctl yourself, or {remedy}");
+            false
+        }
+    }
+}
+
+const ROUTE_LOCALNET: &str = "proc/sys/net/ipv4/conf/all/route_localnet";
 
 /// The settings of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -93,7 +128,47 @@ impl Setup {
 mod tests {
     use std::{fs, time::Duration};
 
+    use localnet_config::{Platform, Reader};
+
     use super::*;
+
+    #[test]
+    fn a_setting_that_fails_does_not_stop_the_others() {
+        const UDP_TIMEOUT: &str = "proc/sys/net/netfilter/nf_conntrack_udp_timeout";
+        for (localhost, has_route, has_timeout, expected) in [
+            (true, true, true, None),
+            (false, true, true, None),
+            (true, false, true, Some("net.ipv4.conf.all.route_localnet")),
+            (true, true, false, Some("net.netfilter.nf_conntrack_udp_timeout")),
+        ] {
+            let about = format!("{localhost} {has_route} {has_timeout}");
+            let root = tempfile::tempdir().unwrap();
+            for (name, value) in [(has_route, (ROUTE_LOCALNET, "0")), (has_timeout, (UDP_TIMEOUT, "30"))]
+                .into_iter()
+                .filter_map(|(has, setting)| has.then_some(setting))
+            {
+                let path = root.path().join(name);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, value).unwrap();
+            }
+            let text = format!(
+                "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\niptables: {{localhostNodePorts: {localhost}}}\n\
+                 conntrack: {{maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s, udpTimeout: 17s}}\n"
+            );
+            let reader = Reader { platform: Platform::Linux, empty_mode: Mode::Iptables };
+            let config = reader.read(&text).unwrap().config;
+            let done = init_in(&config, Mode::Iptables, &Settings::at(root.path()));
+            let value = |name: &str| std::fs::read_to_string(root.path().join(name)).ok();
+            let route = has_route.then(|| if localhost { "1" } else { "0" }.to_owned());
+            assert_eq!(value(ROUTE_LOCALNET), route, "{about}");
+            assert_eq!(value(UDP_TIMEOUT), has_timeout.then(|| "17".to_owned()), "{about}");
+            match (done, expected) {
+                (Ok(()), None) => {}
+                (Err(error), Some(setting)) => assert!(error.to_string().contains(setting), "{about}: {error}"),
+                (done, _) => panic!("{about}: {done:?}"),
+            }
+        }
+    }
 
     #[test]
     fn init_alone_fails_if_a_setting_cannot_be_applied() {

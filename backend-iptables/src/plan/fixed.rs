@@ -1,15 +1,9 @@
 //! The rules that do not depend on Services: shared chains, the jumps to our chains, and the tails of dispatch chains.
 
-use std::net::{IpAddr, Ipv4Addr};
-
-use ipnet::IpNet;
 use localnet_client::vips::Facts;
 use localnet_proto::Family;
 
 use super::{ChainId, Dispatch, Table, names, rule::Rule};
-
-/// All IPv4 loopback addresses. NodePorts never answer on the IPv6 loopback address.
-const LOOPBACK: IpNet = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8);
 
 /// A rule in one of the kernel's own chains that jumps to a chain of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +51,6 @@ pub fn chains(facts: &Facts, drop_invalid: bool) -> [(ChainId, Vec<String>); 3] 
 
 /// The rules at the end of a dispatch chain. `outside`: whether there are ClusterIPs outside of the node's service CIDRs.
 pub fn tail(chain: Dispatch, facts: &Facts, family: Family, outside: bool) -> Vec<String> {
-    let loopback = |address: &IpAddr| address.is_loopback() && Family::of(*address) == family;
     match chain {
         Dispatch::SERVICES => {
             let addresses = facts.node_port_addresses.iter().filter(|address| Family::of(**address) == family);
@@ -66,14 +59,18 @@ pub fn tail(chain: Dispatch, facts: &Facts, family: Family, outside: bool) -> Ve
         }
         // With `route_localnet`, packets from other hosts reach loopback addresses. kube-proxy and the kubelet drop them in
         // KUBE-FIREWALL.
-        Dispatch::HEALTH_CHECKS if facts.node_port_addresses.iter().any(loopback) => vec![
-            Rule::new()
-                .not_from(LOOPBACK)
-                .to(LOOPBACK)
-                .comment("block incoming localnet connections")
-                .matches("conntrack ! --ctstate RELATED,ESTABLISHED,DNAT")
-                .jump("DROP"),
-        ],
+        Dispatch::HEALTH_CHECKS => facts
+            .loopback(family)
+            .map(|loopback| {
+                Rule::new()
+                    .not_from(loopback)
+                    .to(loopback)
+                    .comment("block incoming localnet connections")
+                    .matches("conntrack ! --ctstate RELATED,ESTABLISHED,DNAT")
+                    .jump("DROP")
+            })
+            .into_iter()
+            .collect(),
         Dispatch::UNSERVED => {
             let cidrs: Vec<_> = facts.service_cidrs.iter().filter(|cidr| Family::of(cidr.addr()) == family).collect();
             // Packets that the node sends reach this chain without passing INPUT or FORWARD, so it needs its own jump to the

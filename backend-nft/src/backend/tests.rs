@@ -18,7 +18,7 @@ fn config() -> Config {
         masquerade_all: false,
         masquerade_bit: 14,
         detector: Detector::ClusterCidr(vec!["10.180.0.0/16".parse().unwrap(), "fd00:10:180::/48".parse().unwrap()]),
-        node_port_addresses: NodePortAddresses::Primary,
+        node_port_addresses: NodePortAddresses::PRIMARY,
     }
 }
 

@@ -24,7 +24,8 @@ pub fn fixed(facts: &Facts, family: Family, affinity: bool) -> Vec<Chain> {
     let unallocated = || [new(), Statement::jump(names::UNALLOCATED)];
     let services = || Statement::jump(names::SERVICES);
     vec![
-        before("firewall-prerouting", HookPoint::Prerouting).comment("source filters, before translation"),
+        rules::guarding_loopback(before("firewall-prerouting", HookPoint::Prerouting), facts, family)
+            .comment("source filters, before translation"),
         before("firewall-output", HookPoint::Output).comment("source filters, before translation"),
         base("nat-prerouting", ChainKind::Nat, HookPoint::Prerouting, DNAT).rule(services()),
         base("nat-output", ChainKind::Nat, HookPoint::Output, DNAT).rule(services()),

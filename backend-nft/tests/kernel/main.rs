@@ -21,7 +21,7 @@ fn config() -> Config {
         masquerade_all: false,
         masquerade_bit: 14,
         detector: Detector::ClusterCidr(pods.into()),
-        node_port_addresses: NodePortAddresses::Primary,
+        node_port_addresses: NodePortAddresses::PRIMARY,
     }
 }
 

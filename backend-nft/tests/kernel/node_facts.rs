@@ -1,9 +1,13 @@
 //! Follows changes of the node: the addresses for NodePorts, and the cluster's ServiceCIDRs.
 
-use std::{net::IpAddr, sync::Arc, time::Instant};
+use std::{
+    net::{IpAddr, UdpSocket},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use localnet_client::vips::{Config, NodePortAddresses};
-use localnet_lab::{Namespace, Network, Outcome, Probe, Protocol};
+use localnet_lab::{Endpoint, Namespace, Network, Outcome, Probe, Protocol, Servers, Topology};
 use localnet_proto::Snapshot;
 
 use super::{
@@ -13,7 +17,7 @@ use super::{
 
 fn in_cidrs(cidrs: &[&str]) -> Config {
     let cidrs = cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect();
-    Config { node_port_addresses: NodePortAddresses::Cidrs(cidrs), ..config() }
+    Config { node_port_addresses: NodePortAddresses::in_cidrs(cidrs), ..config() }
 }
 
 fn state() -> Snapshot {
@@ -103,6 +107,35 @@ fn primary_means_all_addresses_of_a_family_that_the_node_object_does_not_name() 
         assert!(began.elapsed() < PATIENCE, "{:?}", answered(node, "ip6"));
     }
     await_answered(node, "ip", &["192.168.0.2"]);
+}
+
+/// With `route_localnet`, other hosts would reach every program that listens on a loopback address (CVE-2020-8558).
+#[test]
+fn only_the_node_reaches_node_ports_and_programs_on_127_0_0_1() {
+    const POD: &str = "10.180.0.1";
+    let network = Arc::new(Network::build(Topology::with_pods([POD]).unwrap()).unwrap());
+    let (node, pod) = (network.node(), network.pod(POD.parse().unwrap()).unwrap());
+    let endpoint = format!("{POD}:8080").parse().unwrap();
+    let _server = Servers::start(&network, [Endpoint { protocol: Protocol::Tcp, address: endpoint }]).unwrap();
+    node.sysctl(&[("net/ipv4/conf/all/route_localnet", "1")]).unwrap();
+    pod.ip(["address del 127.0.0.1/8 dev lo".to_owned(), "route add 127.0.0.0/8 via 10.180.0.254".to_owned()]).unwrap();
+    let listener = node.run(|| Ok(UdpSocket::bind("127.0.0.1:53")?)).unwrap();
+    listener.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let is_reached = || {
+        pod.run(|| Ok(UdpSocket::bind((POD, 0))?.send_to(b"?", "127.0.0.1:53")?)).unwrap();
+        listener.recv(&mut [0; 8]).is_ok()
+    };
+    assert!(is_reached(), "without the backend");
+    let node_port_addresses = NodePortAddresses { localhost: true, ..NodePortAddresses::PRIMARY };
+    let _live = Live::start(&network, Config { node_port_addresses, ..config() }, state());
+    assert!(!is_reached(), "with the backend");
+    let probe = |from: &Namespace, to: &str| from.probe(Probe::new(Protocol::Tcp, to.parse().unwrap())).unwrap();
+    let answer = Outcome::Answer { by: endpoint, seen_source: "10.180.0.254".parse().unwrap() };
+    for to in ["127.0.0.1:30080", "192.168.0.2:30080"] {
+        assert_eq!(probe(node, to), answer, "{to}");
+    }
+    assert_eq!(probe(node, "127.0.0.2:30080"), Outcome::Rejected, "no other loopback address answers");
+    assert_eq!(probe(pod, "127.0.0.1:30080"), Outcome::Dropped);
 }
 
 #[test]

@@ -36,11 +36,8 @@ impl Cidrs {
     fn new(addresses: &NodePortAddresses, facts: &HealthFacts) -> Self {
         let addresses_of_node = facts.node.iter().flat_map(|node| &node.addresses);
         let first = |family| addresses_of_node.clone().copied().find(|address| Family::of(*address) == family);
-        Self(match addresses {
-            NodePortAddresses::All => Vec::new(),
-            NodePortAddresses::Primary => Family::BOTH.into_iter().filter_map(first).map(IpNet::from).collect(),
-            NodePortAddresses::Cidrs(cidrs) => cidrs.clone(),
-        })
+        let primary = Family::BOTH.into_iter().filter(|_| addresses.primary()).filter_map(first).map(IpNet::from);
+        Self(primary.chain(addresses.cidrs()).collect())
     }
 
     fn of(&self, family: Family) -> impl Iterator<Item = &IpNet> {

@@ -25,7 +25,7 @@ impl Default for Config {
             masquerade_all: false,
             masquerade_bit: 14,
             detector: Detector::None,
-            node_port_addresses: NodePortAddresses::Primary,
+            node_port_addresses: NodePortAddresses::PRIMARY,
         }
     }
 }
@@ -46,10 +46,10 @@ impl Config {
                     Detector::InterfaceNamePrefix(local.interface_name_prefix.as_str().into())
                 }
             },
-            node_port_addresses: match &config.node_port_addresses {
-                localnet_config::NodePortAddresses::All => NodePortAddresses::Cidrs(Vec::new()),
-                localnet_config::NodePortAddresses::Primary => NodePortAddresses::Primary,
-                localnet_config::NodePortAddresses::Cidrs(cidrs) => NodePortAddresses::Cidrs(cidrs.clone()),
+            node_port_addresses: NodePortAddresses {
+                primary: config.node_port_addresses.primary(),
+                cidrs: config.node_port_addresses.cidrs(),
+                localhost: false,
             },
         }
     }
@@ -76,13 +76,24 @@ pub enum Detector {
     InterfaceNamePrefix(Arc<str>),
 }
 
-/// The addresses of the node that answer NodePorts. Loopback addresses never do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodePortAddresses {
-    /// The first address of each family in the Node object. If the Node object has no address of a family, all of the
-    /// node's addresses of that family answer, except link-local ones.
-    Primary,
-    /// The node's addresses that are in these CIDRs. If there is no CIDR of a family, or one with prefix length 0, all of the
-    /// node's addresses of that family answer, except link-local ones.
-    Cidrs(Vec<IpNet>),
+/// The addresses of the node that answer NodePorts. If neither `primary` nor `cidrs` names an address of a family, or if
+/// a CIDR of the family has prefix length 0, all of the node's addresses of that family answer, except link-local ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodePortAddresses {
+    /// Whether the first address of each family in the Node object answers.
+    pub primary: bool,
+    /// The addresses in these CIDRs answer, except for loopback addresses.
+    pub cidrs: Vec<IpNet>,
+    /// Whether 127.0.0.1 answers, too. A backend sets this if the configuration asks for it and the kernel permits it.
+    pub localhost: bool,
+}
+
+impl NodePortAddresses {
+    /// Only the first address of each family in the Node object.
+    pub const PRIMARY: Self = Self { primary: true, cidrs: Vec::new(), localhost: false };
+
+    /// The addresses in these CIDRs.
+    pub fn in_cidrs(cidrs: Vec<IpNet>) -> Self {
+        Self { cidrs, ..Self::default() }
+    }
 }

@@ -26,10 +26,6 @@ impl From<&Effective> for BackendConfiguration {
             Detector::BridgeInterface(name) => (DetectLocal::BridgeInterface, &[][..], &**name),
             Detector::InterfaceNamePrefix(prefix) => (DetectLocal::InterfaceNamePrefix, &[][..], &**prefix),
         };
-        let (node_ports_on_primary, cidrs) = match configured {
-            NodePortAddresses::Primary => (true, &[][..]),
-            NodePortAddresses::Cidrs(cidrs) => (false, &cidrs[..]),
-        };
         let (v4, v6): (Vec<&IpAddr>, Vec<&IpAddr>) = node_port_addresses.iter().partition(|address| address.is_ipv4());
         Self {
             detect_local: detect_local.into(),
@@ -37,8 +33,8 @@ impl From<&Effective> for BackendConfiguration {
             interface: interface.to_owned(),
             masquerade_all: *masquerade_all,
             masquerade_bit: (*masquerade_bit).into(),
-            node_ports_on_primary,
-            node_port_cid_rs: texts(cidrs),
+            node_ports_on_primary: configured.primary,
+            node_port_cid_rs: texts(&configured.cidrs),
             node_port_addresses: Some(IpSet { v4: texts(v4), v6: texts(v6) }),
         }
     }
@@ -71,9 +67,12 @@ impl TryFrom<&BackendConfiguration> for Effective {
             DetectLocal::BridgeInterface => Detector::BridgeInterface(interface()),
             DetectLocal::InterfaceNamePrefix => Detector::InterfaceNamePrefix(interface()),
         };
-        let node_port_addresses = match report.node_ports_on_primary {
-            true => NodePortAddresses::Primary,
-            false => NodePortAddresses::Cidrs(read("NodePortCIDRs", &report.node_port_cid_rs)?),
+        let addresses = report.node_port_addresses.iter().flat_map(|set| set.v4.iter().chain(&set.v6));
+        let addresses: Vec<IpAddr> = read("NodePortAddresses", addresses)?;
+        let node_port_addresses = NodePortAddresses {
+            primary: report.node_ports_on_primary,
+            cidrs: read("NodePortCIDRs", &report.node_port_cid_rs)?,
+            localhost: addresses.iter().any(IpAddr::is_loopback),
         };
         let bit = u8::try_from(report.masquerade_bit).ok().filter(|bit| *bit < 32);
         let unreadable = || Unreadable { field: "MasqueradeBit", value: report.masquerade_bit.to_string() };
@@ -83,8 +82,7 @@ impl TryFrom<&BackendConfiguration> for Effective {
             detector,
             node_port_addresses,
         };
-        let addresses = report.node_port_addresses.iter().flat_map(|set| set.v4.iter().chain(&set.v6));
-        Ok(Self { config, node_port_addresses: read("NodePortAddresses", addresses)? })
+        Ok(Self { config, node_port_addresses: addresses })
     }
 }
 
@@ -120,9 +118,10 @@ mod tests {
             Detector::InterfaceNamePrefix("veth".into()),
         ];
         let node_ports = [
-            NodePortAddresses::Primary,
-            NodePortAddresses::Cidrs(vec![]),
-            NodePortAddresses::Cidrs(cidrs(&["192.168.0.0/16", "::/0"])),
+            NodePortAddresses::PRIMARY,
+            NodePortAddresses::default(),
+            NodePortAddresses::in_cidrs(cidrs(&["192.168.0.0/16", "::/0"])),
+            NodePortAddresses { cidrs: cidrs(&["10.0.0.0/8"]), localhost: true, ..NodePortAddresses::PRIMARY },
         ];
         for detector in detectors {
             for node_port_addresses in &node_ports {
@@ -132,8 +131,9 @@ mod tests {
                     detector: detector.clone(),
                     node_port_addresses: node_port_addresses.clone(),
                 };
-                let addresses = ["192.168.0.2", "fd00::2"].map(|address| address.parse().unwrap());
-                let effective = Effective { config, node_port_addresses: addresses.into() };
+                let own = ["127.0.0.1", "192.168.0.2", "fd00::2"].map(|address| address.parse().unwrap());
+                let addresses = own[usize::from(!node_port_addresses.localhost)..].to_vec();
+                let effective = Effective { config, node_port_addresses: addresses };
                 assert_eq!(Effective::try_from(&BackendConfiguration::from(&effective)), Ok(effective));
             }
         }

@@ -1,7 +1,7 @@
 //! The inputs of a plan other than its service. They are computed once for all services.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
 };
 
@@ -17,8 +17,8 @@ pub struct Facts {
     pub masquerade_all: bool,
     /// The mark of packets to masquerade.
     pub masquerade_mark: u32,
-    /// The addresses that answer NodePorts, sorted within each family. There are no loopback addresses, unless a
-    /// backend requests them with [`super::Vips::answer_on_localhost`].
+    /// The addresses that answer NodePorts, sorted within each family. The only loopback address among them is 127.0.0.1,
+    /// with [`super::NodePortAddresses::localhost`].
     pub node_port_addresses: Vec<IpAddr>,
     /// How pods are recognized in each family; `None` if they are not recognized.
     pub pods: ByFamily<Option<PodSource>>,
@@ -27,6 +27,9 @@ pub struct Facts {
     /// An empty list, which all VIPs without local endpoints share. Most VIPs are of this kind.
     pub no_endpoints: Arc<[SocketAddr]>,
 }
+
+/// All loopback addresses of IPv4. NodePorts never answer on that of IPv6.
+const LOOPBACK: IpNet = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8);
 
 /// How packets from this node's pods are recognized.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +53,13 @@ impl Facts {
             service_cidrs: node.service_cidrs.clone(),
             no_endpoints: Arc::new([]),
         }
+    }
+
+    /// The loopback addresses of a family if one of them answers NodePorts. With `route_localnet`, packets from other hosts
+    /// reach them unless a rule drops these packets.
+    pub fn loopback(&self, family: Family) -> Option<IpNet> {
+        let answers = |address: &IpAddr| address.is_loopback() && Family::of(*address) == family;
+        self.node_port_addresses.iter().any(answers).then_some(LOOPBACK)
     }
 
     /// How pods are recognized in a family; `None` if they are not recognized.

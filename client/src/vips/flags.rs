@@ -129,10 +129,10 @@ mod tests {
     fn flags_become_a_configuration() {
         // As in kube-proxy, NodePorts are answered on all addresses unless the configuration names the mode nftables
         // explicitly.
-        let all = NodePortAddresses::Cidrs(Vec::new());
+        let all = NodePortAddresses::default();
         let defaults = Config { node_port_addresses: all.clone(), ..Config::default() };
         let node_ports = |texts: &[&str]| {
-            let cidrs = NodePortAddresses::Cidrs(texts.iter().map(|text| text.parse().unwrap()).collect());
+            let cidrs = NodePortAddresses::in_cidrs(texts.iter().map(|text| text.parse().unwrap()).collect());
             Ok(Config { node_port_addresses: cidrs, ..defaults.clone() })
         };
         let detector = |detector| Ok(Config { detector, ..defaults.clone() });
@@ -170,7 +170,7 @@ mod tests {
             (&["--cluster-cidr", "10.0.0"], "10.0.0"),
             (&["--detect-local-mode", "BridgeInterface"], "detectLocal.bridgeInterface"),
             (&["--masquerade-bit", "32"], "32"),
-            (&["--nodeport-addresses", "primary,10.0.0.0/8"], "both 'primary' and CIDRs"),
+            (&["--nodeport-addresses", "primary,10.0.0.0/8,primary"], "Duplicate value: \"primary\""),
             (&["--nodeport-addresses", "192.168.0.2"], "\"192.168.0.2\": must be a valid CIDR"),
             (
                 &["--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "a-very-long-name"],

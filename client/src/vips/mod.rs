@@ -24,7 +24,7 @@ pub mod service;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    net::{IpAddr, Ipv4Addr},
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -37,8 +37,6 @@ pub use facts::{Facts, PodSource};
 pub use service::{Exposure, Hairpin, Vip, VipKey};
 
 use service::ServicePlan;
-
-const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Receives the changes to the VIPs of the node. A changed VIP is removed and then added. If the added value equals the
 /// removed value, a [`crate::DiffStore`] finds no difference.
@@ -76,8 +74,6 @@ pub struct Vips {
     config: Config,
     /// The addresses of the node's interfaces, if the backend has set them.
     local_addresses: Vec<IpAddr>,
-    /// Whether 127.0.0.1 also answers NodePorts.
-    localhost: bool,
     /// The facts about the node; `None` before the first state.
     node: Option<Node>,
     /// The facts from which the current plans were made.
@@ -117,28 +113,13 @@ impl Vips {
         Some(Effective { config: self.config.clone(), node_port_addresses })
     }
 
-    /// Lets 127.0.0.1 also answer NodePorts, whatever the configuration says. Only for a backend that supports this. Must
-    /// be called before all other functions.
-    pub fn answer_on_localhost(&mut self) {
-        self.localhost = true;
-    }
-
-    /// The addresses that answer NodePorts, sorted within each family.
-    fn node_port_addresses(&self, node: &Node) -> Vec<IpAddr> {
-        let mut addresses = node_ports::addresses(&self.config.node_port_addresses, node, &self.local_addresses);
-        if self.localhost {
-            let place = addresses.partition_point(|address| *address < LOCALHOST);
-            addresses.insert(place, LOCALHOST);
-        }
-        addresses
-    }
-
     /// Sets the addresses of the node's interfaces. Returns whether the next `settle` changes the addresses that answer
     /// NodePorts.
     pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
         self.local_addresses = addresses;
         let present = self.facts.as_ref().map(|facts| &facts.node_port_addresses);
-        present.zip(self.node.as_ref()).is_some_and(|(present, node)| *present != self.node_port_addresses(node))
+        let now = |node| node_ports::addresses(&self.config.node_port_addresses, node, &self.local_addresses);
+        present.zip(self.node.as_ref()).is_some_and(|(present, node)| *present != now(node))
     }
 
     /// Moves to `state`, which differs from the previous state only in `changes`.
@@ -164,8 +145,7 @@ impl Vips {
     /// Applies everything that was set before. Does nothing until the node is known.
     pub fn settle(&mut self, program: &mut impl Program) -> Settled {
         let Some(node) = &self.node else { return Settled::default() };
-        let mut facts = Facts::new(&self.config, node, &self.local_addresses);
-        facts.node_port_addresses = self.node_port_addresses(node);
+        let facts = Facts::new(&self.config, node, &self.local_addresses);
         let before = self.facts.take();
         if before.as_ref().is_some_and(|before| before.node_port_addresses != facts.node_port_addresses) {
             let has_node_ports = |service: &Service| service.ports.iter().any(|port| port.node_port.is_some());

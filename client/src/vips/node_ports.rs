@@ -1,38 +1,35 @@
 //! The addresses that answer NodePorts: kube-proxy's `nodePortAddresses`.
 
-use std::net::IpAddr;
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr},
+};
 
 use ipnet::IpNet;
 use localnet_proto::{Family, Node};
 
 use super::NodePortAddresses;
 
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
 /// The addresses that answer NodePorts, sorted within each family. `local` has the addresses of the node's interfaces.
 pub fn addresses(config: &NodePortAddresses, node: &Node, local: &[IpAddr]) -> Vec<IpAddr> {
     Family::BOTH.into_iter().flat_map(|family| of_family(config, family, node, local)).collect()
 }
 
-fn of_family(config: &NodePortAddresses, family: Family, node: &Node, local: &[IpAddr]) -> Vec<IpAddr> {
-    // As in kube-proxy's nftables mode, loopback addresses never answer NodePorts.
+fn of_family(config: &NodePortAddresses, family: Family, node: &Node, local: &[IpAddr]) -> BTreeSet<IpAddr> {
+    // As in kube-proxy's nftables mode, loopback addresses answer only if they are requested.
     let usable = |address: &IpAddr| Family::of(*address) == family && !address.is_loopback();
-    let chosen = match config {
-        NodePortAddresses::Primary => match node.primary_address(family).filter(usable) {
-            Some(primary) => return vec![primary],
-            None => Vec::new(),
-        },
-        NodePortAddresses::Cidrs(cidrs) => {
-            cidrs.iter().filter(|cidr| Family::of(cidr.addr()) == family).collect::<Vec<&IpNet>>()
-        }
-    };
-    let all = chosen.is_empty() || chosen.iter().any(|cidr| cidr.prefix_len() == 0);
+    let primary = node.primary_address(family).filter(usable).filter(|_| config.primary);
+    let localhost = Some(LOCALHOST).filter(|_| config.localhost && family == Family::V4);
+    let cidrs: Vec<&IpNet> = config.cidrs.iter().filter(|cidr| Family::of(cidr.addr()) == family).collect();
+    let all = primary.is_none() && cidrs.is_empty() || cidrs.iter().any(|cidr| cidr.prefix_len() == 0);
     let is_chosen = |address: &IpAddr| match all {
         true => !is_link_local(*address),
-        false => chosen.iter().any(|cidr| cidr.contains(address)),
+        false => cidrs.iter().any(|cidr| cidr.contains(address)),
     };
-    let mut addresses: Vec<IpAddr> = local.iter().copied().filter(usable).filter(is_chosen).collect();
-    addresses.sort_unstable();
-    addresses.dedup();
-    addresses
+    let chosen = local.iter().copied().filter(usable).filter(is_chosen);
+    chosen.chain(primary).chain(localhost).collect()
 }
 
 /// Whether an address is link-local. Each pod's interface on the node has such an address, but no client uses it for
@@ -65,10 +62,17 @@ mod tests {
             (Some("fd00::/8"), "", &format!("{ALL_V4} fd00::2")),
             (Some("127.0.0.0/8 ::1/128"), "10.0.0.9", ""),
             (Some("169.254.0.0/16 fe80::/10"), "10.0.0.9", "169.254.1.1 fe80::1"),
+            (Some("primary 192.168.0.3/32"), "10.0.0.9 fd00::7", "10.0.0.9 192.168.0.3 fd00::7"),
+            (Some("primary 0.0.0.0/0 ::/0"), "10.0.0.9", &format!("{ALL_V4} fd00::2")),
+            (Some("primary 127.0.0.0/8 ::1/128"), "10.0.0.9", "10.0.0.9"),
+            (Some("localhost primary 127.0.0.0/8 ::1/128"), "192.168.0.2", "127.0.0.1 192.168.0.2"),
+            (Some("localhost"), "", "10.0.0.9 127.0.0.1 192.168.0.2 192.168.0.3 fd00::2"),
         ] {
             let parse = |text: &str| text.split_whitespace().map(|one| one.parse().unwrap()).collect::<Vec<IpAddr>>();
-            let config = cidrs.map_or(NodePortAddresses::Primary, |cidrs| {
-                NodePortAddresses::Cidrs(cidrs.split_whitespace().map(|one| one.parse().unwrap()).collect())
+            let config = cidrs.map_or(NodePortAddresses::PRIMARY, |words| NodePortAddresses {
+                primary: words.contains("primary"),
+                cidrs: words.split_whitespace().filter_map(|one| one.parse().ok()).collect(),
+                localhost: words.contains("localhost"),
             });
             let node = Node { addresses: parse(primaries), ..Node::default() };
             assert_eq!(addresses(&config, &node, &parse(LOCAL)), parse(expected), "{config:?} {primaries}");

@@ -136,7 +136,7 @@ fn a_refused_service_is_skipped_until_it_changes_and_others_take_its_vips() {
 fn node_ports_follow_the_nodes_addresses() {
     let mut state = state(CLASH);
     state.services.retain(|key, _| *key.name == *"0");
-    let config = Config { node_port_addresses: NodePortAddresses::Cidrs(Vec::new()), ..Config::default() };
+    let config = Config { node_port_addresses: NodePortAddresses::default(), ..Config::default() };
     let (mut vips, mut held) = (Vips::new(config), Held::default());
     vips.update(&state, &Changes::everything(), &mut held);
     assert_eq!(owners(&held), "");
@@ -169,7 +169,7 @@ fn service(name: u8, (external, node_port, endpoint): (u8, u8, u8)) -> Service {
 proptest! {
     #[test]
     fn any_history_ends_like_a_fresh_start(steps in vec(step(), 1..24)) {
-        let config = Config { node_port_addresses: NodePortAddresses::Cidrs(Vec::new()), ..Config::default() };
+        let config = Config { node_port_addresses: NodePortAddresses::default(), ..Config::default() };
         let (mut vips, mut held) = (Vips::new(config.clone()), Held::default());
         let mut state = Snapshot::default();
         for (name, shape, local) in steps {

@@ -1,4 +1,4 @@
-//! All flags of kube-proxy v1.36 and of earlier versions. Most of them set fields and come from the
+//! All flags of kube-proxy v1.37 and of earlier versions. Most of them set fields and come from the
 //! [table of fields](crate::table).
 
 use std::sync::LazyLock;
@@ -46,7 +46,7 @@ pub enum Sets {
     Nothing,
 }
 
-/// All flags, sorted by name. Those with [`Sets::Nothing`] belong to versions before v1.36.
+/// All flags, sorted by name. Those with [`Sets::Nothing`] belong to versions before v1.37.
 pub static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| {
     let mut flags: Vec<_> = of_program().into_iter().chain(GONE.iter().map(|(name, kind)| gone(name, *kind))).collect();
     for field in FIELDS.iter() {
@@ -103,15 +103,12 @@ impl Flag {
 }
 
 /// The flags that select what the program does, and the deprecated flags for ports.
-fn of_program() -> [Flag; 9] {
-    let no_cadvisor = Some("neither localnet nor kube-proxy reads these files");
+fn of_program() -> [Flag; 7] {
     let flag = |name, kind, help| Flag::new(name, kind, Sets::Program, help);
     let port =
         |name, path, help| Flag { used_by: Some(Part::Brain), ..Flag::new(name, Kind::Int, Sets::Port(path), help) };
     let beside = |flag| Flag { beside_config: true, ..flag };
     [
-        Flag { no_effect: no_cadvisor, ..flag("boot-id-file", Kind::Text, "Files that may contain a boot ID") },
-        Flag { no_effect: no_cadvisor, ..flag("machine-id-file", Kind::Text, "Files that may contain a machine ID") },
         beside(flag("cleanup", Kind::Bool, "Remove everything that the backend has programmed, and exit")),
         beside(flag(
             "config",
@@ -137,11 +134,13 @@ fn of_program() -> [Flag; 9] {
 const GONE: &[(&str, Kind)] = &[
     ("add-dir-header", Kind::Bool),
     ("alsologtostderr", Kind::Bool),
+    ("boot-id-file", Kind::Text),
     ("cleanup-ipvs", Kind::Bool),
     ("log-backtrace-at", Kind::Text),
     ("log-dir", Kind::Path),
     ("log-file-max-size", Kind::Int),
     ("logtostderr", Kind::Bool),
+    ("machine-id-file", Kind::Text),
     ("one-output", Kind::Bool),
     ("proxy-port-range", Kind::Text),
     ("resource-container", Kind::Text),

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
-use serde_json::{Value, json};
+use localnet_core::Code;
 
 use super::FieldType;
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     check::Check,
     field::Field,
     kind::Kind,
-    model::{DetectLocalMode, Mode, NodePortAddresses, PRIMARY},
+    model::{DetectLocalMode, Mode, NodePortAddress, NodePortAddresses},
 };
 
 /// The node's primary addresses, at most one per family.
@@ -99,6 +99,9 @@ fn cidrs(check: &mut Check<'_>, field: &Field, used: bool, why: &str, remedy: &s
     cidrs
 }
 
+/// The remedy for an invalid CIDR.
+const WRITE_CIDR: &str = "write it like 10.0.0.0/8 or 2001:db8::/32";
+
 /// Any number of CIDRs.
 pub(crate) enum Cidrs {}
 
@@ -107,8 +110,7 @@ impl FieldType for Cidrs {
     const KIND: Kind = Kind::List;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Vec<IpNet> {
-        let remedy = "write it like 10.0.0.0/8 or 2001:db8::/32";
-        cidrs(check, field, check.is_used(field), "must be a valid CIDR", remedy)
+        cidrs(check, field, check.is_used(field), "must be a valid CIDR", WRITE_CIDR)
     }
 }
 
@@ -135,33 +137,39 @@ impl FieldType for ClusterCidrs {
     }
 }
 
-/// As in kube-proxy, the default depends on the configured mode. An empty mode counts as iptables even if a backend of
-/// another mode runs, so that an address that answered NodePorts with kube-proxy still answers them.
+/// As in kube-proxy, the default depends on the configured mode: `primary` if `mode` is explicitly `nftables`, otherwise all
+/// addresses. An empty mode counts as iptables even if a backend of another mode runs, so that an address that answered
+/// NodePorts with kube-proxy still answers them.
 impl FieldType for NodePortAddresses {
     type Value = Self;
     const KIND: Kind = Kind::List;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
         let given = check.document.texts(field.path);
-        match given.iter().position(|text| *text == PRIMARY) {
-            None if !given.is_empty() => Self::Cidrs(Cidrs::read(check, field)),
-            None if check.document.text("mode") != Mode::Nftables.as_str() => Self::All,
-            None => Self::Primary,
-            Some(_) if given.len() == 1 => Self::Primary,
-            Some(position) => {
-                let path = format!("{}[{position}]", field.path);
-                let (why, remedy) = ("can't use both 'primary' and CIDRs", "use only primary, or only CIDRs");
-                check.findings.invalid(&path, format_args!("{PRIMARY:?}"), why, remedy);
-                Self::Primary
+        if given.is_empty() && check.document.text("mode") == Mode::Nftables.as_str() {
+            return Self(vec![NodePortAddress::Primary]);
+        }
+        let mut items = Vec::new();
+        for (position, text) in given.into_iter().enumerate() {
+            let path = format!("{}[{position}]", field.path);
+            let item = match text {
+                "primary" => Some(NodePortAddress::Primary),
+                "localhost" => Some(NodePortAddress::Localhost),
+                "all" => Some(NodePortAddress::All),
+                _ => address::cidr(text).map(NodePortAddress::Cidr),
+            };
+            match item {
+                Some(NodePortAddress::Cidr(_)) => items.extend(item),
+                Some(word) if items.contains(&word) => {
+                    check.findings.add(Code::ValueInvalid, &path, format!("Duplicate value: {text:?}"), "remove it");
+                }
+                Some(word) => items.push(word),
+                None => {
+                    let why = "must be a valid CIDR or one of the keywords 'primary', 'localhost', 'all'";
+                    check.findings.invalid(&path, format_args!("{text:?}"), why, WRITE_CIDR);
+                }
             }
         }
-    }
-
-    fn write(value: &Self) -> Value {
-        match value {
-            Self::All => Value::Null,
-            Self::Primary => json!([PRIMARY]),
-            Self::Cidrs(cidrs) => json!(cidrs),
-        }
+        Self(items)
     }
 }

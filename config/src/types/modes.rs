@@ -6,13 +6,13 @@ use super::FieldType;
 use crate::{
     check::Check,
     field::Field,
-    gates::FeatureGates,
+    gates::{FeatureGates, IPVS},
     kind::Kind,
     model::{DetectLocalMode, IpFamilyPolicy, MinorVersion, Mode, Platform},
 };
 
 /// The minor version of the kube-proxy whose rules this crate follows.
-const KUBERNETES: MinorVersion = MinorVersion { major: 1, minor: 36 };
+const KUBERNETES: MinorVersion = MinorVersion { major: 1, minor: 37 };
 
 /// The kernel's `IFNAMSIZ` without the byte that terminates a name.
 const LONGEST_INTERFACE: usize = 15;
@@ -34,7 +34,8 @@ impl FieldType for Mode {
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
         let (given, modes) = (check.document.text(field.path), check.reader.platform.modes());
-        let names: Vec<_> = modes.iter().map(|mode| mode.as_str()).collect();
+        let is_enabled = |mode: &&Self| **mode != Self::Ipvs || check.gate(IPVS);
+        let names: Vec<_> = modes.iter().filter(is_enabled).map(|mode| mode.as_str()).collect();
         if !given.is_empty() && !names.contains(&given) {
             let why = format!("must be {} or blank", names.join(", "));
             check.invalid(field, format_args!("{given:?}"), &why, "use one of them");

@@ -20,6 +20,9 @@ pub(super) fn run(options: &Options, report: &(impl Fn(&Outcome) + Sync)) -> any
 
 fn of(options: &Options, case: &Case) -> anyhow::Result<Verdict> {
     let state = state_of_case(&case.cluster(), &case.flows.node.name)?;
+    if case.flows.node.localhost {
+        return Ok(Verdict::NotClaimed("no claim is about NodePorts on 127.0.0.1".to_owned()));
+    }
     let flows: Vec<Flow> = case.flows.flows.iter().filter_map(|flow| options.claims.of_flow(flow, &state)).collect();
     if flows.is_empty() && !case.flows.flows.is_empty() {
         return Ok(Verdict::NotClaimed(format!("none of the Case's {} flows is claimed", case.flows.flows.len())));

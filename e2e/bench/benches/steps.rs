@@ -234,6 +234,6 @@ fn config() -> Config {
         masquerade_all: false,
         masquerade_bit: 14,
         detector: Detector::ClusterCidr(vec!["10.180.0.0/16".parse().expect("is a CIDR")]),
-        node_port_addresses: NodePortAddresses::Primary,
+        node_port_addresses: NodePortAddresses::PRIMARY,
     }
 }

@@ -33,6 +33,9 @@ pub fn check_case<G>(case: &Case, program: impl FnOnce(&Network) -> anyhow::Resu
     let checked = || {
         let endpoints = case.endpoints()?;
         let network = Network::build(case.flows.topology(&endpoints))?;
+        if case.flows.node.localhost {
+            network.node().sysctl(&[("net/ipv4/conf/all/route_localnet", "1")])?;
+        }
         let _servers = Servers::start(&network, endpoints)?;
         check_flows(&network, &case.flows, program).map(drop)
     };

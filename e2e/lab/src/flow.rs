@@ -6,6 +6,7 @@
 //!   detect_local: {cluster_cidr: [10.180.0.0/16, fd00:10:180::/48]}
 //!   masquerade_all: false
 //!   node_port_addresses: [192.168.0.0/16] # NodePorts are open on the node's addresses in these; default: the primary ones
+//!   localhost: false                      # whether NodePorts are open on 127.0.0.1, too
 //!   addresses: [192.168.1.2]              # addresses of the node besides the lab's fixed ones
 //! flows:
 //!   - {from: pod:10.180.0.2, proto: tcp, to: 172.30.0.41, port: 80, answers: [10.180.0.1:80, 10.180.1.1:80], source: kept}
@@ -50,6 +51,8 @@ pub struct NodeOptions {
     pub masquerade_all: bool,
     /// NodePorts are open on the node's addresses in these networks; `None`: on its primary addresses.
     pub node_port_addresses: Option<Vec<IpNet>>,
+    /// Whether NodePorts are open on 127.0.0.1, too. Only the modes iptables and nftables can do so.
+    pub localhost: bool,
     /// Addresses of the node besides the lab's fixed ones.
     pub addresses: Vec<IpAddr>,
 }
@@ -61,6 +64,7 @@ impl Default for NodeOptions {
             detect_local: None,
             masquerade_all: false,
             node_port_addresses: None,
+            localhost: false,
             addresses: Vec::new(),
         }
     }

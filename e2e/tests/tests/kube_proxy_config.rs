@@ -1,4 +1,4 @@
-//! Compares localnet-config with kube-proxy v1.36.3: both accept the same configurations, and give them the same meaning.
+//! Compares localnet-config with kube-proxy v1.37.2: both accept the same configurations, and give them the same meaning.
 //!
 //! `kube-proxy --write-config-to` checks a configuration and writes the resulting one, without starting a server.
 
@@ -159,10 +159,10 @@ const FILES: &[&str] = &[
     "bindAddressHardFail: 'true'",
     "bindAddressHardFail: 1",
     "enableProfiling: on",
-    "showHiddenMetricsForVersion: '1.35'",
-    "showHiddenMetricsForVersion: '1.34'",
     "showHiddenMetricsForVersion: '1.36'",
-    "showHiddenMetricsForVersion: 1.35",
+    "showHiddenMetricsForVersion: '1.35'",
+    "showHiddenMetricsForVersion: '1.37'",
+    "showHiddenMetricsForVersion: 1.36",
     "showHiddenMetricsForVersion: x",
     "hostnameOverride: Node-A",
     "clientConnection: {kubeconfig: /a, acceptContentTypes: a, contentType: b, qps: 7.5, burst: 8}",
@@ -239,6 +239,12 @@ const FILES: &[&str] = &[
     "nodePortAddresses: [primary, primary]",
     "nodePortAddresses: [primary, 10.0.0.0/8]",
     "nodePortAddresses: [10.0.0.0/8, primary]",
+    "nodePortAddresses: [localhost]",
+    "nodePortAddresses: [all, all]",
+    "nodePortAddresses: [localhost, 10.0.0.0/8, localhost]",
+    "nodePortAddresses: [primary, localhost, all, 10.0.0.0/8, 'fd00::/8']",
+    "nodePortAddresses: [Localhost]",
+    "mode: nftables\nnodePortAddresses: [localhost]\nfeatureGates: {KubeProxyNFTablesLocalhostNodePorts: true}",
     "nodePortAddresses: [10.0.0.0/8, 'fd00::/8', 10.1.0.0/16]",
     "nodePortAddresses: [10.0.0.1]",
     "nodePortAddresses: ['']",
@@ -251,7 +257,11 @@ const FILES: &[&str] = &[
     "oomScoreAdj: null",
     "portRange: 1-2",
     "windowsRunAsService: true",
-    "featureGates: {AllAlpha: true}",
+    // An alpha gate needs GenericWorkload, which kube-proxy does not use.
+    "featureGates: {AllAlpha: true, GenericWorkload: true}",
+    "featureGates: {KubeProxyIPVS: false, NFTablesNetlink: false}",
+    "featureGates: {KubeProxyIPVS: false}\nmode: ipvs",
+    "featureGates: {KubeProxyIPVS: true}\nmode: ipvs",
     "featureGates: {AllBeta: true, AllAlpha: false}",
     "featureGates: {AllowServiceExternalIPs: false}",
     "featureGates: {WinDSR: false}",
@@ -288,7 +298,7 @@ const FILES: &[&str] = &[
     "logging: {options: {json: {infoBufferSize: 0}}}",
     "logging: {options: {text: {infoBufferSize: 1.5Mi}, json: {infoBufferSize: 4k}}}\nfeatureGates: {LoggingAlphaOptions: true}",
     "logging: {options: {text: {infoBufferSize: 4kb}}}\nfeatureGates: {LoggingAlphaOptions: true}",
-    "logging: {options: {text: {infoBufferSize: 512}}}\nfeatureGates: {AllAlpha: true}",
+    "logging: {options: {text: {infoBufferSize: 512}}}\nfeatureGates: {AllAlpha: true, GenericWorkload: true}",
 ];
 
 #[test]
@@ -336,13 +346,20 @@ fn values(kind: Kind) -> &'static [&'static str] {
         Kind::Int | Kind::Unsigned => &["0", "7", "31", "32", "-1", "1000", "x", "1.5", "3000000000"],
         Kind::Float => &["0", "2.5", "-1", "x", "1e2"],
         Kind::Text | Kind::Path => {
-            &["a", "10.0.0.0/8", "10.0.0.0/8,fd00::/48", "nftables", "ipvs", "NodeCIDR", "json", "1.35"]
+            &["a", "10.0.0.0/8", "10.0.0.0/8,fd00::/48", "nftables", "ipvs", "NodeCIDR", "json", "1.36"]
         }
         Kind::Duration => &["20s", "1m30s", "0", "0s", "-1s", "30", "x", "2h"],
-        Kind::List => &["10.0.0.0/8", "10.0.0.0/8,fd00::/8", "primary", "primary,10.0.0.0/8", "x", ""],
+        Kind::List => &["10.0.0.0/8", "10.0.0.0/8,fd00::/8", "primary", "primary,localhost", "all,all", "x", ""],
         Kind::Ip => &["10.0.0.1", "fd00::1", "::", "0.0.0.0", "010.0.0.1", "x", "", "10.0.0.1:80"],
         Kind::IpPort => &["10.0.0.1:80", "[fd00::1]:80", "x", "", "10.0.0.1:0", "10.0.0.1:x", "[::]:65536"],
-        Kind::Gates => &["AllAlpha=true", "AllAlpha=true,AllBeta=true", "WinDSR=false", "AllAlpha", "AllAlpha=x", ""],
+        Kind::Gates => &[
+            "AllAlpha=true,GenericWorkload=true",
+            "AllAlpha=true,AllBeta=true",
+            "WinDSR=false",
+            "AllAlpha",
+            "AllAlpha=x",
+            "",
+        ],
         Kind::VModule => &["a=1", "a=1,b*=2", "a", "a=x", "=1", "a=2147483648", ""],
         Kind::Size => &["0", "4Ki", "4K", "x"],
     }

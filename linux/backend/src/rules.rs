@@ -88,6 +88,17 @@ pub fn firewall<S: Sets>(vip: [Field; 3], firewalled: S, allowed_sources: S) -> 
     ])
 }
 
+/// Adds the rule that drops packets from other hosts to loopback addresses, if NodePorts answer on one. Without it, these
+/// packets would be accepted, because NodePorts on loopback addresses need `route_localnet` (CVE-2020-8558). The rule
+/// precedes translation: afterwards, answers to the node's own packets have a loopback address, too.
+pub fn guarding_loopback(chain: Chain, facts: &Facts, family: Family) -> Chain {
+    let Some(loopback) = facts.loopback(family) else { return chain };
+    let from_elsewhere = Statement::InputInterface(Op::Ne, InterfacePattern::Exact("lo".into()));
+    let to_loopback = Statement::Address(AddressField::Destination, Op::Eq, loopback);
+    let rule = Rule::new([from_elsewhere, to_loopback, Statement::Verdict(Verdict::Drop)]);
+    chain.rule(rule.comment("other hosts do not reach loopback addresses"))
+}
+
 /// The chain for VIPs without endpoints. An endpoint of another VIP may have the address and port of such a VIP, for
 /// instance a host-network pod at a node's address. Packets that were already translated to such an endpoint pass.
 pub fn unserved(vip: [Field; 3], no_endpoints: impl Sets, translated_comment: &str) -> Chain {

@@ -38,7 +38,7 @@ fn kernel(state: &Snapshot, network: &str) -> FakeHcn {
 
 fn backend(case: &Case, kernel: FakeHcn, network: &str) -> WinBackend<FakeHcn> {
     let given = case.flows.node.node_port_addresses.clone();
-    let node_port_addresses = given.map_or(NodePortAddresses::Primary, NodePortAddresses::Cidrs);
+    let node_port_addresses = given.map_or(NodePortAddresses::PRIMARY, NodePortAddresses::in_cidrs);
     let overlay = network == "Overlay";
     let options = Options {
         network: Some("pods".to_owned()),

@@ -1,4 +1,4 @@
-//! The differential test: random clusters and random packets, for which the oracle, our backend and kube-proxy v1.36.3 in the
+//! The differential test: random clusters and random packets, for which the oracle, our backend and kube-proxy v1.37.2 in the
 //! same mode must agree. [`agree`] runs it for one [`Pair`]. The ipvs backend runs in a guest, and is compared with the oracle
 //! alone.
 //!

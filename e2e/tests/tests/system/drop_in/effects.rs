@@ -182,20 +182,30 @@ fn node_ports_answer_on_localhost_if_configured() -> anyhow::Result<()> {
     let node = alone.network.node();
     // CIDRs of both families, because the node is dual-stack.
     let (all, loopback) = ("0.0.0.0/0, \"::/0\"", "127.0.0.0/8, \"::1/128\"");
-    for (answers, addresses) in [(true, all), (false, all), (true, loopback), (false, loopback)] {
-        let lines =
-            format!("mode: iptables\niptables: {{localhostNodePorts: {answers}}}\nnodePortAddresses: [{addresses}]");
-        let mut running = alone.start(&lines)?;
-        await_condition(&lines, || {
-            // Not the loopback address, which the pod has, too.
-            let seen = alone.seen(node, (LOOPBACK[0], NODE_PORT));
-            seen.map(|source| NODE_TO_PODS.contains(&source)) == answers.then_some(true)
-        })
-        .with_context(|| alone.log())?;
-        let rules = node.output(Command::new("iptables-nft").args(["-S", "KUBE-NODEPORTS"]))?;
-        assert_eq!(rules.contains("! -s 127.0.0.0/8 -d 127.0.0.0/8"), answers, "{rules}");
-        running.kill()?;
-        running.wait()?;
+    let iptables = |answers: bool, addresses: &str| {
+        format!("mode: iptables\niptables: {{localhostNodePorts: {answers}}}\nnodePortAddresses: [{addresses}]")
+    };
+    let nft = |answers: bool| {
+        format!(
+            "mode: nftables\nfeatureGates: {{KubeProxyNFTablesLocalhostNodePorts: {answers}}}\nnodePortAddresses: [primary, localhost]"
+        )
+    };
+    let lines =
+        |answers| [iptables(answers, all), iptables(answers, loopback), iptables(answers, "localhost"), nft(answers)];
+    for (on, off) in lines(true).into_iter().zip(lines(false)) {
+        for (answers, lines) in [(true, on), (false, off)] {
+            let mut running = alone.start(&lines)?;
+            await_condition(&lines, || {
+                // Not the loopback address, which the pod has, too.
+                let seen = alone.seen(node, (LOOPBACK[0], NODE_PORT));
+                seen.map(|source| NODE_TO_PODS.contains(&source)) == answers.then_some(true)
+            })
+            .with_context(|| alone.log())?;
+            let rules = node.output(Command::new("nft").args(["list", "ruleset"]))?;
+            assert_eq!(rules.contains("ip daddr 127.0.0.0/8"), answers, "{lines}: {rules}");
+            running.kill()?;
+            running.wait()?;
+        }
     }
     Ok(())
 }
