@@ -40,7 +40,10 @@ fn grpcurl_prints_the_state_without_proto_files() -> anyhow::Result<()> {
         assert!(listed.lines().any(|line| line == service), "{service} is not listed:\n{listed}");
     }
     let described = grpcurl(&["describe", "localnetv1.NextFilter"])?;
-    assert!(described.contains("A random number, new at each start of the brain"), "without comments:\n{described}");
+    assert!(
+        described.contains("A random number that the brain chooses at each start"),
+        "without comments:\n{described}"
+    );
     let health = grpcurl(&["grpc.health.v1.Health/Check"])?;
     assert!(health.contains("SERVING") && !health.contains("NOT_SERVING"), "{health}");
     Ok(())
