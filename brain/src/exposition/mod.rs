@@ -94,7 +94,7 @@ mod tests {
 
     /// A row of the table in docs/operations/metrics.md.
     fn row(family: &MetricFamily) -> String {
-        let labels = family.get_metric()[0].get_label().iter().map(|label| label.name());
+        let labels = family.get_metric()[0].get_label().iter().map(prometheus::proto::LabelPair::name);
         let labels = labels.collect::<Vec<_>>().join(",");
         let labels = if labels.is_empty() { labels } else { format!("{{{labels}}}") };
         let kind = format!("{:?}", family.get_field_type()).to_lowercase();
