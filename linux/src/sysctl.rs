@@ -89,6 +89,11 @@ impl Settings {
         Ok(Set::From(before))
     }
 
+    /// Whether the kernel lets nobody write a setting, whatever their privileges are.
+    pub fn is_read_only(&self, name: &str) -> bool {
+        fs::metadata(self.root.join(name)).is_ok_and(|file| file.permissions().readonly())
+    }
+
     /// How to make a missing setting appear.
     fn remedy(&self, name: &str, error: &io::Error) -> Option<&'static str> {
         const IPVS: &str = "proc/sys/net/ipv4/vs";

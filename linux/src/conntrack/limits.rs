@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tracing::warn;
+
 use crate::sysctl::{Error, Set, Settings};
 
 /// The limits to set. A limit of `None`, or a switch that is `false`, leaves the kernel's value unchanged.
@@ -54,16 +56,32 @@ impl Limits {
         rows.into_iter().filter_map(|(name, value)| Some((format!("proc/sys/net/netfilter/{name}"), value?))).collect()
     }
 
+    /// The maximum of connections and the number of buckets, if this node can set them.
+    fn sizes(&self, settings: &Settings) -> Vec<(&'static str, i64)> {
+        let Some(max) = self.max(settings.processors()).and_then(|max| i64::try_from(max).ok()) else {
+            return Vec::new();
+        };
+        // The kernel lets only the machine's own network namespace change them. In a node that is a container, the maximum is
+        // read-only.
+        if settings.is_read_only(MAX) {
+            if settings.get(MAX).is_ok_and(|now| now < max) {
+                warn!(
+                    wanted = max,
+                    "cannot raise net.netfilter.nf_conntrack_max in a container: raise it on the machine"
+                );
+            }
+            return Vec::new();
+        }
+        // One bucket for four connections, as in kube-proxy.
+        vec![(MAX, max), (HASHSIZE, max / 4)]
+    }
+
     /// Applies the limits, and returns the outcome for each setting with its path. If one setting fails, the others
-    /// still apply. The settings belong to the network namespace of the calling thread, except for the hash size.
+    /// still apply. The settings belong to the network namespace of the calling thread, except for the two sizes.
     pub fn apply(&self, settings: &Settings) -> Vec<Result<(String, Set), Error>> {
-        // As in kube-proxy, a maximum that is already higher stays, and there is one bucket for four connections.
-        let max = self.max(settings.processors());
-        let sizes = max.into_iter().flat_map(|max| [(MAX, max), (HASHSIZE, max / 4)]);
-        let sizes = sizes.map(|(name, size)| {
-            let size = i64::try_from(size).unwrap_or(i64::MAX);
-            settings.ensure_at_least(name, size).map(|set| (name.to_owned(), set))
-        });
+        // As in kube-proxy, a maximum that is already higher stays.
+        let sizes = self.sizes(settings).into_iter();
+        let sizes = sizes.map(|(name, size)| settings.ensure_at_least(name, size).map(|set| (name.to_owned(), set)));
         let others = self.settings().into_iter();
         sizes.chain(others.map(|(name, value)| settings.ensure(&name, value).map(|set| (name, set)))).collect()
     }
@@ -71,7 +89,7 @@ impl Limits {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, os::unix::fs::PermissionsExt};
 
     use super::*;
 
@@ -154,5 +172,15 @@ mod tests {
             limits.apply(&Settings::at(root.path()));
             assert_eq!(fs::read_to_string(root.path().join(MAX)).unwrap(), after, "a maximum is only raised");
         }
+        let reserved = root.path().join(MAX);
+        fs::write(&reserved, "65536").unwrap();
+        fs::write(root.path().join(HASHSIZE), "100").unwrap();
+        fs::set_permissions(&reserved, fs::Permissions::from_mode(0o444)).unwrap();
+        assert!(
+            limits.apply(&Settings::at(root.path())).iter().all(Result::is_ok),
+            "a container keeps the machine's maximum"
+        );
+        let sizes = [MAX, HASHSIZE].map(|name| fs::read_to_string(root.path().join(name)).unwrap());
+        assert_eq!(sizes, ["65536", "100"]);
     }
 }
