@@ -15,7 +15,7 @@ use localnet_client::{
     served::{Entry, Served, To},
     vips::VipKey,
 };
-use localnet_proto::{Family, Protocol, Verdict};
+use localnet_proto::{Affinity, Family, Protocol, Verdict};
 
 use crate::kernel::{Kernel, Tools};
 
@@ -147,7 +147,7 @@ impl Rules {
             _ => way,
         };
         if way.starts_with("KUBE-SVC-") || way.starts_with("KUBE-SVL-") {
-            return Entry { to: to(self.endpoints(way)), outside: None, affinity: self.seconds(way) }.plain();
+            return Entry { to: to(self.endpoints(way)), outside: None, affinity: self.affinity(way) }.plain();
         }
         let pool = |prefix: &str| {
             self.rules(way).iter().find(|rule| rule.target.starts_with(prefix)).map(|rule| rule.target.as_str())
@@ -158,7 +158,7 @@ impl Rules {
         let local = pool("KUBE-SVL-");
         let endpoints = |chain: Option<&str>| chain.map(|chain| self.endpoints(chain)).unwrap_or_default();
         let outside = by_policy.then(|| to(endpoints(local))).flatten();
-        let affinity = all.or(local).and_then(|chain| self.seconds(chain));
+        let affinity = all.or(local).and_then(|chain| self.affinity(chain));
         Entry { to: to(endpoints(all)), outside, affinity }.plain()
     }
 
@@ -167,8 +167,8 @@ impl Rules {
         chains.flat_map(|rule| self.rules(&rule.target)).filter_map(|rule| rule.to).collect()
     }
 
-    fn seconds(&self, pool: &str) -> Option<u32> {
-        self.rules(pool).iter().find_map(|rule| rule.seconds)
+    fn affinity(&self, pool: &str) -> Option<Affinity> {
+        self.rules(pool).iter().find_map(|rule| rule.seconds.map(Affinity::from))
     }
 }
 

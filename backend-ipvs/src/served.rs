@@ -72,7 +72,7 @@ pub fn of(servers: &[ServerState], tables: &[TableDump], local: &BTreeSet<IpAddr
             }
             None => Entry { to: by_ipvs, ..Entry::default() },
         };
-        let affinity = server.and_then(|state| state.server.persistence).map(|persistence| persistence.timeout);
+        let affinity = server.and_then(|state| state.server.persistence).map(|persistence| persistence.timeout.into());
         (key, Entry { affinity, ..entry }.plain())
     };
     Served(keys.into_iter().map(entry).collect())

@@ -15,7 +15,7 @@ use localnet_client::{
 };
 use localnet_linux::nft::{Socket, TableDump, Tuple};
 use localnet_linux_backend::elements::{of_set, read_endpoint, read_numbered, verdicts, vips};
-use localnet_proto::{Family, Verdict};
+use localnet_proto::{Affinity, Family, Verdict};
 
 use crate::plan::{
     names,
@@ -75,7 +75,7 @@ pub fn of(table: &TableDump) -> Served {
         let entry = Entry {
             to: to(services.contains(&key), &endpoints, &all),
             outside: outside.flatten(),
-            affinity: affinity.get(&key).copied(),
+            affinity: affinity.get(&key).map(|seconds| Affinity::from(*seconds)),
         };
         (key, entry.plain())
     };

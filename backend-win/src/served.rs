@@ -12,7 +12,7 @@ use localnet_client::{
     served::{Entry, Served, To},
     vips::VipKey,
 };
-use localnet_proto::Family;
+use localnet_proto::{Affinity, Family};
 
 use crate::{
     hcn::{
@@ -43,7 +43,7 @@ pub fn of<'a>(balancers: impl IntoIterator<Item = &'a LoadBalancer>, endpoints: 
             let addresses = named.flat_map(Endpoint::addresses).filter(|one| Family::of(*one) == frontend.family());
             let sockets: BTreeSet<_> = addresses.map(|one| SocketAddr::new(one, mapping.internal_port)).collect();
             if !sockets.is_empty() {
-                let affinity = (mapping.distribution_type == Distribution::SOURCE_IP).then_some(0);
+                let affinity = (mapping.distribution_type == Distribution::SOURCE_IP).then(Affinity::default);
                 served.0.insert(key(&frontend), Entry { to: Some(To::Endpoints(sockets)), outside: None, affinity });
             }
         }

@@ -249,9 +249,9 @@ mod tests {
     #[test]
     fn ordinary_services_have_no_differences() {
         check(vec![service("web", |_| {})], Mode::Nftables, &[]);
-        check(vec![service("web", |web| web.client_ip_affinity = Some(60))], Mode::Nftables, &[]);
+        check(vec![service("web", |web| web.client_ip_affinity = Some(60.into()))], Mode::Nftables, &[]);
         let at_many_addresses = service("sticky", |web| {
-            web.client_ip_affinity = Some(60);
+            web.client_ip_affinity = Some(60.into());
             web.external_ips = vec!["192.168.0.2".parse().unwrap()];
         });
         check(vec![at_many_addresses], Mode::Nftables, &[]);

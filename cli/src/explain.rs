@@ -139,7 +139,7 @@ pub fn from_state(world: &World, judged: &Judged<'_>) -> Explanation {
     if let Outcome::Endpoints { choices, masquerade, hairpin, affinity } = &judged.outcome {
         explanation.endpoints.clone_from(choices);
         explanation.hairpin.clone_from(hairpin);
-        (explanation.masquerade, explanation.affinity_seconds) = (*masquerade, *affinity);
+        (explanation.masquerade, explanation.affinity_seconds) = (*masquerade, affinity.map(|of| of.seconds));
     }
     explanation
 }

@@ -160,7 +160,7 @@ mod tests {
         let one = |(name, seconds): &(&str, u16)| {
             let key = ServiceKey::new("shop", *name);
             let mut service = Service::new(key.clone(), vec!["10.96.0.1".parse().unwrap()]);
-            service.client_ip_affinity = Some(u32::from(*seconds));
+            service.client_ip_affinity = Some(u32::from(*seconds).into());
             (key, Arc::new(service))
         };
         ports.iter().map(one).collect()

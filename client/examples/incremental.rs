@@ -88,7 +88,7 @@ impl Listener for Lines {
             let node_port = port.node_port.unwrap_or_default();
             lines.push(format!("port {key} {} {} {} {node_port}", named(&port.name), port.protocol, port.port));
         }
-        lines.extend(service.client_ip_affinity.map(|seconds| format!("affinity {key} {seconds}")));
+        lines.extend(service.client_ip_affinity.map(|affinity| format!("affinity {key} {}", affinity.seconds)));
         self.services.insert(key.clone(), lines);
     }
 

@@ -8,7 +8,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use localnet_proto::{Family, Port, Protocol, Scopes, Service, Snapshot, Verdict};
+use localnet_proto::{Affinity, Family, Port, Protocol, Scopes, Service, Snapshot, Verdict};
 
 /// The first packet of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +59,8 @@ pub enum Outcome {
         /// Endpoints for which the packet is always masqueraded. Such an endpoint is on this node and is itself the
         /// sender of the packet.
         hairpin: BTreeSet<SocketAddr>,
-        /// Seconds for which the sender keeps the endpoint.
-        affinity: Option<u32>,
+        /// The session affinity of the sender, if there is one.
+        affinity: Option<Affinity>,
     },
     /// The sender gets "port unreachable".
     Reject,

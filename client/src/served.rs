@@ -30,7 +30,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use localnet_proto::{Changes, Family, Protocol, Service, Snapshot, Verdict};
+use localnet_proto::{Affinity, Changes, Family, Protocol, Service, Snapshot, Verdict};
 
 pub use lacks::{Lack, Lacks};
 
@@ -84,8 +84,8 @@ pub struct Entry {
     pub to: Option<To>,
     /// Where connections from outside of the cluster go, if they go elsewhere.
     pub outside: Option<To>,
-    /// Seconds for which a client keeps its endpoint.
-    pub affinity: Option<u32>,
+    /// The session affinity, if there is one.
+    pub affinity: Option<Affinity>,
 }
 
 impl Entry {
@@ -105,7 +105,7 @@ impl Entry {
     fn lines(&self, destination: &str) -> Vec<String> {
         let to = self.to.iter().map(|to| format!("{destination} {to}"));
         let outside = self.outside.iter().map(|to| format!("{destination} outside {to}"));
-        let affinity = self.affinity.iter().map(|seconds| format!("{destination} affinity {seconds}"));
+        let affinity = self.affinity.iter().map(|Affinity { seconds }| format!("{destination} affinity {seconds}"));
         to.chain(outside).chain(affinity).collect()
     }
 }
@@ -139,7 +139,7 @@ impl Served {
         let key = VipKey { address: address.parse().ok()?, protocol, port: port.parse().ok()? };
         let entry = self.0.entry(key).or_default();
         match rest {
-            ["affinity", seconds] => entry.affinity = Some(seconds.parse().ok()?),
+            ["affinity", seconds] => entry.affinity = Some(seconds.parse::<u32>().ok()?.into()),
             ["outside", rest @ ..] => entry.outside = Some(To::read(rest)?),
             rest => entry.to = Some(To::read(rest)?),
         }
@@ -309,14 +309,14 @@ mod tests {
     fn a_vip_without_an_eligible_endpoint_has_a_verdict_and_no_affinity() {
         let nothing = expected(|service| {
             service.endpoints.truncate(0);
-            service.client_ip_affinity = Some(60);
+            service.client_ip_affinity = Some(60.into());
         });
         assert_eq!(nothing.differences(&read("10.96.0.10 TCP 80 reject\n192.0.2.1 TCP 30080 reject")), "");
     }
 
     #[test]
     fn features_that_a_backend_lacks_are_not_expected() {
-        let affine = |service: &mut Service| service.client_ip_affinity = Some(60);
+        let affine = |service: &mut Service| service.client_ip_affinity = Some(60.into());
         let several_ports = |service: &mut Service| {
             service.endpoints[0].ports[0].port = 9090;
             service.endpoints[0].address = [192, 0, 2, 1].into();
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn differences_are_listed() {
-        let affine = expected(|service| service.client_ip_affinity = Some(60));
+        let affine = expected(|service| service.client_ip_affinity = Some(60.into()));
         let differences = affine.differences(&read(&format!("10.96.0.10 TCP 80 {BOTH}\n10.96.0.10 TCP 81 drop")));
         for line in [
             "lacks: 10.96.0.10 TCP 80 affinity 60",

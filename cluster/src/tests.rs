@@ -299,7 +299,7 @@ fn an_address_that_two_services_claim_belongs_to_the_older() {
     let marked = check_marks(&mut cluster, apply(external("z", 3, "203.0.113.2")), &["b", "c", "z"]);
     assert_eq!(owners(&marked), [true, false, true]);
     // A change that is not a claim does not affect other Services.
-    let sticky = ServiceObject { affinity: Some(60), ..external("c", 7, "203.0.113.1") };
+    let sticky = ServiceObject { affinity: Some(60.into()), ..external("c", 7, "203.0.113.1") };
     assert_eq!(owners(&check_marks(&mut cluster, apply(sticky), &["c"])), [false]);
     // A recreated Service is younger than before. It can also get its previous age back.
     let marked = check_marks(&mut cluster, apply(external("b", 9, "203.0.113.1")), &["b", "c"]);

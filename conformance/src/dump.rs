@@ -15,7 +15,7 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
-use localnet_proto::{Endpoint, Revision, Scopes, Service, Snapshot};
+use localnet_proto::{Affinity, Endpoint, Revision, Scopes, Service, Snapshot};
 
 /// The state that a backend holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,7 +81,7 @@ fn of_service(service: &Service, lines: &mut BTreeSet<String>) {
             format!("endpoint {key} {} {address} {number} {}", named(&port.name), words(*scopes))
         }));
     }
-    if let Some(seconds) = service.client_ip_affinity {
+    if let Some(Affinity { seconds }) = service.client_ip_affinity {
         lines.insert(format!("affinity {key} {seconds}"));
     }
 }

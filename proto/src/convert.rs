@@ -13,8 +13,8 @@ use localnet_core::Severity;
 
 use crate::{
     model::{
-        Endpoint, EndpointPort, Family, Node, Port, Protocol, Scopes, Service, ServiceKey, SourceFilter, Verdict,
-        WhenEmpty,
+        Affinity, Endpoint, EndpointPort, Family, Node, Port, Protocol, Scopes, Service, ServiceKey, SourceFilter,
+        Verdict, WhenEmpty,
     },
     wire,
 };
@@ -81,7 +81,7 @@ impl From<&Service> for wire::Service {
             external_traffic_to_local: service.external_traffic_to_local,
             internal_traffic_to_local: service.internal_traffic_to_local,
             ip_filters: service.source_filters.iter().map(Into::into).collect(),
-            session_affinity: service.client_ip_affinity.map(|seconds| {
+            session_affinity: service.client_ip_affinity.map(|Affinity { seconds }| {
                 wire::service::SessionAffinity::ClientIp(wire::ClientIpAffinity {
                     timeout_seconds: i32::try_from(seconds).unwrap_or(i32::MAX),
                 })
@@ -111,7 +111,8 @@ pub(crate) fn service_of(
     }
     let affinity = head.session_affinity.as_ref();
     let client_ip_affinity = affinity.map(|wire::service::SessionAffinity::ClientIp(client)| {
-        u32::try_from(client.timeout_seconds).map_err(|_| format!("{} is negative", client.timeout_seconds))
+        let seconds = u32::try_from(client.timeout_seconds);
+        seconds.map(Affinity::from).map_err(|_| format!("{} is negative", client.timeout_seconds))
     });
     Ok(Service {
         kind: head.r#type.clone(),

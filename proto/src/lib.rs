@@ -22,8 +22,8 @@ mod update;
 
 pub use address::{Address, DEFAULT_ADDRESS, InvalidAddress};
 pub use model::{
-    ByFamily, Endpoint, EndpointPort, Family, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,
-    SourceFilter, Verdict, WhenEmpty,
+    Affinity, ByFamily, Endpoint, EndpointPort, Family, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey,
+    Snapshot, SourceFilter, Verdict, WhenEmpty,
 };
 pub use update::{Change, Changes, Update};
 

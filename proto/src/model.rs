@@ -83,9 +83,9 @@ pub struct Service {
     /// Whether the external traffic policy is Local, so that external traffic keeps its source address.
     #[serde(default, skip_serializing_if = "is_default")]
     pub external_traffic_to_local: bool,
-    /// The timeout of the session affinity in seconds; `None` without affinity.
+    /// The session affinity, if there is one.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub client_ip_affinity: Option<u32>,
+    pub client_ip_affinity: Option<Affinity>,
     /// The sources that may reach some of the addresses. All sources may reach the other addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub source_filters: Vec<SourceFilter>,
@@ -101,6 +101,20 @@ pub struct Service {
     /// The endpoints, sorted by address, then ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<Endpoint>,
+}
+
+/// Session affinity: a client, identified by its source address, keeps its endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Affinity {
+    /// For how long after a client's last connection, in seconds.
+    pub seconds: u32,
+}
+
+impl From<u32> for Affinity {
+    fn from(seconds: u32) -> Self {
+        Self { seconds }
+    }
 }
 
 impl Service {

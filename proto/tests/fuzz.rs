@@ -19,7 +19,7 @@ fn web() -> Service {
     };
     let cluster_ips = vec![[10, 96, 0, 1].into(), [0xfd00, 0, 0, 0, 0, 0, 0, 1].into()];
     let service = Service::new(ServiceKey::new("default", "web"), cluster_ips);
-    Service { ports, endpoints: vec![endpoint(1), endpoint(2)], client_ip_affinity: Some(10800), ..service }
+    Service { ports, endpoints: vec![endpoint(1), endpoint(2)], client_ip_affinity: Some(10800.into()), ..service }
 }
 
 /// Items as the bytes of a stream: each after its length, in two bytes.

@@ -76,7 +76,7 @@ fn service() -> impl Strategy<Value = Service> {
             ports,
             internal_traffic_to_local: options.0,
             external_traffic_to_local: options.1,
-            client_ip_affinity: options.2,
+            client_ip_affinity: options.2.map(Into::into),
             source_filters: filters
                 .into_iter()
                 .map(|ip| SourceFilter { targets: vec![ip.into()], source_ranges: vec!["10.0.0.0/8".parse().unwrap()] })

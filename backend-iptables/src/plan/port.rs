@@ -16,7 +16,7 @@ use std::{
 
 use ipnet::IpNet;
 use localnet_client::vips::{Exposure, Facts, Vip, VipKey};
-use localnet_proto::{Family, Protocol, ServiceKey, Verdict};
+use localnet_proto::{Affinity, Family, Protocol, ServiceKey, Verdict};
 
 use super::{
     ChainId, Dispatch, Line, Table, names,
@@ -279,7 +279,7 @@ impl Planner<'_> {
     }
 
     /// Adds the chains that pick an endpoint, and the chain of each endpoint.
-    fn pick(&mut self, mut masquerade: Option<(String, Vec<String>)>, affinity: Option<u32>) {
+    fn pick(&mut self, mut masquerade: Option<(String, Vec<String>)>, affinity: Option<Affinity>) {
         let pools = std::mem::take(&mut self.pools);
         let endpoints: BTreeSet<SocketAddr> = pools.values().flat_map(|pool| pool.iter().copied()).collect();
         for (name, pool) in &pools {
@@ -294,7 +294,7 @@ impl Planner<'_> {
                     (self.of_endpoint(Rule::new(), &format!("{} -> {endpoint}", self.text)), chain)
                 })
                 .collect();
-            if let Some(seconds) = affinity {
+            if let Some(Affinity { seconds }) = affinity {
                 rules.extend(targets.iter().map(|(rule, chain)| {
                     let mask = self.host_mask();
                     let recent = format!("recent --rcheck --seconds {seconds} --reap --name {chain} {mask} --rsource");

@@ -147,7 +147,7 @@ fn a_refused_service_is_named_and_the_others_are_programmed() {
         let mut state = state();
         let key = ServiceKey::new("default", "sticky");
         // The tools refuse a timeout of 0 seconds.
-        Arc::make_mut(state.services.get_mut(&key).unwrap()).client_ip_affinity = Some(0);
+        Arc::make_mut(state.services.get_mut(&key).unwrap()).client_ip_affinity = Some(0.into());
         let (_, synced) = sync(network.node(), flavour, &state);
         assert_eq!(synced.failed.len(), 0, "{synced:?}");
         let [skipped] = synced.skipped.as_slice() else { panic!("{synced:?}") };

@@ -30,7 +30,7 @@ pub fn of_vip(key: &VipKey, vip: &Vip, scheduler: &Scheduler) -> Plan {
         frontend: frontend(key),
         scheduler: scheduler.clone(),
         flags: options::flags(scheduler),
-        persistence: vip.affinity.map(|seconds| Persistence::of_addresses(family, seconds)),
+        persistence: vip.affinity.map(|affinity| Persistence::of_addresses(family, affinity.seconds)),
     };
     Plan { server, destinations: destinations.clone() }
 }

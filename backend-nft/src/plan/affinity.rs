@@ -93,7 +93,7 @@ fn pools_of(vip: &Vip, slots: &Slots) -> impl Iterator<Item = (Pool, u32, u32)> 
 
 /// How long clients of a VIP are remembered, in seconds, at least 1. The kernel treats 0 as forever.
 pub fn timeout(vip: &Vip) -> u32 {
-    vip.affinity.unwrap_or_default().max(1)
+    vip.affinity.unwrap_or_default().seconds.max(1)
 }
 
 /// All endpoints of a VIP from both pools. An endpoint in both has only one slot.
@@ -269,7 +269,7 @@ mod tests {
             exposure: Exposure::ExternalLocal,
             endpoints: endpoints(cluster),
             local_endpoints: endpoints(local),
-            affinity: Some(affinity),
+            affinity: Some(affinity.into()),
             ..Vip::default()
         }
     }

@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
 };
 
-use localnet_proto::{Endpoint, Node, Port, Service};
+use localnet_proto::{Affinity, Endpoint, Node, Port, Service};
 
 /// Maximum number of endpoints that one part of a description lists. The others are only counted.
 const MAX_NAMED: usize = 8;
@@ -27,7 +27,7 @@ pub(super) fn difference(before: &Service, now: &Service) -> String {
     let external = [before, now].map(|service| policy(service.external_traffic_to_local));
     field("externalTrafficPolicy", external[0], external[1], &mut parts);
     let affinity = |service: &Service| match service.client_ip_affinity {
-        Some(seconds) => format!("ClientIP {seconds} s"),
+        Some(Affinity { seconds }) => format!("ClientIP {seconds} s"),
         None => "None".to_owned(),
     };
     field("sessionAffinity", &affinity(before), &affinity(now), &mut parts);
@@ -137,7 +137,7 @@ mod tests {
         now.endpoints.extend((10..20).map(|last| endpoint(last, serving)));
         now.external_ips = vec!["192.0.2.1".parse().unwrap()];
         now.external_traffic_to_local = true;
-        now.client_ip_affinity = Some(60);
+        now.client_ip_affinity = Some(60.into());
         assert_eq!(
             difference(&before, &now),
             "endpoints added: 10.0.0.10, 10.0.0.11, 10.0.0.12, 10.0.0.13, 10.0.0.14, 10.0.0.15, 10.0.0.16, 10.0.0.17 and 2 more; \

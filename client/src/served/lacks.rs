@@ -56,8 +56,11 @@ impl Lacks {
             Exposure::ExternalLocal => (to(&vip.endpoints), to(&vip.local_endpoints)),
             Exposure::Internal | Exposure::External => (to(&vip.endpoints), None),
         };
-        let affinity = vip.affinity.map(|seconds| if self.has(Lack::Seconds) { 0 } else { seconds });
-        Entry { to, outside, affinity }.plain()
+        let mut entry = Entry { to, outside, affinity: vip.affinity };
+        if self.has(Lack::Seconds) {
+            entry.affinity.iter_mut().for_each(|affinity| affinity.seconds = 0);
+        }
+        entry.plain()
     }
 
     fn endpoints(&self, endpoints: &[SocketAddr], node: &[IpAddr]) -> Vec<SocketAddr> {

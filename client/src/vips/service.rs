@@ -10,7 +10,7 @@ use std::{
 
 use ipnet::IpNet;
 use localnet_core::{Code, Diagnostic, Subject};
-use localnet_proto::{ByFamily, Endpoint, Family, Port, Protocol, Scopes, Service, ServiceKey, Verdict};
+use localnet_proto::{Affinity, ByFamily, Endpoint, Family, Port, Protocol, Scopes, Service, ServiceKey, Verdict};
 
 use super::Facts;
 
@@ -66,8 +66,8 @@ pub struct Vip {
     /// The endpoints that may answer in existing flows: endpoints that are eligible in any scope, and endpoints that only
     /// drain. Sorted and without duplicates.
     pub serving: Arc<[SocketAddr]>,
-    /// Seconds for which a client keeps its endpoint.
-    pub affinity: Option<u32>,
+    /// The session affinity, if there is one.
+    pub affinity: Option<Affinity>,
     /// The IPVS scheduler that the service requests, if any.
     pub ipvs_scheduler: Option<Arc<str>>,
     /// The verdict if no endpoint is eligible.

@@ -12,7 +12,7 @@ pub mod reduce;
 use std::{net::IpAddr, num::NonZeroI64, sync::Arc};
 
 use ipnet::IpNet;
-use localnet_proto::{Family, ServiceKey};
+use localnet_proto::{Affinity, Family, ServiceKey};
 
 pub use conditions::Conditions;
 pub use event::{Event, Kind, Object};
@@ -84,8 +84,8 @@ pub struct ServiceObject {
     pub internal_local: bool,
     /// Whether `spec.externalTrafficPolicy` is `Local`.
     pub external_local: bool,
-    /// The timeout of `ClientIP` session affinity in seconds. `None` without affinity.
-    pub affinity: Option<u32>,
+    /// The `ClientIP` session affinity. `None` without affinity.
+    pub affinity: Option<Affinity>,
     /// `spec.healthCheckNodePort`; 0 for none.
     pub health_check_node_port: i32,
     /// The trimmed value of the annotation `localnet.dev/ipvs-scheduler`, if it is not empty.

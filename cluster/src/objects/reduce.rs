@@ -19,7 +19,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use localnet_proto::{Family, Protocol};
+use localnet_proto::{Affinity, Family, Protocol};
 
 use super::{
     NodeObject, Parsed, ServiceCidrObject, ServiceObject, ServicePort, ServiceType, SliceEndpoint, SliceObject,
@@ -92,13 +92,13 @@ fn cluster_ip_texts(spec: &ServiceSpec) -> Vec<&str> {
     }
 }
 
-fn affinity(spec: &ServiceSpec) -> Option<u32> {
+fn affinity(spec: &ServiceSpec) -> Option<Affinity> {
     if spec.session_affinity.as_deref() != Some("ClientIP") {
         return None;
     }
     let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
     let seconds = config.and_then(|client| client.timeout_seconds).and_then(|seconds| u32::try_from(seconds).ok());
-    Some(seconds.filter(|seconds| *seconds > 0).unwrap_or(DEFAULT_AFFINITY_SECONDS))
+    Some(seconds.filter(|seconds| *seconds > 0).unwrap_or(DEFAULT_AFFINITY_SECONDS).into())
 }
 
 impl From<KubePort> for ServicePort {
@@ -281,10 +281,10 @@ mod tests {
         let of = |spec: Value| service(&spec, &json!([])).affinity;
         assert_eq!(of(json!({})), None);
         assert_eq!(of(json!({"sessionAffinity": "None"})), None);
-        assert_eq!(of(json!({"sessionAffinity": "ClientIP"})), Some(10_800));
+        assert_eq!(of(json!({"sessionAffinity": "ClientIP"})), Some(10_800.into()));
         let config =
             json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 60}}});
-        assert_eq!(of(config), Some(60));
+        assert_eq!(of(config), Some(60.into()));
     }
 
     #[test]

@@ -122,7 +122,7 @@ pub(super) fn affinity(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
         Err(verdict) => return Ok(verdict),
     };
     life.start()?;
-    life.bench.apply(&state([Service { client_ip_affinity: Some(600), ..web(1, 2) }]))?;
+    life.bench.apply(&state([Service { client_ip_affinity: Some(600.into()), ..web(1, 2) }]))?;
     life.eventually(|_| answered(lab.network.client(), Protocol::Tcp, at(1)).map(drop))?;
     let mut met = BTreeSet::new();
     for _ in 0..AFFINITY_PROBES {
@@ -133,7 +133,7 @@ pub(super) fn affinity(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let left: Vec<_> =
         PODS.iter().filter_map(|pod| pod.parse().ok()).filter(|pod| met.iter().all(|by| by.ip() != *pod)).collect();
     let endpoints = left.iter().map(|pod| endpoint(*pod, "http", 8080)).collect();
-    life.bench.apply(&state([Service { client_ip_affinity: Some(600), endpoints, ..web(1, 0) }]))?;
+    life.bench.apply(&state([Service { client_ip_affinity: Some(600.into()), endpoints, ..web(1, 0) }]))?;
     life.eventually(|_| {
         let by = answered(lab.network.client(), Protocol::Tcp, at(1))?;
         anyhow::ensure!(left.contains(&by.ip()), "{by} answers, although it was removed");

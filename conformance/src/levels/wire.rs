@@ -84,7 +84,10 @@ const CHECKS: &[(&str, Check)] = &[
         step(bench, &[state([service(1, 1), other.clone()]), state([other])])
     }),
     ("session-affinity", |bench| {
-        step(bench, &[state([Service { client_ip_affinity: Some(600), ..service(1, 2) }]), state([service(1, 2)])])
+        step(
+            bench,
+            &[state([Service { client_ip_affinity: Some(600.into()), ..service(1, 2) }]), state([service(1, 2)])],
+        )
     }),
     ("udp-and-tcp-on-one-port", |bench| {
         let mut both = service(1, 1);

@@ -73,7 +73,7 @@ fn service() -> impl Strategy<Value = Service> {
                 external_ips: vec![[198, 51, 100, 1].into()],
                 external_traffic_to_local: external_local,
                 internal_traffic_to_local: internal_local,
-                client_ip_affinity: affinity,
+                client_ip_affinity: affinity.map(Into::into),
                 endpoints,
                 ..Service::new(ServiceKey::new(namespace, name.as_str()), vec![[172, 30, 0, 1].into()])
             })

@@ -190,13 +190,13 @@ fn choices(state: &Snapshot, packet: &Packet) -> (BTreeSet<std::net::SocketAddr>
     let rules =
         Rules { detects_pods: true, node_port_addresses: node().addresses.into_iter().collect(), ..Rules::default() };
     match route::route(state, &rules, packet) {
-        Outcome::Endpoints { choices, affinity, .. } => (choices, affinity),
+        Outcome::Endpoints { choices, affinity, .. } => (choices, affinity.map(|of| of.seconds)),
         _ => (BTreeSet::new(), None),
     }
 }
 
 fn sticky(name: &str, cluster_ip: &str, endpoints: &[&str]) -> Service {
-    Service { client_ip_affinity: Some(100), ..service(name, cluster_ip, endpoints) }
+    Service { client_ip_affinity: Some(100.into()), ..service(name, cluster_ip, endpoints) }
 }
 
 fn web(endpoints: &[&str]) -> Snapshot {
@@ -272,8 +272,8 @@ fn a_client_has_one_endpoint_for_all_addresses_of_a_port() {
 /// from the next one.
 #[test]
 fn a_changed_timeout_counts_from_the_last_connection() {
-    let with = |seconds| {
-        let web = Service { client_ip_affinity: Some(seconds), ..sticky("web", VIPS[0].0, &FOUR) };
+    let with = |seconds: u32| {
+        let web = Service { client_ip_affinity: Some(seconds.into()), ..sticky("web", VIPS[0].0, &FOUR) };
         state([web, sticky("other", VIPS[1].0, &FOUR)])
     };
     let stay = |first: &[IpAddr], then: &[IpAddr]| first.iter().zip(then).filter(|(one, other)| one == other).count();
@@ -412,7 +412,7 @@ fn growth_keeps_the_clients() {
     let ends = crowd(&mut world, 100);
     let crowded = |prefix: &str, sticky_too: bool| {
         let many = (0..2200_u16).map(|i| {
-            let affinity = (sticky_too && i % 2 == 0).then_some(7);
+            let affinity = (sticky_too && i % 2 == 0).then(|| 7.into());
             let other = service(&format!("{prefix}{i}"), &format!("172.31.{}.{}", i / 250, i % 250), &FOUR[..2]);
             Service { client_ip_affinity: affinity, ..other }
         });

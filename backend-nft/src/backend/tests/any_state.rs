@@ -58,7 +58,7 @@ fn any_service() -> impl Strategy<Value = Service> {
             service.source_filters = vec![SourceFilter { targets: service.load_balancer_ips.clone(), source_ranges }];
         }
         service.external_traffic_to_local = to_local;
-        service.client_ip_affinity = affinity;
+        service.client_ip_affinity = affinity.map(Into::into);
         service.endpoints = v4.into_iter().chain(v6).collect();
         service.endpoints.sort();
         service

@@ -180,7 +180,7 @@ fn load_balancer_health_checks_can_be_forwarded_to_the_node() {
 #[test]
 fn session_affinity_is_used_if_hns_supports_it() {
     let mut node = node();
-    node.service.client_ip_affinity = Some(60);
+    node.service.client_ip_affinity = Some(60.into());
     assert!(node.balancers().iter().all(|line| line.ends_with(" by2")), "{:?}", node.balancers());
     node.version = Version::new(11, 11);
     assert!(node.balancers().iter().all(|line| !line.contains(" by")));

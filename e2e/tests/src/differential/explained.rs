@@ -26,7 +26,9 @@ impl TryFrom<Answer> for Outcome {
     fn try_from(answer: Answer) -> anyhow::Result<Self> {
         let Answer { outcome, endpoints, masquerade, hairpin, affinity_seconds } = answer;
         Ok(match outcome.as_str() {
-            "endpoints" => Self::Endpoints { choices: endpoints, masquerade, hairpin, affinity: affinity_seconds },
+            "endpoints" => {
+                Self::Endpoints { choices: endpoints, masquerade, hairpin, affinity: affinity_seconds.map(Into::into) }
+            }
             "reject" => Self::Reject,
             "drop" => Self::Drop,
             "notOurs" => Self::NotOurs,

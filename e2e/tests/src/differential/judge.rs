@@ -38,7 +38,7 @@ pub(crate) fn judge(asked: &Asked, seen: &Seen, topology: &Topology) -> Option<S
                 return Some(format!("{} saw the source {}", wrong.0, wrong.1));
             }
             let lasted = seen.span.map_or(0.0, |span| span.ended.duration_since(span.began).as_secs_f64());
-            let stays = affinity.is_some_and(|seconds| lasted < f64::from(seconds) * 0.8);
+            let stays = affinity.is_some_and(|of| lasted < f64::from(of.seconds) * 0.8);
             if stays && by.len() > 1 {
                 return Some("the client does not stay with one endpoint".to_owned());
             }
@@ -88,8 +88,8 @@ fn what_the_oracle_does_not_say_is_wrong() {
         (goes(false, None), all(node), false),
         (goes(true, None), all(client), false),
         (goes(false, None), seen(&[(one, client)], &[]), false),
-        (goes(false, Some(9)), seen(&[(one, client)], &[]), true),
-        (goes(false, Some(9)), seen(&[(one, client), (two, client)], &[]), false),
+        (goes(false, Some(9.into())), seen(&[(one, client)], &[]), true),
+        (goes(false, Some(9.into())), seen(&[(one, client), (two, client)], &[]), false),
         (goes(false, None), seen(&[(to, client)], &[]), false),
         (goes(false, None), seen(&[(one, client)], &[probe::Outcome::Dropped]), false),
         (asked(Outcome::NotOurs, false), seen(&[(to, client)], &[]), true),

@@ -103,7 +103,7 @@ impl Memory {
 
     /// The error in an answer that is right apart from affinity, if there is one.
     pub(crate) fn check(&mut self, side: Side, asked: &Asked, seen: &Seen, scene: &Scene<'_>) -> Option<String> {
-        let Outcome::Endpoints { choices, affinity: Some(seconds), .. } = &asked.expected else { return None };
+        let Outcome::Endpoints { choices, affinity: Some(affinity), .. } = &asked.expected else { return None };
         // kube-proxy may have used any of several Services.
         if side == Side::KubeProxy && scene.claims_of_port(&scene.claimants(asked.question.to.ip()), asked).count() > 1
         {
@@ -113,8 +113,8 @@ impl Memory {
         let (service, port) = port(scene, asked)?;
         let port = (service, port, ipvs::keeps_clients_apart(self.backend, side).then_some(asked.question.to));
         let known = Known::find(scene, &port.0)?;
-        if *seconds < LONG {
-            let time = Duration::from_secs((*seconds).into());
+        if affinity.seconds < LONG {
+            let time = Duration::from_secs(affinity.seconds.into());
             let client = (side, asked.question.source(), port);
             return self.check_short(client, choices, (by, seen.span?), known, time);
         }

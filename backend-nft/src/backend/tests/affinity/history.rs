@@ -40,7 +40,7 @@ fn state_of(services: &[ServiceParts]) -> Snapshot {
         }
         service.external_ips = vec![format!("192.168.99.{number}").parse().unwrap()];
         service.external_traffic_to_local = *to_local;
-        service.client_ip_affinity = *affinity;
+        service.client_ip_affinity = affinity.map(Into::into);
         let of = |prefix: &str| {
             endpoints.iter().map(|(host, scopes)| endpoint(&format!("{prefix}{host}"), *scopes)).collect::<Vec<_>>()
         };
@@ -71,7 +71,7 @@ type Remembered = BTreeMap<(usize, usize), BTreeMap<std::net::SocketAddr, u64>>;
 fn retain_valid(remembered: &mut Remembered, state: &Snapshot, now: u64) {
     for ((_, port), ends) in remembered.iter_mut() {
         let service = state.services.get(&ServiceKey::new("default", if *port == 1 { "s2" } else { "s1" }));
-        let seconds = service.and_then(|service| service.client_ip_affinity).unwrap_or_default();
+        let seconds = service.and_then(|service| service.client_ip_affinity).unwrap_or_default().seconds;
         ends.retain(|_, last| *last + u64::from(seconds) > now);
         let vips = VIPS.into_iter().zip(PORTS).filter(|(_, of)| of == port).map(|(vip, _)| vip);
         let usable: Vec<_> = vips
