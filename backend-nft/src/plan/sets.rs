@@ -1,103 +1,32 @@
 //! The sets and maps. They are the same for all services. The sets of session affinity exist only while a service has it.
 
 use localnet_linux::nft::{FieldType, Name, Set, Table};
-use localnet_linux_backend::sets::Shape;
 pub use localnet_linux_backend::sets::{HAIRPIN, Sets, VIP};
 use localnet_proto::Family;
 
-/// One of the sets and maps of a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum SetId {
-    /// ClusterIPs, whose unused ports reject packets.
-    ClusterIps,
-    /// VIPs whose traffic is masqueraded.
-    External,
-    /// VIPs that send traffic from outside to local endpoints only.
-    ExternalLocal,
-    /// VIP → the chain that picks one of its endpoints.
-    Services,
-    /// VIP and slot → endpoint.
-    Endpoints,
-    /// VIP → the chain that picks one of its local endpoints.
-    LocalServices,
-    /// VIP and slot → local endpoint.
-    LocalEndpoints,
-    /// VIP → the verdict while it has no endpoints.
-    NoEndpoints,
-    /// Connections of local endpoints to themselves.
-    Hairpin,
-    /// VIPs with source ranges.
-    Firewalled,
-    /// VIP and a source range that may reach this VIP.
-    AllowedSources,
-    /// VIP with session affinity → the ID of its Service's port.
-    AffinityVips,
-    /// VIP and timeout in seconds.
-    AffinityTimeouts,
-    /// VIP and the number of endpoints to pick from.
-    AffinitySizes,
-    /// VIP and a slot that has an endpoint.
-    AffinitySlots,
-    /// VIP and number of an endpoint → the chain of its slot.
-    AffinityPicks,
-    /// VIP and the number of local endpoints to pick from.
-    AffinityLocalSizes,
-    /// VIP and a slot that has a local endpoint.
-    AffinityLocalSlots,
-    /// VIP and number of a local endpoint → the chain of its slot.
-    AffinityLocalPicks,
-    /// VIP and slot → endpoint.
-    AffinityEndpoints,
-}
-
-impl Sets for SetId {
-    const TABLE: &'static str = super::TABLE;
-
-    const ALL: &'static [(Self, &'static str, Shape, &'static str)] = &[
-        (Self::ClusterIps, "cluster-ips", Shape::Addresses, "ClusterIPs: unused ports are rejected"),
-        (Self::External, "external", Shape::Vips, "VIPs whose traffic is masqueraded"),
-        (
-            Self::ExternalLocal,
-            "external-local-vips",
-            Shape::Vips,
-            "VIPs that send traffic from outside to local endpoints",
-        ),
-        (Self::Services, "services", Shape::VipToVerdict, "VIP to the choice of an endpoint"),
-        (Self::Endpoints, "endpoints", Shape::NumberedToEndpoint, "VIP and slot to endpoint"),
-        (Self::LocalServices, "local-services", Shape::VipToVerdict, "VIP to the choice of a local endpoint"),
-        (Self::LocalEndpoints, "local-endpoints", Shape::NumberedToEndpoint, "VIP and slot to local endpoint"),
-        (Self::NoEndpoints, "no-endpoints", Shape::VipToVerdict, "VIPs without an eligible endpoint"),
-        (Self::Hairpin, "hairpin", Shape::Hairpins, "local endpoints that reach themselves"),
-        (Self::Firewalled, "firewalled", Shape::Vips, "VIPs with source ranges"),
-        (Self::AllowedSources, "allowed-sources", Shape::Sources, "sources that may reach these VIPs"),
-        (
-            Self::AffinityVips,
-            "affinity-vips",
-            Shape::VipToNumber,
-            "VIP to the number of the port whose clients keep their endpoint",
-        ),
-        (Self::AffinityTimeouts, "affinity-timeouts", Shape::Numbered, "VIP and seconds for which clients keep it"),
-        (Self::AffinitySizes, "affinity-sizes", Shape::Numbered, "VIP and size to pick from"),
-        (Self::AffinitySlots, "affinity-slots", Shape::Numbered, "VIP and slot in use"),
-        (Self::AffinityPicks, "affinity-picks", Shape::NumberedToVerdict, "VIP and number of an endpoint to its slot"),
-        (
-            Self::AffinityLocalSizes,
-            "affinity-local-sizes",
-            Shape::Numbered,
-            "VIP and size to pick a local endpoint from",
-        ),
-        (Self::AffinityLocalSlots, "affinity-local-slots", Shape::Numbered, "VIP and slot in use by a local endpoint"),
-        (
-            Self::AffinityLocalPicks,
-            "affinity-local-picks",
-            Shape::NumberedToVerdict,
-            "VIP and number of a local endpoint to its slot",
-        ),
-        (Self::AffinityEndpoints, "affinity-endpoints", Shape::NumberedToEndpoint, "VIP and slot to endpoint"),
-    ];
-
-    fn index(self) -> usize {
-        self as usize
+localnet_linux_backend::sets! {
+    SetId of super::TABLE {
+        ClusterIps: Addresses = "cluster-ips", "ClusterIPs: unused ports are rejected";
+        External: Vips = "external", "VIPs whose traffic is masqueraded";
+        ExternalLocal: Vips = "external-local-vips", "VIPs that send traffic from outside to local endpoints";
+        Services: VipToVerdict = "services", "VIP to the choice of an endpoint";
+        Endpoints: NumberedToEndpoint = "endpoints", "VIP and slot to endpoint";
+        LocalServices: VipToVerdict = "local-services", "VIP to the choice of a local endpoint";
+        LocalEndpoints: NumberedToEndpoint = "local-endpoints", "VIP and slot to local endpoint";
+        /// Maps each of these VIPs to its verdict.
+        NoEndpoints: VipToVerdict = "no-endpoints", "VIPs without an eligible endpoint";
+        Hairpin: Hairpins = "hairpin", "local endpoints that reach themselves";
+        Firewalled: Vips = "firewalled", "VIPs with source ranges";
+        AllowedSources: Sources = "allowed-sources", "sources that may reach these VIPs";
+        AffinityVips: VipToNumber = "affinity-vips", "VIP to the number of the port whose clients keep their endpoint";
+        AffinityTimeouts: Numbered = "affinity-timeouts", "VIP and seconds for which clients keep it";
+        AffinitySizes: Numbered = "affinity-sizes", "VIP and size to pick from";
+        AffinitySlots: Numbered = "affinity-slots", "VIP and slot in use";
+        AffinityPicks: NumberedToVerdict = "affinity-picks", "VIP and number of an endpoint to its slot";
+        AffinityLocalSizes: Numbered = "affinity-local-sizes", "VIP and size to pick a local endpoint from";
+        AffinityLocalSlots: Numbered = "affinity-local-slots", "VIP and slot in use by a local endpoint";
+        AffinityLocalPicks: NumberedToVerdict = "affinity-local-picks", "VIP and number of a local endpoint to its slot";
+        AffinityEndpoints: NumberedToEndpoint = "affinity-endpoints", "VIP and slot to endpoint";
     }
 
     /// Whether the set exists only while a VIP has session affinity.

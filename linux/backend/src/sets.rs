@@ -61,6 +61,36 @@ pub trait Sets: Copy + Ord + Debug + Send + Sync + 'static {
     }
 }
 
+/// Declares the sets and maps of a table: an enum that implements [`Sets`](crate::sets::Sets). A row has the variant, its fields, its name in
+/// the kernel, and its purpose. Other methods of the trait may follow the rows.
+#[macro_export]
+macro_rules! sets {
+    (
+        $set:ident of $table:path {
+            $($(#[doc = $doc:literal])* $id:ident: $shape:ident = $name:literal, $purpose:literal;)*
+        }
+        $($method:tt)*
+    ) => {
+        /// One of the sets and maps of a table.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $set {
+            $(#[doc = concat!($purpose, ".")] $(#[doc = $doc])* $id,)*
+        }
+
+        impl $crate::sets::Sets for $set {
+            const TABLE: &'static str = $table;
+            const ALL: &'static [(Self, &'static str, $crate::sets::Shape, &'static str)] =
+                &[$((Self::$id, $name, $crate::sets::Shape::$shape, $purpose)),*];
+
+            fn index(self) -> usize {
+                self as usize
+            }
+
+            $($method)*
+        }
+    };
+}
+
 /// The fields of a set or map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
