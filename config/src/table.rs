@@ -75,11 +75,11 @@ macro_rules! cell {
         cell!($do $($into),+; $type as $type = $row $(; $($doc),+)?)
     };
     (fields $into:expr; $type:ty as $rule:ty = $row:expr; $($doc:literal),+) => {
-        $into.push($row.of(<$rule as FieldType>::KIND, &[$($doc),+]))
+        $into.push($row.of(<$rule as FieldType<$type>>::KIND, &[$($doc),+]))
     };
-    (read $check:expr; $type:ty as $rule:ty = $row:expr) => { <$rule as FieldType>::read($check, &$row) };
+    (read $check:expr; $type:ty as $rule:ty = $row:expr) => { <$rule as FieldType<$type>>::read($check, &$row) };
     (write $value:expr, $document:expr; $type:ty as $rule:ty = $row:expr) => {
-        $document.set($row.path, <$rule as FieldType>::KIND.or_zero(<$rule as FieldType>::write(&$value)))
+        $document.set($row.path, <$rule as FieldType<$type>>::KIND.or_zero(<$rule as FieldType<$type>>::write(&$value)))
     };
 }
 

@@ -16,7 +16,6 @@ use crate::{
 
 /// The node's primary addresses, at most one per family.
 impl FieldType for Vec<IpAddr> {
-    type Value = Self;
     const KIND: Kind = Kind::List;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -43,7 +42,6 @@ impl FieldType for Vec<IpAddr> {
 }
 
 impl FieldType for SocketAddr {
-    type Value = Self;
     const KIND: Kind = Kind::IpPort;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -57,7 +55,6 @@ impl FieldType for SocketAddr {
 
 /// In documents, `None` is an empty string.
 impl FieldType for Option<SocketAddr> {
-    type Value = Self;
     const KIND: Kind = Kind::IpPort;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -68,7 +65,6 @@ impl FieldType for Option<SocketAddr> {
 
 /// `winkernel.sourceVip`. In documents, `None` is an empty string.
 impl FieldType for Option<IpAddr> {
-    type Value = Self;
     const KIND: Kind = Kind::Text;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -105,8 +101,7 @@ const WRITE_CIDR: &str = "write it like 10.0.0.0/8 or 2001:db8::/32";
 /// Any number of CIDRs.
 pub(crate) enum Cidrs {}
 
-impl FieldType for Cidrs {
-    type Value = Vec<IpNet>;
+impl FieldType<Vec<IpNet>> for Cidrs {
     const KIND: Kind = Kind::List;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Vec<IpNet> {
@@ -117,8 +112,7 @@ impl FieldType for Cidrs {
 /// `detectLocal.clusterCIDRs`: at most one CIDR of each family.
 pub(crate) enum ClusterCidrs {}
 
-impl FieldType for ClusterCidrs {
-    type Value = Vec<IpNet>;
+impl FieldType<Vec<IpNet>> for ClusterCidrs {
     const KIND: Kind = Kind::List;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Vec<IpNet> {
@@ -141,7 +135,6 @@ impl FieldType for ClusterCidrs {
 /// addresses. An empty mode counts as iptables even if a backend of another mode runs, so that an address that answered
 /// NodePorts with kube-proxy still answers them.
 impl FieldType for NodePortAddresses {
-    type Value = Self;
     const KIND: Kind = Kind::List;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {

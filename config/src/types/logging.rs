@@ -15,7 +15,6 @@ use crate::{
 };
 
 impl FieldType for LogFormat {
-    type Value = Self;
     const KIND: Kind = Kind::Text;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -37,8 +36,7 @@ impl FieldType for LogFormat {
 /// `logging.flushFrequency`: a duration of more than zero. The error has the wording of the logging library.
 pub(crate) enum FlushFrequency {}
 
-impl FieldType for FlushFrequency {
-    type Value = Duration;
+impl FieldType<Duration> for FlushFrequency {
     const KIND: Kind = Kind::Duration;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Duration {
@@ -53,8 +51,7 @@ impl FieldType for FlushFrequency {
 /// A verbosity: at most `i32::MAX`.
 pub(crate) enum Verbosity {}
 
-impl FieldType for Verbosity {
-    type Value = u32;
+impl FieldType<u32> for Verbosity {
     const KIND: Kind = Kind::Unsigned;
 
     fn read(check: &mut Check<'_>, field: &Field) -> u32 {
@@ -71,7 +68,6 @@ fn verbosity(check: &mut Check<'_>, path: &str, given: &Value) -> u32 {
 }
 
 impl FieldType for Vec<VModule> {
-    type Value = Self;
     const KIND: Kind = Kind::VModule;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -112,8 +108,7 @@ fn needs_gate(check: &mut Check<'_>, field: &Field, is_set: bool) {
 /// `splitStream`
 pub(crate) enum SplitStream {}
 
-impl FieldType for SplitStream {
-    type Value = bool;
+impl FieldType<bool> for SplitStream {
     const KIND: Kind = Kind::Bool;
 
     fn read(check: &mut Check<'_>, field: &Field) -> bool {
@@ -126,8 +121,7 @@ impl FieldType for SplitStream {
 /// `infoBufferSize`, a number of bytes. A negative number means no buffer.
 pub(crate) enum BufferSize {}
 
-impl FieldType for BufferSize {
-    type Value = u64;
+impl FieldType<u64> for BufferSize {
     const KIND: Kind = Kind::Size;
 
     fn read(check: &mut Check<'_>, field: &Field) -> u64 {

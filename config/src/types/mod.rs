@@ -19,24 +19,21 @@ use serde_json::Value;
 
 use crate::{check::Check, field::Field, kind::Kind};
 
-/// The rules for the values of a field.
-pub(crate) trait FieldType {
-    /// The type of the value in [`Config`](crate::Config).
-    type Value: Serialize;
+/// The rules for the values of a field. `T` is the type of the value in [`Config`](crate::Config).
+pub(crate) trait FieldType<T: Serialize = Self> {
     /// The type of the value in documents and flags.
     const KIND: Kind;
 
     /// Reads the value of a field. For an invalid value, adds a finding and returns some valid value.
-    fn read(check: &mut Check<'_>, field: &Field) -> Self::Value;
+    fn read(check: &mut Check<'_>, field: &Field) -> T;
 
     /// Returns the value in the form that documents use. If it returns null, documents contain the zero value of [`Self::KIND`].
-    fn write(value: &Self::Value) -> Value {
+    fn write(value: &T) -> Value {
         serde_json::to_value(value).unwrap_or_default()
     }
 }
 
 impl FieldType for bool {
-    type Value = Self;
     const KIND: Kind = Kind::Bool;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -45,7 +42,6 @@ impl FieldType for bool {
 }
 
 impl FieldType for String {
-    type Value = Self;
     const KIND: Kind = Kind::Text;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -55,7 +51,6 @@ impl FieldType for String {
 
 /// In documents, `None` is an empty string.
 impl FieldType for Option<String> {
-    type Value = Self;
     const KIND: Kind = Kind::Text;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -65,7 +60,6 @@ impl FieldType for Option<String> {
 
 /// In documents, `None` is an empty string.
 impl FieldType for Option<PathBuf> {
-    type Value = Self;
     const KIND: Kind = Kind::Path;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {

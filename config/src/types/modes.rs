@@ -18,7 +18,6 @@ const KUBERNETES: MinorVersion = MinorVersion { major: 1, minor: 37 };
 const LONGEST_INTERFACE: usize = 15;
 
 impl FieldType for FeatureGates {
-    type Value = Self;
     const KIND: Kind = Kind::Gates;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -29,7 +28,6 @@ impl FieldType for FeatureGates {
 }
 
 impl FieldType for Mode {
-    type Value = Self;
     const KIND: Kind = Kind::Text;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -56,7 +54,6 @@ fn supported(check: &mut Check<'_>, field: &Field, supported: &[&str]) {
 
 /// In documents, `None` is an empty string.
 impl FieldType for Option<IpFamilyPolicy> {
-    type Value = Self;
     const KIND: Kind = Kind::Text;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -71,7 +68,6 @@ impl FieldType for Option<IpFamilyPolicy> {
 }
 
 impl FieldType for DetectLocalMode {
-    type Value = Self;
     const KIND: Kind = Kind::Text;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -83,8 +79,7 @@ impl FieldType for DetectLocalMode {
 /// The name of an interface, or a prefix of such names. It is required if `detectLocalMode` selects this field.
 pub(crate) enum Interface {}
 
-impl FieldType for Interface {
-    type Value = String;
+impl FieldType<String> for Interface {
     const KIND: Kind = Kind::Text;
 
     fn read(check: &mut Check<'_>, field: &Field) -> String {
@@ -107,8 +102,7 @@ impl FieldType for Interface {
 /// string.
 pub(crate) enum NodeName {}
 
-impl FieldType for NodeName {
-    type Value = Option<String>;
+impl FieldType<Option<String>> for NodeName {
     const KIND: Kind = Kind::Text;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Option<String> {
@@ -125,8 +119,7 @@ impl FieldType for NodeName {
 /// `winkernel.rootHnsEndpointName`: `cbr0` by default, but only on Windows. In documents, `None` is an empty string.
 pub(crate) enum RootEndpoint {}
 
-impl FieldType for RootEndpoint {
-    type Value = Option<String>;
+impl FieldType<Option<String>> for RootEndpoint {
     const KIND: Kind = Kind::Text;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Option<String> {
@@ -137,7 +130,6 @@ impl FieldType for RootEndpoint {
 
 /// `showHiddenMetricsForVersion`. Only the previous minor version has hidden metrics that can be shown.
 impl FieldType for Option<MinorVersion> {
-    type Value = Self;
     const KIND: Kind = Kind::Text;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {

@@ -10,7 +10,6 @@ use crate::{check::Check, duration::GoDuration, field::Field, kind::Kind};
 const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
 
 impl FieldType for f32 {
-    type Value = Self;
     const KIND: Kind = Kind::Float;
 
     #[expect(clippy::cast_possible_truncation, reason = "documents contain a number with fewer digits")]
@@ -36,8 +35,7 @@ fn count(check: &mut Check<'_>, field: &Field, remedy: &str) -> u32 {
 /// A number that is at least 0.
 pub(crate) enum Count {}
 
-impl FieldType for Count {
-    type Value = u32;
+impl FieldType<u32> for Count {
     const KIND: Kind = Kind::Int;
 
     fn read(check: &mut Check<'_>, field: &Field) -> u32 {
@@ -48,8 +46,7 @@ impl FieldType for Count {
 /// `clientConnection.burst`
 pub(crate) enum Burst {}
 
-impl FieldType for Burst {
-    type Value = u32;
+impl FieldType<u32> for Burst {
     const KIND: Kind = Kind::Int;
 
     fn read(check: &mut Check<'_>, field: &Field) -> u32 {
@@ -59,7 +56,6 @@ impl FieldType for Burst {
 
 /// A limit of the kernel. `None`, which is 0 in documents, means that the limit stays unchanged.
 impl FieldType for Option<u32> {
-    type Value = Self;
     const KIND: Kind = Kind::Int;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -69,7 +65,6 @@ impl FieldType for Option<u32> {
 
 /// A bit of the packet mark, 0–31.
 impl FieldType for u8 {
-    type Value = Self;
     const KIND: Kind = Kind::Int;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -84,7 +79,6 @@ impl FieldType for u8 {
 
 /// `linux.oomScoreAdj`
 impl FieldType for i16 {
-    type Value = Self;
     const KIND: Kind = Kind::Int;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -98,7 +92,6 @@ impl FieldType for i16 {
 
 /// A timeout of the kernel. `None`, which is zero in documents, means that the timeout stays unchanged.
 impl FieldType for Option<Duration> {
-    type Value = Self;
     const KIND: Kind = Kind::Duration;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Self {
@@ -128,8 +121,7 @@ pub(super) fn more_than_zero(check: &mut Check<'_>, field: &Field, why: &str, re
 /// A duration of more than zero.
 pub(crate) enum Period {}
 
-impl FieldType for Period {
-    type Value = Duration;
+impl FieldType<Duration> for Period {
     const KIND: Kind = Kind::Duration;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Duration {
@@ -144,8 +136,7 @@ impl FieldType for Period {
 /// `syncPeriod`: a period that is at least `minSyncPeriod`.
 pub(crate) enum SyncPeriod {}
 
-impl FieldType for SyncPeriod {
-    type Value = Duration;
+impl FieldType<Duration> for SyncPeriod {
     const KIND: Kind = Kind::Duration;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Duration {
@@ -166,8 +157,7 @@ impl FieldType for SyncPeriod {
 /// `minSyncPeriod`: zero or more.
 pub(crate) enum MinSyncPeriod {}
 
-impl FieldType for MinSyncPeriod {
-    type Value = Duration;
+impl FieldType<Duration> for MinSyncPeriod {
     const KIND: Kind = Kind::Duration;
 
     fn read(check: &mut Check<'_>, field: &Field) -> Duration {
