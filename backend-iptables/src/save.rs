@@ -49,7 +49,7 @@ impl Reader {
     /// Parses the next line.
     pub fn line(&mut self, line: &str) {
         if let Some(name) = line.strip_prefix('*') {
-            self.table = Table::ALL.into_iter().find(|table| table.as_str() == name);
+            self.table = Table::named(name);
         }
         let Some(table) = self.table else { return };
         if let Some(name) = line.strip_prefix(':').and_then(|rest| rest.split(' ').next()) {

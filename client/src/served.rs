@@ -135,7 +135,7 @@ impl Served {
     fn line(&mut self, line: &str) -> Option<()> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [address, protocol, port, rest @ ..] = &words[..] else { return None };
-        let protocol = Protocol::ALL.into_iter().find(|of| of.as_str() == *protocol)?;
+        let protocol = Protocol::named(protocol)?;
         let key = VipKey { address: address.parse().ok()?, protocol, port: port.parse().ok()? };
         let entry = self.0.entry(key).or_default();
         match rest {

@@ -78,6 +78,5 @@ fn parsed(text: &str) -> Parsed<IpAddr> {
 }
 
 fn protocol_of(text: &str) -> Parsed<Protocol> {
-    let protocol = Protocol::ALL.into_iter().find(|protocol| protocol.as_str() == text);
-    protocol.map_or_else(|| Parsed::Bad(text.into()), Parsed::Good)
+    Protocol::named(text).map_or_else(|| Parsed::Bad(text.into()), Parsed::Good)
 }

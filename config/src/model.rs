@@ -9,47 +9,7 @@ use clap::ValueEnum;
 use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 
-/// Declares an enum whose values have names in documents.
-macro_rules! names {
-    ($($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)* })*) => { $(
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum $name {
-            $($(#[$doc])* $variant,)*
-        }
-
-        impl $name {
-            /// All values.
-            pub const ALL: &[Self] = &[$(Self::$variant),*];
-
-            /// The name in documents.
-            pub fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $text,)*
-                }
-            }
-
-            /// Returns the value with a name.
-            pub fn named(name: &str) -> Option<Self> {
-                Self::ALL.iter().copied().find(|value| value.as_str() == name)
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-    )* };
-}
-
-names! {
+localnet_core::names! {
     /// `mode`: the kernel subsystem that is programmed.
     Mode {
         /// Rules of ip_tables.
@@ -105,6 +65,19 @@ names! {
     }
 }
 
+/// Makes a document contain a value as its text.
+macro_rules! serialize_as_text {
+    ($($name:ident)*) => { $(
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+    )* };
+}
+
+serialize_as_text! { Mode Version LogFormat IpFamilyPolicy DetectLocalMode MinorVersion }
+
 /// The operating system of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Platform {
@@ -146,12 +119,6 @@ pub struct MinorVersion {
 impl fmt::Display for MinorVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.major, self.minor)
-    }
-}
-
-impl Serialize for MinorVersion {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
     }
 }
 

@@ -1,27 +1,29 @@
 //! [`Family`], and [`ByFamily`], which has one value for each family.
 
 use std::{
-    array, fmt,
+    array,
     net::IpAddr,
     ops::{Index, IndexMut},
 };
 
 use serde::{Deserialize, Serialize};
 
-/// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Family {
-    /// IPv4.
-    #[serde(rename = "ipv4")]
-    V4,
-    /// IPv6.
-    #[serde(rename = "ipv6")]
-    V6,
+crate::names! {
+    /// An address family. Its names are those of Kubernetes.
+    #[derive(Serialize, Deserialize)]
+    Family {
+        /// IPv4.
+        #[serde(rename = "ipv4")]
+        V4 = "IPv4",
+        /// IPv6.
+        #[serde(rename = "ipv6")]
+        V6 = "IPv6",
+    }
 }
 
 impl Family {
     /// Both families, IPv4 first.
-    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
+    pub const BOTH: [Self; 2] = Self::ALL;
 
     /// The family of an address.
     pub fn of(address: IpAddr) -> Self {
@@ -35,20 +37,6 @@ impl Family {
             Self::V4 => Self::V6,
             Self::V6 => Self::V4,
         }
-    }
-
-    /// The name as in Kubernetes.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        }
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

@@ -6,10 +6,12 @@
 //! - [`ServiceKey`]: the name of a Service.
 //! - [`Family`], [`ByFamily`] and [`Protocol`]: the family of an address, a value for each family, and the protocol of a
 //!   port.
+//! - [`names!`]: declares an enum whose values have names.
 //! - [`yaml`]: the documents of a YAML text, the lines of their fields, and the errors of the parser.
 
 pub mod diagnostic;
 mod family;
+mod names;
 mod protocol;
 mod service_key;
 pub mod yaml;

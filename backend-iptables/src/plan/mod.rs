@@ -12,32 +12,14 @@ use std::{
     ops::Deref,
 };
 
-/// A table of iptables that contains rules of ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Table {
-    /// Accepts, rejects or drops packets.
-    Filter,
-    /// Translates addresses.
-    Nat,
-}
-
-impl Table {
-    /// Both tables. Where possible, they are written in this order, so that a VIP that loses its last endpoint is rejected before
-    /// its translation ends.
-    pub const ALL: [Self; 2] = [Self::Filter, Self::Nat];
-
-    /// The name of the table.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Filter => "filter",
-            Self::Nat => "nat",
-        }
-    }
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+localnet_core::names! {
+    /// A table of iptables that contains rules of ours. Where possible, the tables are written in this order, so that a VIP
+    /// that loses its last endpoint is rejected before its translation ends.
+    Table {
+        /// Accepts, rejects or drops packets.
+        Filter = "filter",
+        /// Translates addresses.
+        Nat = "nat",
     }
 }
 

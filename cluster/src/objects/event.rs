@@ -4,31 +4,17 @@ use std::sync::Arc;
 
 use super::{NodeObject, ServiceCidrObject, ServiceObject, SliceObject};
 
-/// A kind of object that the cluster consists of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
-    /// Services.
-    Service,
-    /// EndpointSlices.
-    Slice,
-    /// The Node object of this node.
-    Node,
-    /// ServiceCIDRs.
-    ServiceCidr,
-}
-
-impl Kind {
-    /// All kinds.
-    pub const ALL: [Self; 4] = [Self::Service, Self::Slice, Self::Node, Self::ServiceCidr];
-
-    /// The name of the kind in Kubernetes.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Service => "Service",
-            Self::Slice => "EndpointSlice",
-            Self::Node => "Node",
-            Self::ServiceCidr => "ServiceCIDR",
-        }
+localnet_core::names! {
+    /// A kind of object that the cluster consists of.
+    Kind {
+        /// Services.
+        Service = "Service",
+        /// EndpointSlices.
+        Slice = "EndpointSlice",
+        /// The Node object of this node.
+        Node = "Node",
+        /// ServiceCIDRs.
+        ServiceCidr = "ServiceCIDR",
     }
 }
 

@@ -26,29 +26,19 @@ pub enum Parsed<T> {
     Bad(Box<str>),
 }
 
-/// The type of a Service.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ServiceType {
-    /// ClusterIP, and every unknown type.
-    #[default]
-    ClusterIp,
-    /// NodePort.
-    NodePort,
-    /// LoadBalancer.
-    LoadBalancer,
-    /// ExternalName: only a DNS name.
-    ExternalName,
-}
-
-impl ServiceType {
-    /// The name of the type in Kubernetes.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::ClusterIp => "ClusterIP",
-            Self::NodePort => "NodePort",
-            Self::LoadBalancer => "LoadBalancer",
-            Self::ExternalName => "ExternalName",
-        }
+localnet_core::names! {
+    /// The type of a Service.
+    #[derive(Default)]
+    ServiceType {
+        /// ClusterIP, and every unknown type.
+        #[default]
+        ClusterIp = "ClusterIP",
+        /// NodePort.
+        NodePort = "NodePort",
+        /// LoadBalancer.
+        LoadBalancer = "LoadBalancer",
+        /// ExternalName: only a DNS name.
+        ExternalName = "ExternalName",
     }
 }
 

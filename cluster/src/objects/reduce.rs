@@ -61,10 +61,10 @@ impl From<Service> for ServiceObject {
             proxy_name: label(service.metadata.labels.as_ref(), SERVICE_PROXY_NAME),
             namespace: text(service.metadata.namespace),
             name: text(service.metadata.name),
-            kind: service_type(spec.type_.as_deref()),
+            kind: spec.type_.as_deref().and_then(ServiceType::named).unwrap_or_default(),
             headless: cluster_ips.first().is_some_and(|ip| *ip == "None"),
             cluster_ips: cluster_ips.iter().filter(|ip| **ip != "None").map(|ip| parsed_address(ip)).collect(),
-            families: spec.ip_families.iter().flatten().filter_map(|family| family_of(family)).collect(),
+            families: spec.ip_families.iter().flatten().filter_map(|family| Family::named(family)).collect(),
             external_ips: spec.external_ips.iter().flatten().map(|ip| parsed_address(ip)).collect(),
             load_balancer_ips,
             source_ranges: spec.load_balancer_source_ranges.iter().flatten().map(|cidr| parsed_cidr(cidr)).collect(),
@@ -122,7 +122,8 @@ impl From<EndpointSlice> for SliceObject {
             headless: labels.is_some_and(|labels| labels.contains_key(HEADLESS)),
             namespace: text(slice.metadata.namespace),
             name: text(slice.metadata.name),
-            family: family_of(&slice.address_type).map_or_else(|| Parsed::Bad(slice.address_type.into()), Parsed::Good),
+            family: Family::named(&slice.address_type)
+                .map_or_else(|| Parsed::Bad(slice.address_type.into()), Parsed::Good),
             ports: slice.ports.into_iter().flatten().map(Into::into).collect(),
             endpoints: slice.endpoints.into_iter().flatten().map(Into::into).collect(),
         }
@@ -198,23 +199,9 @@ fn created(metadata: &ObjectMeta) -> i64 {
     metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
-fn service_type(kind: Option<&str>) -> ServiceType {
-    match kind {
-        Some("NodePort") => ServiceType::NodePort,
-        Some("LoadBalancer") => ServiceType::LoadBalancer,
-        Some("ExternalName") => ServiceType::ExternalName,
-        _ => ServiceType::ClusterIp,
-    }
-}
-
-fn family_of(text: &str) -> Option<Family> {
-    Family::BOTH.into_iter().find(|family| family.as_str() == text)
-}
-
 fn protocol(text: Option<&str>) -> Parsed<Protocol> {
     let name = text.filter(|text| !text.is_empty()).unwrap_or("TCP");
-    let protocol = Protocol::ALL.into_iter().find(|protocol| protocol.as_str() == name);
-    protocol.map_or_else(|| Parsed::Bad(name.into()), Parsed::Good)
+    Protocol::named(name).map_or_else(|| Parsed::Bad(name.into()), Parsed::Good)
 }
 
 fn parsed_address(text: &str) -> Parsed<IpAddr> {

@@ -1,7 +1,5 @@
 //! [`Code`]: the table of all diagnostics. `make bless` generates `docs/diagnostics.md` from it.
 
-use std::{fmt, str::FromStr};
-
 use serde::{Serialize, Serializer};
 
 use super::Severity;
@@ -9,23 +7,15 @@ use super::Severity;
 /// Generates `Code` from rows of `meaning, variant = text, usual severity, remedy`.
 macro_rules! codes {
     ($($(#[doc = $meaning:literal])+ $code:ident = $text:literal, $severity:ident, $remedy:literal;)*) => {
-        /// The kind of a diagnostic, for programs. New codes may be added, but a code is never renamed or given another meaning.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum Code {
-            $($(#[doc = $meaning])+ $code,)*
+        crate::names! {
+            /// The kind of a diagnostic, for programs. New codes may be added, but a code is never renamed or given another
+            /// meaning. Programs compare its name, which is part of the wire protocol.
+            Code {
+                $($(#[doc = $meaning])+ $code = $text,)*
+            }
         }
 
         impl Code {
-            /// All codes.
-            pub const ALL: &[Self] = &[$(Self::$code),*];
-
-            /// The text of the code, which programs compare and which is part of the wire protocol.
-            pub fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$code => $text,)*
-                }
-            }
-
             /// The usual severity.
             pub fn severity(self) -> Severity {
                 match self {
@@ -285,26 +275,7 @@ impl Code {
     /// Parses the code of a diagnostic that another program sent. Returns [`Code::Unknown`] for a code that this program
     /// does not know, because a newer program sent it, and for the empty code of an older program.
     pub fn received(text: &str) -> Self {
-        text.parse().unwrap_or(Self::Unknown)
-    }
-}
-
-impl fmt::Display for Code {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// The error for a string that is not a code of this version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("is not a code that this version knows")]
-pub struct UnknownCode;
-
-impl FromStr for Code {
-    type Err = UnknownCode;
-
-    fn from_str(text: &str) -> Result<Self, UnknownCode> {
-        Self::ALL.iter().copied().find(|code| code.as_str() == text).ok_or(UnknownCode)
+        Self::named(text).unwrap_or(Self::Unknown)
     }
 }
 
@@ -324,10 +295,10 @@ mod tests {
             let text = code.as_str();
             let of_letters = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_lowercase());
             assert!(text.split('-').all(of_letters), "{text}");
-            assert_eq!(text.parse(), Ok(*code));
+            assert_eq!(Code::named(text), Some(*code));
             assert!(!Code::ALL[..position].iter().any(|other| other.as_str() == text), "{text} occurs twice");
             assert!(code.meaning().ends_with('.') && code.remedy().ends_with('.'), "{text}");
         }
-        assert_eq!("from-the-future".parse::<Code>(), Err(UnknownCode));
+        assert_eq!(Code::named("from-the-future"), None);
     }
 }

@@ -16,24 +16,16 @@ use serde::Serialize;
 pub use code::Code;
 pub use subject::{Object, Subject};
 
-/// The severity of a diagnostic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    /// The program does not use the value or object: it does not start with an invalid configuration, and does not
-    /// program an invalid object.
-    Error,
-    /// The program uses the value or object, but an operator should check whether it is intended.
-    Warning,
-}
-
-impl Severity {
-    /// The name of the severity in documentation and logs.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warning => "warning",
-        }
+crate::names! {
+    /// The severity of a diagnostic.
+    #[derive(Serialize)]
+    #[serde(rename_all = "lowercase")]
+    Severity {
+        /// The program does not use the value or object: it does not start with an invalid configuration, and does not
+        /// program an invalid object.
+        Error = "error",
+        /// The program uses the value or object, but an operator should check whether it is intended.
+        Warning = "warning",
     }
 }
 

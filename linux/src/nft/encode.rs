@@ -6,8 +6,8 @@ use super::uapi::{self, chain, data, element, msg, rule, set, table, userdata as
 use super::userdata;
 use super::wire::{self, Head, Writer};
 use super::{
-    Chain, ChainKind, Change, Element, ElementData, ElementKey, FieldType, HookPoint, Rule, Set, SetData, Table,
-    Transaction, Tuple,
+    Chain, Change, Element, ElementData, ElementKey, FieldType, HookPoint, Rule, Set, SetData, Table, Transaction,
+    Tuple,
 };
 
 /// The maximum size of a list of elements, in bytes. The list is one attribute, and an attribute has a 16-bit length.
@@ -156,7 +156,7 @@ fn add_chain(w: &mut Writer, table: &Table, chain: &Chain) {
     w.string(chain::TABLE, &table.name);
     w.string(chain::NAME, &chain.name);
     if let Some(hook) = chain.hook {
-        w.string(chain::TYPE, chain_kind(hook.kind));
+        w.string(chain::TYPE, hook.kind.as_str());
         w.nest(chain::HOOK, |w| {
             w.u32(chain::HOOK_POINT, hook_number(hook.point));
             w.u32(chain::HOOK_PRIORITY, hook.priority.cast_unsigned());
@@ -320,21 +320,7 @@ fn after(key: &ElementKey, len: usize) -> Option<Vec<u8>> {
     None
 }
 
-/// The kernel's name of a chain type.
-pub(super) fn chain_kind(kind: ChainKind) -> &'static str {
-    match kind {
-        ChainKind::Filter => "filter",
-        ChainKind::Nat => "nat",
-    }
-}
-
 /// `enum nf_inet_hooks`
 pub(super) fn hook_number(point: HookPoint) -> u32 {
-    match point {
-        HookPoint::Prerouting => 0,
-        HookPoint::Input => 1,
-        HookPoint::Forward => 2,
-        HookPoint::Output => 3,
-        HookPoint::Postrouting => 4,
-    }
+    point as u32
 }

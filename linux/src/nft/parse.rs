@@ -140,19 +140,8 @@ pub(super) fn parse_chain(attributes: Attributes<'_>, table: &str) -> Option<Cha
     let base = attributes.find(chain::HOOK).map(Attributes);
     let hook = base.and_then(|hook| {
         Some(Hook {
-            kind: match attributes.string(chain::TYPE)? {
-                "filter" => ChainKind::Filter,
-                "nat" => ChainKind::Nat,
-                _ => return None,
-            },
-            point: match hook.u32(chain::HOOK_POINT)? {
-                0 => HookPoint::Prerouting,
-                1 => HookPoint::Input,
-                2 => HookPoint::Forward,
-                3 => HookPoint::Output,
-                4 => HookPoint::Postrouting,
-                _ => return None,
-            },
+            kind: ChainKind::named(attributes.string(chain::TYPE)?)?,
+            point: *HookPoint::ALL.get(hook.u32(chain::HOOK_POINT)? as usize)?,
             priority: hook.u32(chain::HOOK_PRIORITY)?.cast_signed(),
         })
     });

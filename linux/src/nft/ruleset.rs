@@ -71,28 +71,28 @@ pub struct Hook {
     pub priority: i32,
 }
 
-/// The type of a base chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ChainKind {
-    /// `filter`: sees every packet.
-    Filter,
-    /// `nat`: sees the first packet of a connection.
-    Nat,
-}
+localnet_core::names! {
+    /// The type of a base chain, with the kernel's name.
+    ChainKind {
+        /// Sees every packet.
+        Filter = "filter",
+        /// Sees the first packet of a connection.
+        Nat = "nat",
+    }
 
-/// The hook of a base chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum HookPoint {
-    /// `prerouting`: received, not routed yet.
-    Prerouting,
-    /// `input`: for this node.
-    Input,
-    /// `forward`: routed to another machine or namespace.
-    Forward,
-    /// `output`: sent by this node.
-    Output,
-    /// `postrouting`: about to leave.
-    Postrouting,
+    /// The hook of a base chain, in the order of the kernel's `enum nf_inet_hooks`.
+    HookPoint {
+        /// Received, not routed yet.
+        Prerouting = "prerouting",
+        /// For this node.
+        Input = "input",
+        /// Routed to another machine or namespace.
+        Forward = "forward",
+        /// Sent by this node.
+        Output = "output",
+        /// About to leave.
+        Postrouting = "postrouting",
+    }
 }
 
 /// The declaration of a set, or of a map (a set with data).

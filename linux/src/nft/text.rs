@@ -5,7 +5,6 @@
 use ipnet::IpNet;
 use localnet_core::Family;
 
-use super::encode::chain_kind;
 use super::text_value::{comment_text, duration, element_text, key_text, mark_text, verdict_text};
 use super::userdata::{INDEX_EXAMPLE_MODULUS, needs_typeof};
 use super::{
@@ -140,7 +139,7 @@ fn type_line(set: &Set, family: Family) -> String {
     let by_example = needs_typeof(set);
     let fields = |fields: &[FieldType]| {
         let names: Vec<String> =
-            fields.iter().map(|field| if by_example { example(*field, family) } else { type_name(*field) }).collect();
+            fields.iter().map(|field| if by_example { example(*field, family) } else { field.to_string() }).collect();
         names.join(" . ")
     };
     let word = if by_example { "typeof" } else { "type" };
@@ -149,21 +148,6 @@ fn type_line(set: &Set, family: Family) -> String {
         SetData::Verdict => format!("{word} {} : verdict", fields(&set.key)),
         SetData::Values(values) => format!("{word} {} : {}", fields(&set.key), fields(values)),
     }
-}
-
-/// nft's name of a type. An index has no name, so its set is declared with `typeof` and example expressions.
-fn type_name(field: FieldType) -> String {
-    match field {
-        FieldType::Ipv4Addr => "ipv4_addr",
-        FieldType::Ipv6Addr => "ipv6_addr",
-        FieldType::InetProto => "inet_proto",
-        FieldType::InetService => "inet_service",
-        FieldType::Mark => "mark",
-        FieldType::Priority => "classid",
-        FieldType::Ifname => "ifname",
-        FieldType::Index => "integer",
-    }
-    .to_owned()
 }
 
 /// An example expression of that type. `userdata.rs` stores the same example.
@@ -182,15 +166,8 @@ fn example(field: FieldType, family: Family) -> String {
 
 /// `type nat hook prerouting priority dstnat; policy accept;`
 fn hook_text(hook: Hook) -> String {
-    let point = match hook.point {
-        HookPoint::Prerouting => "prerouting",
-        HookPoint::Input => "input",
-        HookPoint::Forward => "forward",
-        HookPoint::Output => "output",
-        HookPoint::Postrouting => "postrouting",
-    };
-    let priority = priority_text(hook.priority, hook.point);
-    format!("type {} hook {point} priority {priority}; policy accept;", chain_kind(hook.kind))
+    let Hook { kind, point, priority } = hook;
+    format!("type {kind} hook {point} priority {}; policy accept;", priority_text(priority, point))
 }
 
 /// nft's name of a priority: relative to a standard priority that is at most ten away.

@@ -15,25 +15,27 @@ pub fn family_name(family: Family) -> &'static str {
     }
 }
 
-/// The type of one field of a key or value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum FieldType {
-    /// `ipv4_addr`
-    Ipv4Addr,
-    /// `ipv6_addr`
-    Ipv6Addr,
-    /// `inet_proto`
-    InetProto,
-    /// `inet_service`: a port.
-    InetService,
-    /// The number that a number generator yields: 32 bits in the machine's byte order.
-    Index,
-    /// `mark`: 32 bits in the machine's byte order.
-    Mark,
-    /// `classid`, the type of `meta priority`: 32 bits in the machine's byte order.
-    Priority,
-    /// `ifname`: 16 bytes.
-    Ifname,
+localnet_core::names! {
+    /// The type of one field of a key or value, with nft's name.
+    FieldType {
+        /// An IPv4 address.
+        Ipv4Addr = "ipv4_addr",
+        /// An IPv6 address.
+        Ipv6Addr = "ipv6_addr",
+        /// A transport protocol.
+        InetProto = "inet_proto",
+        /// A port.
+        InetService = "inet_service",
+        /// The number that a number generator yields: 32 bits in the machine's byte order. nft has no name for it, so its
+        /// sets are declared with `typeof` and example expressions.
+        Index = "integer",
+        /// 32 bits in the machine's byte order.
+        Mark = "mark",
+        /// The type of `meta priority`: 32 bits in the machine's byte order.
+        Priority = "classid",
+        /// 16 bytes.
+        Ifname = "ifname",
+    }
 }
 
 impl FieldType {

@@ -187,19 +187,9 @@ pub(super) fn types_number(fields: &[FieldType]) -> u32 {
 
 /// The fields of a type; `None` if one of them is not in [`FieldType`].
 pub(super) fn types_of_number(mut number: u32) -> Option<Vec<FieldType>> {
-    const ALL: [FieldType; 8] = [
-        FieldType::Index,
-        FieldType::Ipv4Addr,
-        FieldType::Ipv6Addr,
-        FieldType::InetProto,
-        FieldType::InetService,
-        FieldType::Mark,
-        FieldType::Priority,
-        FieldType::Ifname,
-    ];
     let mut fields = Vec::new();
     while number != 0 {
-        fields.push(*ALL.iter().find(|field| type_number(**field) == number & 0x3f)?);
+        fields.push(FieldType::ALL.into_iter().find(|field| type_number(*field) == number & 0x3f)?);
         number >>= 6;
     }
     fields.reverse();
