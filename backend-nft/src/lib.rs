@@ -5,7 +5,7 @@
 //!               pure             pure               pure                                        the only I/O
 //! ```
 //!
-//! - [`plan`]: the elements of one VIP, and the chains for the node's facts.
+//! - [`plan`]: the elements of one VIP, and the chains that depend on the node, such as those with its addresses.
 //! - [`desired`]: the plan of all services together, kept up to date.
 //! - [`affinity`]: the slot of each endpoint.
 //! - `localnet_linux_backend::table`: the diff between the desired and the applied state of a table.

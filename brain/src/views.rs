@@ -163,7 +163,7 @@ impl View {
         &self.feed
     }
 
-    /// Whether the view was requested by this name.
+    /// Whether `name` is the name under which the view was requested.
     pub fn is_of(&self, name: &str) -> bool {
         self.name == name
     }

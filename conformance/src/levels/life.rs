@@ -63,7 +63,7 @@ fn await_refused_connections(life: &mut Life<'_>) -> anyhow::Result<()> {
     life.bench
         .brain
         .wait(life.bench.options.patience, &what, |log| (log.refused_connections >= ATTEMPTS).then_some(()))?;
-    life.bench.backend()?.is_alive().context("the brain is unavailable; a backend must wait for it")
+    life.bench.backend()?.is_alive().context("the backend ended while the brain was unavailable; it must wait")
 }
 
 fn starts_without_a_brain(life: &mut Life<'_>) -> anyhow::Result<Verdict> {

@@ -74,7 +74,7 @@ fn growth(figures: &Figures) -> Judged {
     };
     let factor = each(LARGE).zip(each(HUGE)).map(|(large, huge)| huge / large);
     judged(
-        "nft: growth of this time per Service and endpoint, from 10000x3 to 45000x2",
+        "nft: this time per object (a Service or an endpoint) at 45000x2, relative to 10000x3",
         "≤ × 1.5 (near linear)",
         factor.map(|factor| (format!("× {factor:.2}"), factor <= 1.5)),
     )
@@ -346,7 +346,7 @@ mod tests {
             (
                 "/kernel/0/median".to_owned(),
                 60.0,
-                "nft: growth of this time per Service and endpoint, from 10000x3 to 45000x2",
+                "nft: this time per object (a Service or an endpoint) at 45000x2, relative to 10000x3",
             ),
             (
                 format!("{large}/change/event/p99"),

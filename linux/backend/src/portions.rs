@@ -48,7 +48,7 @@ pub type Value = (ElementData, Option<Name>);
 /// The elements of all sets, by the position of the set.
 pub type Elements = Vec<DiffStore<ElementKey, Value>>;
 
-/// The changes of a table except the changes of its elements, and the sets whose elements are sent.
+/// The sets whose elements are sent, and all changes of a table other than those of elements.
 #[derive(Debug)]
 pub struct Changes<S> {
     /// The table's family.

@@ -268,8 +268,8 @@ impl Reconciler {
 }
 
 /// Whether the frontend gained rules, so that flows that passed untranslated before are stale. The caller ignores this
-/// for TCP: reading the table whenever a Service is created would cost too much, because a client repeats its SYN for at
-/// most a minute.
+/// for TCP: reading the table whenever a Service is created would cost too much for little benefit. Without it, a client
+/// repeats its SYN for at most a minute.
 fn gained(before: &Before, after: Option<&Endpoints>) -> bool {
     match (before, after) {
         (Before::Absent, Some(_)) => true,

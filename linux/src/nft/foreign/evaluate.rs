@@ -10,7 +10,7 @@ use crate::netlink::{array, string};
 
 /// The maximum depth of jumps: the kernel's own limit.
 const DEPTH: usize = 16;
-/// The `NFT_META_*` keys whose values are known.
+/// The `NFT_META_*` keys for which the evaluation knows the packet's value.
 const META_NFPROTO: u32 = 15;
 const META_L4PROTO: u32 = 16;
 /// `NFT_PAYLOAD_NETWORK_HEADER`, `NFT_PAYLOAD_TRANSPORT_HEADER`
