@@ -12,7 +12,7 @@ mod log;
 mod service;
 
 use std::{
-    fmt, net,
+    fmt, net, process,
     sync::{
         Arc, PoisonError,
         atomic::{AtomicU16, Ordering},
@@ -228,11 +228,33 @@ impl fmt::Debug for Brain {
 /// Returns an error if no port is free, or if the namespace cannot be entered.
 pub fn free_port(inside: Option<&Namespace>) -> anyhow::Result<u16> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    let mut ports = std::iter::repeat_with(|| 12_100 + NEXT.fetch_add(1, Ordering::Relaxed) % 1_000).take(1_000);
+    let mut ports = std::iter::repeat_with(|| port(process::id(), NEXT.fetch_add(1, Ordering::Relaxed))).take(1_000);
     ports.find(|port| connections::tcp(&loopback(*port), inside).is_ok()).context("no port is free")
+}
+
+/// The port to try next, from 12,100 to 32,099. Kits that run at the same time try different ports: a port that is free for
+/// both would be taken by the first one that listens there.
+fn port(process_id: u32, index: u16) -> u16 {
+    let offset = (process_id % 20_000 * 97 + u32::from(index)) % 20_000;
+    12_100 + offset as u16
 }
 
 /// The address of a port of the loopback interface.
 pub(crate) fn loopback(port: u16) -> Address {
     Address::Tcp { host: "127.0.0.1".to_owned(), port }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two kits that ran at the same time failed with "Address already in use": both started at port 12,100.
+    #[test]
+    fn kits_at_the_same_time_try_different_ports() {
+        for id in [1, 4_691, u32::MAX - 1] {
+            assert!(port(id, 0).abs_diff(port(id + 1, 0)) >= 97, "{id}");
+        }
+        // 32,768 is the first port of the kernel's ephemeral range.
+        assert!((0..20_000).all(|index| (12_100..32_768).contains(&port(u32::MAX, index))));
+    }
 }
