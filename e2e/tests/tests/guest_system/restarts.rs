@@ -21,6 +21,7 @@ use localnet_lab::{
     topology::{CLUSTER_CIDRS, NODE},
 };
 use localnet_vm::on_ipvs;
+use rustix::process::{Pid, Signal, kill_process};
 
 const BACKEND: &str = "localnet-ipvs";
 const PODS: [&str; 3] = ["10.180.0.1", "10.180.0.2", "10.180.1.3"];
@@ -351,6 +352,10 @@ fn is_routed_anew() -> anyhow::Result<()> {
     Ok(())
 }
 
+fn signal(program: &Running, signal: Signal) -> anyhow::Result<()> {
+    Ok(kill_process(Pid::from_child(program), signal)?)
+}
+
 /// Connects to `web`, and returns how long it took.
 fn connect(from: &Namespace) -> anyhow::Result<Duration> {
     let (to, began) = (WEB.parse()?, Instant::now());
@@ -366,7 +371,7 @@ fn objects_deleted_with_ipvsadm_are_restored_and_connections_in_between_are_answ
 
 fn cleared() -> anyhow::Result<()> {
     let world = World::build()?;
-    let _programs = world.start()?;
+    let [backend, _brain] = world.start()?;
     let before = world.identity()?;
     let is_as_before = || world.identity().is_ok_and(|now| now == before);
     // IPVS ends the connections of deleted servers, but not those of a destination that gets no new ones.
@@ -378,8 +383,11 @@ fn cleared() -> anyhow::Result<()> {
     let senders = [world.network.client(), world.network.pod(ip(ASKING))?, world.network.node()];
     for arguments in disturbances {
         let mut chats = (0..4).map(|_| Chat::open(&world)).collect::<anyhow::Result<Vec<_>>>()?;
+        // The backend must not repair the change before the test has seen it.
+        signal(&backend, Signal::STOP)?;
         world.run("ipvsadm", arguments)?;
         anyhow::ensure!(!is_as_before(), "{arguments:?} changed nothing");
+        signal(&backend, Signal::CONT)?;
         // Clients that connect during this time may have to retry, but get an answer.
         let (took, slowest) = thread::scope(|scope| {
             let connecting = senders.map(|from| scope.spawn(move || connect(from)));
