@@ -171,7 +171,8 @@ up() {
     echo "${1:-3}" >"$run/nodes"
     for number in $folders; do [ -e "$number" ] || echo "$number"; done >"$run/folders"
     # shellcheck disable=SC2086 # a list of words
-    sysctl $machine_settings >"$run/sysctl.before" 2>/dev/null || true
+    # `-e`: a kernel may lack some of them.
+    sysctl -e $machine_settings >"$run/sysctl.before"
     echo "nameserver 172.30.0.1" >"$run/resolv.conf"
     credentials
     fill manifests/kubeconfig >"$kubeconfig"
@@ -236,9 +237,11 @@ down() {
     for name in $(ip netns list | awk '/^kube-/ { print $1 }'); do ip netns del "$name"; done
     ! mountpoint -q "$run/etcd" || await 10 "etcd has ended" umount "$run/etcd"
     await 30 "the cgroups are empty" no_cgroups
-    [ ! -f "$run/sysctl.before" ] || sysctl -q -p "$run/sysctl.before" 2>/dev/null || true
-    # shellcheck disable=SC2046 # a list of words
-    [ ! -f "$run/folders" ] || rmdir $(cat "$run/folders") 2>/dev/null || true
+    [ ! -f "$run/sysctl.before" ] || sysctl -q -e -p "$run/sysctl.before" ||
+        echo "e2e/kubernetes: failed to restore these settings of the machine: $machine_settings" >&2
+    for folder in $(cat "$run/folders" 2>/dev/null); do
+        [ ! -d "$folder" ] || rmdir --ignore-fail-on-non-empty "$folder"
+    done
     rm -f "$run/proxy" "$run/sysctl.before" "$run/folders"
 }
 
