@@ -32,6 +32,9 @@ pub async fn open(config: Config, resync_every: Option<Duration>) -> anyhow::Res
 
 /// A sync with at least this many changed services pauses the subscription.
 const LARGE: usize = 256;
+/// After this many disturbed large syncs in a row, the next one does not pause. A program that commits all the time, even to its
+/// own tables, would otherwise cause one resync after the other.
+const MAX_DISTURBED: u32 = 20;
 
 /// Notices when other programs change the tables.
 #[derive(Debug)]
@@ -39,18 +42,28 @@ pub struct Tables {
     commits: Subscription,
     /// The process ID of another localnet backend on this node, if a warning has already reported it.
     rival: Option<u32>,
-    /// Whether the subscription is paused.
-    is_paused: bool,
-    /// Whether commits of other processes may have gone unnoticed.
-    is_blind: bool,
+    sight: Sight,
+    /// How many large syncs in a row were disturbed by another program's commit.
+    disturbed: u32,
     /// The interval of the periodic checks, and when the next check is due.
     resync: Option<(Duration, Instant)>,
+}
+
+/// Whether commits of other processes can go unnoticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sight {
+    /// The subscription reports all commits.
+    Clear,
+    /// The subscription is paused during a large sync.
+    Paused,
+    /// A large sync has ended. Commits during it have not been checked.
+    Unchecked,
 }
 
 impl Tables {
     fn new(commits: Subscription, resync_every: Option<Duration>) -> Self {
         let resync = resync_every.map(|period| (period, Instant::now() + period));
-        Self { commits, rival: None, is_paused: false, is_blind: false, resync }
+        Self { commits, rival: None, sight: Sight::Clear, disturbed: 0, resync }
     }
 
     /// Processes an event. Returns whether the tables need a repair.
@@ -85,9 +98,13 @@ impl Watch<NftBackend<Netlink>> for Tables {
     const OBJECTS: &'static str = "the tables ip localnet and ip6 localnet";
 
     async fn changed(&mut self, backend: &mut NftBackend<Netlink>) {
-        if std::mem::take(&mut self.is_blind) && backend.lost_sight() {
-            info!("another program changed nf_tables during a large sync; resyncing");
-            return;
+        if self.sight == Sight::Unchecked {
+            self.sight = Sight::Clear;
+            self.disturbed = if backend.lost_sight() { self.disturbed + 1 } else { 0 };
+            if self.disturbed > 0 {
+                info!("another program changed nf_tables during a large sync; resyncing");
+                return;
+            }
         }
         loop {
             select! {
@@ -110,16 +127,22 @@ impl Watch<NftBackend<Netlink>> for Tables {
     /// Pauses the subscription during a large sync. Otherwise, the kernel and this process would spend as much time on the
     /// notification of each element as on its addition.
     fn before_sync(&mut self, backend: &mut NftBackend<Netlink>, changes: &Changes) {
-        self.is_paused = !backend.knows_tables() || changes.everything || changes.services.len() >= LARGE;
-        if self.is_paused {
+        let is_large = !backend.knows_tables() || changes.everything || changes.services.len() >= LARGE;
+        if !is_large {
+            return;
+        }
+        if self.disturbed < MAX_DISTURBED {
             self.commits.pause();
+            self.sight = Sight::Paused;
+        } else {
+            self.disturbed = 0;
         }
     }
 
     fn after_sync(&mut self, _: &mut NftBackend<Netlink>) {
-        if std::mem::take(&mut self.is_paused) {
+        if self.sight == Sight::Paused {
             self.commits.resume();
-            self.is_blind = true;
+            self.sight = Sight::Unchecked;
         }
     }
 }
@@ -134,7 +157,7 @@ async fn at(instant: Option<Instant>) {
 
 #[cfg(test)]
 mod tests {
-    use std::{process::Command, thread};
+    use std::{iter, process::Command, thread};
 
     use localnet_client::{Backend as _, Snapshot};
 
@@ -157,15 +180,22 @@ mod tests {
                 let mut tables = Tables::new(Subscription::subscribe(kernel.port()), None);
                 let mut backend = NftBackend::new(Config::default(), kernel);
                 let (state, everything) = (Snapshot::default(), Changes::everything());
-                for is_disturbed in [false, true] {
+                let foreign =
+                    (0..=MAX_DISTURBED).map(|index| (Some(format!("add table ip t{index}")), index < MAX_DISTURBED));
+                let delete = (Some("delete table ip localnet".to_owned()), true);
+                // The last foreign table causes no resync, because that sync does not pause.
+                for (command, is_noticed) in iter::once((None, false)).chain(foreign).chain([delete]) {
                     tables.before_sync(&mut backend, &everything);
                     assert!(backend.apply(&state, &everything).unwrap().failed.is_empty());
-                    if is_disturbed {
-                        nft("delete table ip localnet");
+                    if let Some(command) = &command {
+                        nft(command);
                     }
                     tables.after_sync(&mut backend);
                     let noticed = time::timeout(Duration::from_millis(500), tables.changed(&mut backend)).await;
-                    assert_eq!(noticed.is_ok(), is_disturbed);
+                    assert_eq!(noticed.is_ok(), is_noticed, "{command:?}");
+                    if is_noticed {
+                        tables.verify(&mut backend);
+                    }
                 }
             });
         });
