@@ -42,10 +42,10 @@ install() {
     shift
     case $name in
         nft | iptables)
-            # One of Kubernetes' tests restarts the pods that have the label k8s-app=kube-proxy. Only the machine's own network namespace can
-            # change the maximum of tracked connections.
+            # One of Kubernetes' tests restarts the pods that have the label k8s-app=kube-proxy.
             helm install localnet "$repository/charts/localnet" --set backend="$name" --set apiServer.host=172.30.0.1 \
-                --set image.pullPolicy=Never --set podLabels.k8s-app=kube-proxy --set config.linux.conntrack.maxPerCore=0 "$@" >/dev/null
+                --set image.pullPolicy=Never --set podLabels.k8s-app=kube-proxy --set 'config.nodePortAddresses={primary,localhost}' \
+                --set config.featureGates.KubeProxyNFTablesLocalhostNodePorts=true "$@" >/dev/null
             ;;
         node) kube_proxy nftables "localhost/localnet-node:$("$ship/localnet" --version | cut -d' ' -f2)" /usr/bin/localnet-node ;;
         *) kube_proxy "${name#kube-proxy-}" localhost/kube-proxy:test /usr/local/bin/kube-proxy ;;
