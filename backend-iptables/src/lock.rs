@@ -77,7 +77,7 @@ impl LockWatch {
         }
         // The file was removed, which ends the watches. Create and watch it again, as the tools would.
         if gone && let Err(error) = self.add() {
-            debug!(%error, path = %self.path.display(), "the lock file was deleted");
+            debug!(%error, path = %self.path.display(), "failed to create the deleted lock file again");
         }
         count
     }

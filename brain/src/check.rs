@@ -137,7 +137,7 @@ fn of_mode(service: &Service, config: &Config) -> Vec<(u8, String)> {
         }
         Mode::Ipvs if service.external_traffic_to_local => found.push((
             11,
-            "externalTrafficPolicy is Local: this node and its pods reach all endpoints through its external addresses; with kube-proxy in mode ipvs, they reach only endpoints on the node".to_owned(),
+            "externalTrafficPolicy is Local: this node and its pods reach all endpoints through the Service's external addresses; with kube-proxy in mode ipvs, they reach only endpoints on the node".to_owned(),
         )),
         Mode::Ipvs | Mode::Nftables | Mode::Kernelspace => {}
     }

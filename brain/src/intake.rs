@@ -154,7 +154,7 @@ impl Intake {
                     problems.push(problem);
                 }
                 None if self.logged.remove(&kind) => {
-                    tracing::info!(of, "no removals are held any longer");
+                    tracing::info!(of, "the shrink guard holds no objects any longer");
                 }
                 None => {}
             }

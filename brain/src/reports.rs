@@ -59,7 +59,7 @@ impl Reports {
                 if let Some(others) = self.evictions.pass() {
                     tracing::warn!(
                         backend = %oldest, by = %name, others,
-                        "more than {MAX_BACKENDS} backends have reported; forgetting the backend with the oldest report: let each backend always report under the same name"
+                        "more than {MAX_BACKENDS} backends have reported; forgetting the backend with the oldest report; let each backend always report under the same name"
                     );
                 }
                 reports.remove(&oldest);

@@ -109,7 +109,7 @@ impl Global {
 /// Returns an error if the file or standard input cannot be read, or is not UTF-8.
 pub fn text_of(path: &Path) -> anyhow::Result<String> {
     if path.as_os_str() == "-" {
-        return io::read_to_string(io::stdin()).context("reading standard input");
+        return io::read_to_string(io::stdin()).context("failed to read standard input");
     }
     std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
 }

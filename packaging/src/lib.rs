@@ -49,7 +49,7 @@ pub fn write(folder: &Path) -> anyhow::Result<()> {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let into = folder(&["completions", &shell.to_string()])?;
             let written = generate_to(shell, &mut program, &name, &into);
-            let written = written.with_context(|| format!("writing completions of {name} for {shell}"))?;
+            let written = written.with_context(|| format!("failed to write completions of {name} for {shell}"))?;
             if shell == Shell::Bash {
                 // bash-completion expects a file with the name of the program.
                 fs::rename(&written, into.join(&name)).with_context(|| format!("renaming {}", written.display()))?;

@@ -88,7 +88,7 @@ fn warn_of_node_address(field: String, address: IpAddr, object: &ServiceObject, 
     });
     let ports: Vec<String> = ports.collect();
     let problem = format!(
-        "{address} is an address of this node: the Service takes over its port {}, so clients cannot reach the node's own programs at this address and port",
+        "{address} is an address of this node: the Service takes over port {} of this address, so clients cannot reach the node's own programs there",
         ports.join(", ")
     );
     let remedy = "if this is not intended, give the Service an address of its own";
@@ -214,7 +214,7 @@ mod tests {
             found,
             [(Severity::Warning, "spec.externalIPs[1]"), (Severity::Warning, "status.loadBalancer.ingress[0]")]
         );
-        let expected = "192.168.0.1 is an address of this node: the Service takes over its port 80/TCP, so clients cannot reach the node's own programs at this address and port";
+        let expected = "192.168.0.1 is an address of this node: the Service takes over port 80/TCP of this address, so clients cannot reach the node's own programs there";
         assert_eq!(skips.skipped[0].problem, expected);
     }
 

@@ -174,7 +174,7 @@ impl<'a> Bench<'a> {
         });
         anyhow::ensure!(
             applied.is_err(),
-            "the backend reports {revision} as applied, which no complete answer contained"
+            "the backend reports that it applied {revision}, which no complete answer contained"
         );
         Ok(())
     }

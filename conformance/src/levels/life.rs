@@ -208,7 +208,7 @@ fn brain_unavailable_keeps_everything(life: &mut Life<'_>) -> anyhow::Result<Ver
 fn proxies_in_process(life: &Life<'_>) -> Option<Verdict> {
     let claims = &life.bench.options.claims;
     let itself = claims.has(Claim::Answers) && !claims.has(Claim::Source);
-    itself.then(|| Verdict::NotClaimed("it proxies in its own process".to_owned()))
+    itself.then(|| Verdict::NotClaimed("the backend proxies in its own process".to_owned()))
 }
 
 fn exit_keeps_everything(life: &mut Life<'_>) -> anyhow::Result<Verdict> {

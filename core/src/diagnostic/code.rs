@@ -143,7 +143,7 @@ codes! {
     ApiCredentialsMissing = "api-credentials-missing", Error, "Check the kubeconfig, or the plugin that it names.";
     /// The API server does not accept the credentials.
     ApiUnauthorized = "api-unauthorized", Error, "Renew the credentials.";
-    /// The account may not list or watch the resource.
+    /// The account is not allowed to list or watch the resource.
     ApiForbidden = "api-forbidden", Error, "Grant the account the role that the chart defines.";
     /// The API server does not have the resource.
     ApiResourceUnknown = "api-resource-unknown", Error, "Use a supported version of Kubernetes.";
@@ -237,7 +237,7 @@ codes! {
     ElementsDiffer = "elements-differ", Error, "Start the backend: it repairs this within a second. localnet diff lists all differences.";
     /// An element is missing in localnet's table.
     ElementsMissing = "elements-missing", Error, "Start the backend: it repairs this within a second. localnet diff lists all differences.";
-    /// The program may not read the kernel's tables.
+    /// The program lacks the privileges to read the kernel's tables.
     KernelDenied = "kernel-denied", Error, "Run the program as root, on the node.";
     /// localnet did not read the kernel, so it checked only the state.
     KernelNotRead = "kernel-not-read", Warning, "The message gives the reason.";

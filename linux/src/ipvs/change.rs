@@ -107,7 +107,7 @@ fn reason(change: &Change, errno: Errno) -> String {
             "its address must have the family of the virtual server, and must not be a broadcast, multicast or link-local address"
         }
         (Change::AddDestination(..) | Change::UpdateDestination(..), Errno::RANGE) => {
-            "its weight is above 2147483647, or its lower threshold above the upper one"
+            "its weight is above 2147483647, or its lower threshold is above its upper threshold"
         }
         (Change::AddServer(_) | Change::UpdateServer(_), Errno::INVAL) => {
             "its prefix length, port or scheduler's flags are out of range"

@@ -109,7 +109,7 @@ impl Trouble {
                 "the API server at {url} ends each watch of {resource} at once: {why}; check its log, and the proxies and load balancers in between"
             ),
             Self::Silent(name) => format!(
-                "the API server at {url} does not deliver changes of {resource} (for instance of {name}), so they are listed every few minutes; check its log, and the proxies and load balancers in between"
+                "the API server at {url} does not deliver changes of {resource} (for instance of {name}), so the brain lists {resource} every few minutes; check its log, and the proxies and load balancers in between"
             ),
         }
     }
