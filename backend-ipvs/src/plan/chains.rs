@@ -105,13 +105,13 @@ fn masquerading(facts: &Facts) -> Chain {
     let from_vip = Rule::new([from_address, asked_for_vip(), Statement::Masquerade]);
     rules::masquerading(facts)
         .rule([Statement::is_in(HAIRPIN, SetId::Hairpin.name()), asked_for_vip(), Statement::Masquerade])
-        .rule(from_vip.comment("what this node sends to a VIP comes from its address"))
+        .rule(from_vip.comment("this node's own packets to a VIP have the VIP as their source"))
 }
 
 /// Rejects packets to the address of a VIP if no VIP has their protocol and port. The addresses of VIPs are local addresses of
 /// the node, so clients could otherwise reach the node's own ports through them.
 fn access() -> Chain {
-    Chain::new(names::ACCESS).comment("the node's own ports are not reached by addresses of VIPs").rule([
+    Chain::new(names::ACCESS).comment("addresses of VIPs must not lead to the node's own ports").rule([
         Statement::is_in([Field::DestinationAddress], SetId::Addresses.name()),
         Statement::is_not_in(VIP, SetId::Vips.name()),
         Statement::Reject,

@@ -8,7 +8,7 @@ localnet_linux_backend::sets! {
         /// After a restart, they show which virtual servers are ours.
         Vips: Vips = "vips", "VIPs, each a virtual server of IPVS";
         /// Packets to these addresses are rejected if no VIP has their protocol and port.
-        Addresses: Addresses = "addresses", "addresses of kube-ipvs0: ports without a VIP are refused";
+        Addresses: Addresses = "addresses", "addresses of kube-ipvs0: ports without a VIP are rejected";
         ClusterIps: Addresses = "cluster-ips", "ClusterIPs";
         External: Vips = "external", "VIPs whose traffic is masqueraded";
         ExternalLocal: Vips = "external-local-vips", "VIPs that send traffic from outside to local endpoints";
