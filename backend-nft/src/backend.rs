@@ -58,7 +58,7 @@ pub struct NftBackend<K> {
 struct Generations {
     /// The generation at which each table was read.
     read: ByFamily<Option<u32>>,
-    /// No other process changed the tables between the read and this generation.
+    /// The newest generation up to which no other process changed the tables since they were read.
     undisturbed: Option<u32>,
 }
 
@@ -465,7 +465,7 @@ impl<K: Kernel> Backend for NftBackend<K> {
     }
 }
 
-/// The sets whose elements are the VIPs that a table answers.
+/// The sets that together contain every VIP for which a table has a verdict or endpoints.
 const ANSWERING: [SetId; 4] = [SetId::Services, SetId::LocalServices, SetId::NoEndpoints, SetId::AffinityVips];
 
 fn name(table: &Table) -> String {

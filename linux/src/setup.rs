@@ -34,8 +34,8 @@ fn init_in(config: &Config, mode: Mode, settings: &Settings) -> anyhow::Result<(
 }
 
 /// Sets `route_localnet` if the configuration asks for NodePorts on 127.0.0.1 in this mode, so that packets to this address
-/// can be translated and leave the node. Returns whether NodePorts can answer there. `remedy`: how to configure that they
-/// do not.
+/// can be translated and leave the node. Returns whether NodePorts can answer there. `remedy` tells the user how to
+/// switch this off.
 pub fn route_localhost(config: &Config, mode: Mode, remedy: &str) -> bool {
     if !config.node_ports_on_localhost(mode) {
         return false;

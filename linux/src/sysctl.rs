@@ -89,7 +89,7 @@ impl Settings {
         Ok(Set::From(before))
     }
 
-    /// Whether the kernel lets nobody write a setting, whatever their privileges are.
+    /// Whether no process can write the setting, whatever its privileges.
     pub fn is_read_only(&self, name: &str) -> bool {
         fs::metadata(self.root.join(name)).is_ok_and(|file| file.permissions().readonly())
     }

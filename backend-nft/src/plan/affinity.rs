@@ -7,7 +7,7 @@
 //!  slot-S: client . ID goes into `affinity-S` for the VIP's timeout, then translation to the endpoint in slot S
 //! ```
 //!
-//! The priority is the only field of a packet that nothing else reads between the lookups: docs/decisions/0022.
+//! The priority is the only field of a packet that nothing else reads between the lookups (docs/decisions/0022).
 //!
 //! The number of sets and chains depends on the largest number of slots of one VIP, not on the number of services.
 //! Rules need the number of endpoints of a VIP, its timeout and its slots. Each of these numbers follows the VIP in the
@@ -150,7 +150,7 @@ impl Shape {
         dispatch.into_iter().chain(sizes).chain(slots).collect()
     }
 
-    /// Dispatches by size. Each VIP has one size. While the size changes, a packet may match neither the old nor the new size.
+    /// The chain that dispatches packets by the pool size of their VIP. Each VIP has one size. While the size changes, a packet may match neither the old nor the new size.
     /// For such a packet, the chain that searches the most slots is the fallback.
     fn dispatch(&self, pool: Pool) -> Chain {
         let chain = Chain::new(pool.affinity_chain()).comment("session affinity, by the number of endpoints");

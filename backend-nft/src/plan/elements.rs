@@ -13,7 +13,7 @@ use super::{
     stable_slots::Slots,
 };
 
-/// Emits every element of a VIP. `slots` has the slots of its endpoints if it has affinity.
+/// Emits every element of a VIP. If the VIP has affinity, `slots` has the slots of its endpoints.
 pub fn of_vip(key: &VipKey, vip: &Vip, slots: &Slots, names: &ChainNames, mut emit: impl FnMut(SetId, Element)) {
     let comment = || vip.comment.clone();
     let tuple = tuple(key);

@@ -1,4 +1,4 @@
-//! The sets and maps. They are the same for all services. The sets of session affinity exist only while a service has it.
+//! The sets and maps, which all services share. The sets of session affinity exist only while a service has affinity.
 
 use localnet_linux::nft::{FieldType, Name, Set, Table};
 pub use localnet_linux_backend::sets::{HAIRPIN, Sets, VIP};

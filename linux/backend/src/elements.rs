@@ -20,7 +20,7 @@ pub fn tuple(key: &VipKey) -> Tuple {
     Tuple::new().address(key.address).protocol(key.protocol).port(key.port)
 }
 
-/// The VIP in the key of an element; `None` if the key is too short or has another protocol.
+/// The VIP in the key of an element; `None` if the key is too short or its protocol is unknown.
 pub fn read_vip(key: &Tuple) -> Option<VipKey> {
     // Each field is padded to a multiple of four bytes.
     let (address, [number, _, _, _, high, low, _, _]) = key.as_bytes().split_last_chunk()?;
@@ -62,12 +62,12 @@ pub fn of_sources<'a>(vip: &'a Tuple, ranges: &'a [IpNet]) -> impl Iterator<Item
     ranges.iter().map(move |range| Element::new(ElementKey::range(bound(range.network()), bound(range.broadcast()))))
 }
 
-/// The element of an address.
+/// The element with this address as its key.
 pub fn of_address(address: IpAddr) -> Element {
     Element::new(Tuple::new().address(address))
 }
 
-/// The element of an endpoint that may reach itself.
+/// The element for connections of an endpoint to itself.
 pub fn of_hairpin(hairpin: &Hairpin) -> Element {
     let address = hairpin.endpoint.ip();
     let key = Tuple::new().address(address).address(address).protocol(hairpin.protocol).port(hairpin.endpoint.port());
@@ -96,7 +96,7 @@ pub fn verdicts<S: Sets>(tables: &[TableDump], set: S, drops: &str) -> BTreeMap<
     all.filter_map(|element| Some((read_vip(element.key.start())?, verdict(&element.data)))).collect()
 }
 
-/// The key that connection tracking has for a VIP.
+/// The VIP in the form that [`localnet_linux::conntrack`] uses.
 pub fn frontend(vip: &VipKey) -> Frontend {
     Frontend::new(vip.protocol, vip.socket())
 }

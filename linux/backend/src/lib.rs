@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  sets      the sets and maps of a table
-//!  elements  the elements of VIPs in them, and how to read them back
+//!  elements  the elements of VIPs in these sets, and how to read the elements back
 //!  rules     rules and chains of VIPs
 //!  table ──► portions   the transactions from the applied state to the desired state
 //! ```

@@ -70,7 +70,7 @@ pub struct Filled<S> {
     pub set: Arc<Set>,
     /// Whether the set is new and empty. If so, all of its elements are sent, not only the diff.
     pub all: bool,
-    /// Whether it replaces a set that packets use. If so, all of its elements are sent in one portion.
+    /// Whether the set replaces a set that packets use. If so, all of its elements are sent in one portion.
     pub at_once: bool,
 }
 
@@ -81,7 +81,7 @@ pub struct Portions<S> {
     /// The tables that are written one after the other, each in the same portions. The last table is the table itself; a table
     /// before it is its substitute.
     tables: Vec<Table>,
-    /// The first key of each portion but the first.
+    /// The first key of each portion except the first portion.
     starts: Vec<ElementKey>,
     count: usize,
 }

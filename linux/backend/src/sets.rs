@@ -34,12 +34,13 @@ pub trait Sets: Copy + Ord + Debug + Send + Sync + 'static {
         shape.declaration(name, family).size(size).comment(purpose)
     }
 
-    /// Whether the set exists only while there are numbered sets.
+    /// Whether the set exists only while the table has sets of [`Self::numbered`].
     fn is_optional(self) -> bool {
         false
     }
 
-    /// One of the sets that are numbered from 0. Packets fill them, and how many there are varies.
+    /// The set with this number. A table may have a series of such sets, numbered from 0. Rules add the elements of these sets,
+    /// and the length of the series varies. `None` if the table has no such series.
     fn numbered(_family: Family, _number: u32) -> Option<Set> {
         None
     }

@@ -108,7 +108,8 @@ impl<S: Sets> TableState<S> {
         self.fixed = self.replace_chains(&before, chains);
     }
 
-    /// Sets how many numbered sets there are, and the chains that use them. The optional sets exist if there is at least one.
+    /// Sets how many numbered sets there are, and the chains that use them. The optional sets exist if there is at
+    /// least one numbered set.
     pub fn set_numbered(&mut self, count: u32, chains: Vec<Chain>) {
         let before = std::mem::take(&mut self.numbered_chains);
         self.numbered_chains = self.replace_chains(&before, chains);
@@ -221,7 +222,7 @@ impl<S: Sets> TableState<S> {
         self.prepared.extend(names);
     }
 
-    /// The changes from the applied to the desired state, as a number of transactions: 0 if the states are equal.
+    /// The transactions that lead from the applied to the desired state; none if the states are equal.
     /// [`transaction`](Self::transaction) creates each transaction.
     pub fn changes(&mut self, limits: Limits) -> Portions<S> {
         let (next, portions) = match self.held.as_ref().and_then(|held| self.in_place(held)) {
@@ -293,7 +294,7 @@ impl<S: Sets> TableState<S> {
         TableContent { table: self.table.clone(), sets: sets.chain(numbered).collect(), chains }
     }
 
-    /// The changes that contain only the differences. `None` if the table has to be replaced, because the elements do not fit
+    /// Only the differences between the applied and the desired state. `None` if the table has to be replaced, because the elements do not fit
     /// into the existing sets. A table with numbered sets is not replaced, because the elements that packets added would be lost.
     /// Instead, only the sets that are too small are replaced.
     fn in_place(&self, held: &Held) -> Option<(Next, portions::Changes<S>)> {

@@ -77,7 +77,8 @@ impl Limits {
     }
 
     /// Applies the limits, and returns the outcome for each setting with its path. If one setting fails, the others
-    /// still apply. The settings belong to the network namespace of the calling thread, except for the two sizes.
+    /// still apply. The settings belong to the network namespace of the calling thread, except for the maximum
+    /// and the number of buckets.
     pub fn apply(&self, settings: &Settings) -> Vec<Result<(String, Set), Error>> {
         // As in kube-proxy, a maximum that is already higher stays.
         let sizes = self.sizes(settings).into_iter();

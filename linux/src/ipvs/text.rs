@@ -76,7 +76,7 @@ fn server_options(server: &VirtualServer) -> String {
     options
 }
 
-/// The names of the scheduler's flags that are set. Only the schedulers `sh` and `mh` have names of their own for them.
+/// The names of the scheduler's flags that are set. `ipvsadm` has special names only for the flags of `sh` and `mh`.
 fn flag_names(server: &VirtualServer) -> Vec<&'static str> {
     let names = match server.scheduler.as_str() {
         "sh" => ["sh-fallback", "sh-port", "flag-3"],
