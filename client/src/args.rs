@@ -21,7 +21,7 @@ use crate::{
     telemetry::{self, LogFormat},
 };
 
-/// The source of the state, and the options of the loop. Flatten it into the backend's own arguments.
+/// The source of the state, and the options of the loop. Flatten this struct into the backend's own arguments.
 #[derive(Args, Clone, Debug)]
 pub struct ClientArgs {
     #[cfg_attr(not(windows), doc = "Address of the brain: unix:///path or tcp://host:port")]

@@ -107,9 +107,9 @@ pub struct Diff<'a, K, V> {
 /// One entry to set.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Set<'a, K, V> {
-    /// Its key.
+    /// The key of the entry.
     pub key: &'a K,
-    /// Its value.
+    /// The desired value.
     pub value: &'a V,
     /// The applied value at this key, if there is one.
     pub replaces: Option<&'a V>,

@@ -72,8 +72,8 @@ pub struct Cluster {
     synced: BTreeSet<Kind>,
     services: HashMap<ServiceKey, ServiceObject>,
     claims: Claims,
-    /// The slices of each Service, sorted by name. They are in a list: nearly all Services have one slice, and the nodes
-    /// of a map would take most of the memory.
+    /// The slices of each Service, sorted by name. A list takes much less memory than a map, because nearly all Services
+    /// have only one slice.
     slices: HashMap<ServiceKey, Vec<SliceObject>>,
     /// The Service of each slice. A slice may move to another Service.
     owners: HashMap<ServiceKey, ServiceKey>,
@@ -349,8 +349,8 @@ impl Cluster {
     /// The size of the loss, in Services or endpoints, if `missing` were removed. `others` are the other objects of the
     /// same list.
     ///
-    /// Endpoints that a Service has in slices that are not `missing` offset its lost endpoints, because its slices may
-    /// only have new names. Endpoints of a deleted Service do not count. The loss is 0 if only one Service loses
+    /// A Service's endpoints in its other slices offset its lost endpoints, because the same endpoints may have moved to
+    /// slices with new names. Endpoints of a deleted Service do not count. The loss is 0 if only one Service loses
     /// endpoints.
     pub fn lack<'a>(
         &self,

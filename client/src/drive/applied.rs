@@ -28,8 +28,8 @@ struct Line {
 }
 
 impl Applied {
-    /// Records a sync that succeeded at `now`. `took`: its duration. `changed`: how many of the Services differed.
-    /// `services`: how many Services there are.
+    /// Records a sync that succeeded at `now`. `took`: its duration. `changed`: how many Services had changed in the state.
+    /// `services`: how many Services the state has.
     pub(super) fn add(&mut self, revision: Revision, changed: usize, services: usize, took: Duration, now: Instant) {
         let before = self.waiting.take();
         let joined = before.map_or((0, 0, Duration::ZERO), |line| (line.syncs, line.changed, line.took));

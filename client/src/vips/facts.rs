@@ -28,7 +28,7 @@ pub struct Facts {
     pub no_endpoints: Arc<[SocketAddr]>,
 }
 
-/// All loopback addresses of IPv4. NodePorts never answer on that of IPv6.
+/// All loopback addresses of IPv4. NodePorts never answer on the loopback address of IPv6.
 const LOOPBACK: IpNet = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8);
 
 /// How packets from this node's pods are recognized.

@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::Config;
 
-/// The flags that say how the node is programmed; every backend that proxies has them.
+/// The flags that determine how the node is programmed; every backend that proxies has them.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ConfigArgs {
     /// Bit of the packet mark that requests masquerading; overrides the configuration

@@ -40,7 +40,7 @@ pub use ports::NODE_PORTS;
 pub use proxied::is_proxied;
 pub use topology::{Mode, Reason, Topology};
 
-/// The changes on this node.
+/// What has changed in the state of this node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Localized {
     /// The facts about the node, if they may have changed.

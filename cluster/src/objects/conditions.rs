@@ -42,7 +42,7 @@ impl Conditions {
         self.serving && self.terminating
     }
 
-    /// Returns the message about the endpoint with this address.
+    /// Converts the conditions to the API's message, for the endpoint with this address.
     pub(crate) fn of(self, address: IpAddr) -> reasons::EndpointConditions {
         let Self { ready, serving, terminating } = self;
         reasons::EndpointConditions { address: address.to_string(), ready, serving, terminating }
