@@ -19,9 +19,9 @@ it has a **code**. The meaning of a code never changes. Texts may change in any 
 | `localnetv1.Reasons/Status` | `SourceProblems[].Code`, and each backend's `Skipped[].Code` and `Warnings[].Code` |
 | the brain's log | the field `code` of the messages `skipped` and `suspicious` |
 
-**Severity**: with `error`, localnet does not use or program the subject. With `warning`, localnet uses or programs the subject, but you should check
-whether this is intended. The table below has the usual severity of each code. An individual diagnostic may have the other severity. For example,
-`field-unknown` is only a warning in a v1alpha1 file, because kube-proxy ignores unknown fields in v1alpha1.
+**Severity**: `error` means that something does not work, or that localnet does not use or program the subject. `warning` means that localnet uses or
+programs the subject, but you should check whether this is intended. The table below has the usual severity of each code. An individual diagnostic may
+have the other severity. For example, `field-unknown` is only a warning in a v1alpha1 file, because kube-proxy ignores unknown fields in v1alpha1.
 
 Newer versions of localnet may send codes that this page does not contain, and older versions send no codes. Programs must accept unknown and missing
 codes.

@@ -77,7 +77,7 @@ codes! {
     FieldLost = "field-lost", Warning, "If the value is meant for the mode in use, set the field that the message names.";
     /// The value is not valid for the field.
     ValueInvalid = "value-invalid", Error, "Correct the value as the message says.";
-    /// The value is not one that the field allows.
+    /// The field allows only certain values, and this value is not one of them.
     ValueUnsupported = "value-unsupported", Error, "Use one of the values that the message names.";
     /// The same object is defined twice.
     ObjectTwice = "object-twice", Error, "Remove one of the two definitions.";
@@ -97,9 +97,10 @@ codes! {
     GateUnknown = "gate-unknown", Warning, "Remove the feature gate.";
     /// The field needs a feature gate that is disabled.
     GateDisabled = "gate-disabled", Error, "Enable the feature gate, or remove the field.";
-    /// All addresses of the node answer NodePorts.
+    /// NodePorts answer on all addresses of the node.
     NodePortsEverywhere = "node-ports-everywhere", Warning, "Set nodePortAddresses, for instance to primary.";
-    /// nodePortAddresses names addresses of one family only. In the other family, all addresses answer NodePorts.
+    /// nodePortAddresses contains addresses of only one family. In the other family, NodePorts answer on all addresses of the
+    /// node.
     NodePortsOfOneFamily = "node-ports-of-one-family", Warning, "Name addresses of both families in nodePortAddresses.";
     /// The configuration names addresses of a family that the node does not have, or that is not the node's primary family.
     FamilyMismatch = "family-mismatch", Warning, "Use addresses of the node's primary family.";
@@ -255,7 +256,7 @@ codes! {
     BackendFails = "backend-fails", Error, "Correct the problem that the error names. The backend retries automatically.";
     /// The backend has not applied the newest state.
     BackendBehind = "backend-behind", Error, "Check that the backend runs and reaches the brain. The backend's log has the error.";
-    /// Every backend has stopped: no backend waits for the next state.
+    /// No backend requests the next state from the brain, so every backend has stopped.
     BackendStopped = "backend-stopped", Error, "Start the backend. Its log has the error.";
     /// The brain does not report its status.
     StatusUnknown = "status-unknown", Warning, "Upgrade localnet-brain to the version of this command.";
