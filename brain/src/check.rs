@@ -1,5 +1,5 @@
 //! `localnet-brain check`: lists the Services that would behave differently from kube-proxy, and explains why. It reads
-//! the cluster once and serves nothing. The number of a difference is that of its entry in
+//! the cluster once and serves nothing. Each difference has the number of its entry in
 //! docs/differences.md.
 
 use std::{

@@ -337,7 +337,7 @@ impl State {
     fn set(&mut self, rev: u64, key: ServiceKey, service: &Service) -> bool {
         let items = encode::service_bytes(service).into_boxed_slice();
         let before = self.services.get(&key);
-        // The encoding is deterministic, so Services are equal exactly if their bytes are.
+        // The encoding is deterministic, so two Services are equal if and only if their bytes are equal.
         if before.is_some_and(|before| before.items == items) {
             return false;
         }

@@ -20,7 +20,7 @@ use crate::{
 pub struct Reader {
     /// The operating system of the node.
     pub platform: Platform,
-    /// The meaning of an empty `mode`. kube-proxy takes it as `iptables` on Linux and as `kernelspace` on Windows.
+    /// The meaning of an empty `mode`. In kube-proxy, it means `iptables` on Linux and `kernelspace` on Windows.
     pub empty_mode: Mode,
 }
 

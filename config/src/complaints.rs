@@ -51,7 +51,7 @@ impl Config {
             let problem = "nodePortAddresses is unset; NodePort connections will be accepted on all local IPs. Consider using `--nodeport-addresses primary`";
             return Some(about(Code::NodePortsEverywhere, problem));
         }
-        // Each word is about both families.
+        // The keywords `primary`, `localhost` and `all` each cover both families.
         if items.iter().any(|item| !matches!(item, NodePortAddress::Cidr(_))) {
             return None;
         }

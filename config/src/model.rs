@@ -122,8 +122,8 @@ impl fmt::Display for MinorVersion {
     }
 }
 
-/// `nodePortAddresses`: the node's addresses that answer NodePorts. If no item is about a family, all of its addresses
-/// answer.
+/// `nodePortAddresses`: the node's addresses that answer NodePorts. If no item covers a family, all of the
+/// node's addresses of that family answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NodePortAddresses(pub Vec<NodePortAddress>);
 

@@ -90,8 +90,8 @@ struct Usable {
     expires: Option<UnixTime>,
 }
 
-/// The expiry of a certificate. `webpki` has no accessor for it, but if it verifies the certificate for a time after the
-/// expiry, its error contains the expiry.
+/// The expiry of a certificate. `webpki` has no accessor for the expiry. But if `webpki` verifies the certificate for a
+/// later time, the error contains the expiry.
 fn expires(certificate: &CertificateDer<'_>) -> Option<UnixTime> {
     /// The end of the year 9999, which is the latest expiry that a certificate can contain (RFC 5280 §4.1.2.5).
     const LATEST: Duration = Duration::from_secs(253_402_300_800);

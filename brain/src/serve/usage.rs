@@ -35,13 +35,13 @@ const MAX_REFUSED: u32 = 8;
 /// Why the server closes a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Misuse {
-    /// It had no call for [`IDLE`].
+    /// The connection had no call for [`IDLE`].
     #[error("the connection is idle")]
     Idle,
-    /// Its peer continues to start calls although its quota is used up.
+    /// The peer continues to start calls although its quota is used up.
     #[error("the peer keeps calling although it has too many calls in progress")]
     Refused,
-    /// Its peer continues to start calls and abandon them ("rapid reset", CVE-2023-44487).
+    /// The peer continues to start calls and abandon them ("rapid reset", CVE-2023-44487).
     #[error("the peer keeps starting calls and abandoning them")]
     Abandons,
 }

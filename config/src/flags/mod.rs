@@ -15,7 +15,7 @@ pub use table::{FLAGS, Flag, Sets};
 
 pub use crate::{field::Part, kind::Kind};
 
-/// The flags of kube-proxy on the command line. Flatten it into a program's arguments.
+/// The flags of kube-proxy on the command line. Flatten this struct into a program's arguments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KubeProxyFlags {
     given: Vec<Given>,

@@ -18,7 +18,7 @@ impl FieldType for f32 {
     }
 
     fn write(value: &Self) -> Value {
-        // The shortest decimal number that, when it is read, gives this value.
+        // The shortest decimal number that parses to this value.
         json!(value.to_string().parse::<f64>().unwrap_or_default())
     }
 }

@@ -204,8 +204,8 @@ impl News {
 }
 
 impl Contents {
-    /// Reads the changes. If any file cannot be read, returns all problems instead. Must be called on a thread with a
-    /// stack as large as that of `super::thread`.
+    /// Reads the changes. If any file cannot be read, returns all problems instead. Must be called on a thread of
+    /// `super::thread`, because reading needs its large stack.
     pub(super) fn read(&self, path: &Path, now: SystemTime) -> Result<News, Vec<Diagnostic>> {
         let (mut news, mut problems) = (News::default(), Vec::new());
         let paths = folder::files(path, &mut problems).map_err(|error| vec![problems::unreadable(path, &error)])?;
