@@ -79,7 +79,7 @@ pub trait BackendProgram: Args + Send + Sync + 'static {
         more: Self::Cleanup,
     ) -> impl Future<Output = anyhow::Result<()>>;
 
-    /// Applies the settings of the node that need more privileges than the rest, like kube-proxy's `--init-only`.
+    /// Applies the settings of the node that need full root privileges, like kube-proxy's `--init-only`.
     ///
     /// # Errors
     /// Returns an error if a setting could not be applied.
@@ -129,7 +129,7 @@ pub enum Command<P: BackendProgram> {
     Cleanup(Box<CleanupArgs<P>>),
     /// Print the VIPs in the kernel, one line for each address and port
     Dump(P),
-    /// Apply the settings of the node that need more privileges than the rest, such as limits of connection tracking, and exit
+    /// Apply the settings of the node that need full root privileges, such as limits of connection tracking, and exit
     Init(Box<ConfigArgs>),
     /// A command that only this backend has.
     #[command(flatten)]

@@ -118,7 +118,7 @@ fn of_program() -> [Flag; 7] {
         beside(flag(
             "init-only",
             Kind::Bool,
-            "Apply the node's settings that need more privileges than the rest, such as conntrack limits, and exit",
+            "Apply the node's settings that need full root privileges, such as conntrack limits, and exit",
         )),
         beside(flag("write-config-to", Kind::Path, "Write the configuration as a v1alpha2 file, and exit")),
         Flag {

@@ -187,7 +187,7 @@ fn readers(figures: &Figures) -> Judged {
     });
     judged(
         "effect of 256 more clients of the brain, 32 of which stop reading, 10000x3",
-        "the brain's memory grows by ≤ 10 %; the p99 of one endpoint's change stays ≤ 20 ms",
+        "the brain's memory grows by ≤ 10 %; the time of one endpoint's change stays p99 ≤ 20 ms",
         measured,
     )
 }
@@ -209,8 +209,8 @@ fn flat(figures: &Figures) -> Judged {
     let of = |pick: fn(f64, f64) -> f64| extra.iter().map(|(_, extra)| *extra).reduce(pick);
     let range = of(f64::min).zip(of(f64::max)).filter(|_| complete);
     judged(
-        "range of this difference, from 10 to 45,000 Services",
-        "spans ≤ 3 µs",
+        "smallest and largest value of this difference, from 10 to 45,000 Services",
+        "≤ 3 µs apart",
         range.map(|(least, most)| (format!("{least:+.1} to {most:+.1} µs"), most - least <= 3.0)),
     )
 }

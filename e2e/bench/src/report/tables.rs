@@ -102,9 +102,9 @@ fn start(figures: &Figures) -> Table {
     let table = Table::new(
         "Start → every Service answers",
         "At the start, the API server is running and contains all objects. The time begins when the benchmark starts \
-         the programs of the contestant. It ends when each of 33 Services, at equal distances from the first to the \
-         last, has answered a packet. (At size 10x3, all 10 Services must answer.) Afterwards, the benchmark connects \
-         to every Service. If one does not answer, the time ends only when that Service answers.",
+         the programs of the contestant. It ends when each of 33 Services, evenly spread over the list of \
+         Services, has answered a packet. (At size 10x3, all 10 Services must answer.) Afterwards, the benchmark \
+         connects to every Service. If one does not answer, the time ends only when that Service answers.",
         &["size", "contestant", "time", "relative to localnet-nft", "CPU time"],
     );
     each(figures, table, |run, ours| {
