@@ -40,8 +40,8 @@ impl Desired {
         Self { vips: Vips::new(config), tables: Tables::new() }
     }
 
-    /// Sets the number of VIPs of a family above which they are grouped by network. The default is 1000. Call this before anything
-    /// else.
+    /// Groups the VIPs of a family by network if the family has more than `vips` VIPs. The default is 1000. Call this before
+    /// anything else.
     pub fn set_many_vips(&mut self, vips: usize) {
         self.tables.many_vips = vips;
     }

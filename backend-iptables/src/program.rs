@@ -110,7 +110,7 @@ fn is_liberal(config: &Config, settings: &Settings) -> bool {
 
 const TCP_BE_LIBERAL: &str = "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
-/// How to configure that NodePorts do not answer on 127.0.0.1.
+/// How to switch off NodePorts on 127.0.0.1.
 const NOT_ON_LOCALHOST: &str = "configure iptables.localhostNodePorts: false";
 
 #[cfg(test)]

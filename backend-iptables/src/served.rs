@@ -123,7 +123,7 @@ impl Rules {
             .filter(leads)
             .filter_map(|rule| Some((self.key(rule)?, rule.target.as_str())))
             .collect();
-        // The rules that reject a NodePort are one per address, but a single rule for all addresses may translate it.
+        // A NodePort has one rejecting rule for each address, but a single rule for all addresses may translate it.
         let anywhere = |key: &VipKey| VipKey { address: self.anywhere(), ..*key };
         let mut refused = BTreeMap::new();
         for (key, verdict) in &self.refused {

@@ -26,7 +26,7 @@ pub struct CleanupArgs {
     kube_proxy: bool,
 }
 
-/// How to configure that NodePorts do not answer on 127.0.0.1.
+/// How to switch off NodePorts on 127.0.0.1.
 const NOT_ON_LOCALHOST: &str = "remove localhost from nodePortAddresses";
 
 impl BackendProgram for Nft {

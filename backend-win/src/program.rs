@@ -90,7 +90,7 @@ impl<K: Kernel + 'static> BackendProgram for Win<K> {
     fn start_log(&self, client: &ClientArgs, config: &Config) -> anyhow::Result<()> {
         let open = |path: &PathBuf| {
             let file = fs::File::options().append(true).create(true).open(path);
-            file.with_context(|| format!("opening --log-file {}", path.display()))
+            file.with_context(|| format!("failed to open --log-file {}", path.display()))
         };
         client.start_log(config, self.log_file.as_ref().map(open).transpose()?)
     }

@@ -44,9 +44,9 @@ pub struct Check {
 pub enum Verdict {
     /// The check passes.
     Ok,
-    /// Unusual; may be a problem.
+    /// The check found something unusual, which may be a problem.
     Warning,
-    /// Wrong: Services do not answer because of it.
+    /// The check found a fault that keeps Services from answering.
     Failing,
     /// The check could not be made.
     Unknown,

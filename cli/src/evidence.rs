@@ -27,7 +27,7 @@ pub struct Evidence {
     pub why: Option<Reasons>,
     /// The status of the brain and the backends.
     pub status: Option<Status>,
-    /// The requested address family, if the Service has no address of it.
+    /// The requested address family, if the Service has no address of this family.
     pub lacks_family: Option<Family>,
     /// If the requested address is not an address of the Service: a sentence with the requested address and the Service's
     /// addresses.

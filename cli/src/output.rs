@@ -55,10 +55,10 @@ pub fn write(answer: &impl Show, format: Format, style: Style, out: &mut impl io
             out.write_all(answer.human(Style { wide: format == Format::Wide, ..style }).as_bytes())?;
         }
         Format::Json => {
-            serde_json::to_writer_pretty(&mut *out, answer).context("writing JSON")?;
+            serde_json::to_writer_pretty(&mut *out, answer).context("failed to write JSON")?;
             writeln!(out)?;
         }
-        Format::Yaml => answer.yaml(out).context("writing YAML")?,
+        Format::Yaml => answer.yaml(out).context("failed to write YAML")?,
         Format::Name => answer.names().iter().try_for_each(|name| writeln!(out, "{name}"))?,
     }
     Ok(())
@@ -152,7 +152,7 @@ pub fn terminal_width() -> Option<usize> {
 pub fn print(write: impl FnOnce(&mut Out<io::StdoutLock<'static>>) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let mut out = buffered(io::stdout().lock());
     write(&mut out)?;
-    out.flush().context("writing to standard output")
+    out.flush().context("failed to write to standard output")
 }
 
 /// Returns a writer for answers. It writes large blocks to `to`, and stops once the reader has closed the pipe.

@@ -111,7 +111,7 @@ pub fn text_of(path: &Path) -> anyhow::Result<String> {
     if path.as_os_str() == "-" {
         return io::read_to_string(io::stdin()).context("failed to read standard input");
     }
-    std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+    std::fs::read_to_string(path).with_context(|| format!("failed to read {}", path.display()))
 }
 
 /// Reads a saved state from JSON or YAML.

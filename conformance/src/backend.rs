@@ -71,7 +71,7 @@ impl BackendCommand {
     /// Returns an error if the process cannot be started.
     pub fn start(&self, inside: Option<&Namespace>, flags: &[String]) -> anyhow::Result<Backend> {
         let log = self.folder.join("log");
-        let output = File::options().create(true).append(true).open(&log).context("opening the log of the backend")?;
+        let output = File::options().create(true).append(true).open(&log).context("cannot open the backend's log")?;
         let errors = output.try_clone()?;
         let line = format!("exec {}", self.filled(flags));
         let (api, dump) = (self.api.to_string(), self.folder.join("dump"));
@@ -89,7 +89,7 @@ impl BackendCommand {
                 let mut command = Command::new("sh");
                 command.args(["-c", &line]);
                 set_up(&mut command);
-                Process::Plain(command.spawn().with_context(|| format!("starting {line:?}"))?)
+                Process::Plain(command.spawn().with_context(|| format!("failed to start {line:?}"))?)
             }
         };
         Ok(Backend { process, dump: self.dump(), log })
@@ -116,10 +116,10 @@ impl BackendCommand {
         let printed = match inside {
             Some(namespace) => namespace.output(&mut command)?,
             None => {
-                let output = command.output().with_context(|| format!("starting {:?}", self.text))?;
+                let output = command.output().with_context(|| format!("failed to start {:?}", self.text))?;
                 let (ended, errors) = (output.status, String::from_utf8_lossy(&output.stderr));
                 anyhow::ensure!(ended.success(), "{:?} exited with {ended}: {errors}", self.text);
-                String::from_utf8(output.stdout).with_context(|| format!("reading the output of {:?}", self.text))?
+                String::from_utf8(output.stdout).with_context(|| format!("invalid output of {:?}", self.text))?
             }
         };
         let mut lines: Vec<_> = printed.lines().map(str::to_owned).collect();
@@ -158,7 +158,7 @@ impl Backend {
     /// Returns an error if no process is left.
     pub fn signal(&mut self, signal: Signal) -> anyhow::Result<()> {
         let id = i32::try_from(self.process.child().id()).ok().and_then(Pid::from_raw).context("no process ID")?;
-        kill_process_group(id, signal).context("sending a signal to the backend")
+        kill_process_group(id, signal).context("failed to send a signal to the backend")
     }
 
     /// Checks that the backend still runs.
@@ -176,7 +176,7 @@ impl Backend {
     pub fn await_exit(&mut self, patience: Duration) -> anyhow::Result<ExitStatus> {
         let deadline = Instant::now() + patience;
         loop {
-            if let Some(ended) = self.process.child().try_wait().context("checking the backend")? {
+            if let Some(ended) = self.process.child().try_wait().context("failed to check the backend")? {
                 return Ok(ended);
             }
             if Instant::now() > deadline {
@@ -282,7 +282,7 @@ fn log_tail(log: &Path) -> String {
 }
 
 fn is_alive(process: &mut Process, log: &Path) -> anyhow::Result<()> {
-    match process.child().try_wait().context("checking the backend")? {
+    match process.child().try_wait().context("failed to check the backend")? {
         None => Ok(()),
         Some(ended) => bail!("the backend exited with {}{}", described(ended), log_tail(log)),
     }

@@ -123,9 +123,9 @@ fn check(arguments: Arguments) -> anyhow::Result<bool> {
         };
         _ = writeln!(io::stderr(), "{word:<7} {}/{}", outcome.level, outcome.name);
     })?;
-    write!(io::stdout(), "{}", outcomes.table(false)).context("writing the table")?;
+    write!(io::stdout(), "{}", outcomes.table(false)).context("failed to write the table")?;
     if let Some(path) = &arguments.junit {
-        fs::write(path, outcomes.junit(&options.backend)).with_context(|| format!("writing {}", path.display()))?;
+        fs::write(path, outcomes.junit(&options.backend)).with_context(|| format!("--junit {}", path.display()))?;
     }
     Ok(outcomes.passed())
 }

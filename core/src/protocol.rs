@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 crate::names! {
-    /// A transport protocol. Its names are those of Kubernetes. The default is that of Kubernetes, TCP.
+    /// A transport protocol. Its names are those of Kubernetes. The default is TCP, as in Kubernetes.
     #[derive(Default, Serialize, Deserialize)]
     #[serde(rename_all = "UPPERCASE")]
     Protocol {

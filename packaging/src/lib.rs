@@ -40,7 +40,7 @@ pub fn programs() -> Vec<Command> {
 pub fn write(folder: &Path) -> anyhow::Result<()> {
     let folder = |parts: &[&str]| -> anyhow::Result<PathBuf> {
         let path = parts.iter().fold(folder.to_owned(), |path, part| path.join(part));
-        fs::create_dir_all(&path).with_context(|| format!("creating {}", path.display()))?;
+        fs::create_dir_all(&path).with_context(|| format!("failed to create {}", path.display()))?;
         Ok(path)
     };
     let manuals = folder(&["man", &format!("man{SECTION}")])?;
@@ -68,7 +68,7 @@ fn write_manual(command: &Command, name: &str, folder: &Path) -> anyhow::Result<
     let manual = Man::new(command.clone()).section(SECTION).source("localnet");
     // Without a date, each build writes the same page.
     manual.date("").render(&mut page)?;
-    fs::write(&path, page).with_context(|| format!("writing {}", path.display()))?;
+    fs::write(&path, page).with_context(|| format!("failed to write {}", path.display()))?;
     for subcommand in command.get_subcommands().filter(|subcommand| subcommand.get_name() != "help") {
         write_manual(subcommand, &format!("{name}-{}", subcommand.get_name()), folder)?;
     }

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub struct Revision {
     /// A random number that the brain chooses when it starts.
     pub instance: u64,
-    /// The number of the state, counted from 1.
+    /// The sequence number of the state, from 1.
     pub rev: u64,
 }
 
@@ -107,7 +107,7 @@ pub struct Service {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Affinity {
-    /// For how long after a client's last connection, in seconds.
+    /// How long a client keeps its endpoint after its last connection, in seconds.
     pub seconds: u32,
 }
 

@@ -22,7 +22,7 @@ use crate::{
     ruleset::Ruleset,
 };
 
-/// The default number of VIPs of a family above which they are grouped by network.
+/// The default of [`Tables::many_vips`].
 const MANY_VIPS: usize = 1000;
 
 /// The chains and lines of all VIPs.
@@ -45,7 +45,7 @@ pub(super) struct Tables {
     counts: ByFamily<Counts>,
     /// The shape of each family's rules, which depends on the counts.
     pub(super) shapes: ByFamily<Shape>,
-    /// The number of VIPs above which they are grouped by network.
+    /// If a family has more VIPs than this, they are grouped by network.
     pub(super) many_vips: usize,
     /// Whether packets that connection tracking calls invalid are dropped instead of forwarded.
     pub(super) drop_invalid: bool,

@@ -82,13 +82,13 @@ pub enum Comments {
     /// Every rule has a comment that contains its port.
     #[default]
     All,
-    /// Rules that pick an endpoint or translate to it have no comment, as in kube-proxy with many endpoints. The comment is most
-    /// of such a rule's size, and ip_tables replaces whole tables.
+    /// Rules that pick an endpoint or translate to it have no comment, as in kube-proxy with many endpoints. The comment is the
+    /// largest part of such a rule, and ip_tables replaces whole tables.
     FewForEndpoints,
 }
 
 impl Comments {
-    /// The number of endpoints of all Services of a family above which there are fewer comments.
+    /// If the Services of a family have more endpoints than this in total, there are fewer comments.
     const MANY: usize = 1000;
 
     /// The comments of a family with that many endpoints.

@@ -31,9 +31,10 @@ pub mod names {
     pub const MISSED: &str = "missed";
 }
 
-/// Before IPVS, which has priority -98 in `output`, but after destination NAT, so that translated connections can be matched.
+/// The priority just before IPVS, which has -98 in `output`, and after destination NAT, so that rules can match translated
+/// connections.
 const BEFORE_IPVS: i32 = -99;
-/// After IPVS, which has priority 98 in `input`.
+/// The priority after IPVS, which has 98 in `input`.
 const BEHIND_IPVS: i32 = 110;
 
 /// The chains that always exist, in an order that is easy to read.

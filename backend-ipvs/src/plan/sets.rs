@@ -1,4 +1,4 @@
-//! The sets and maps of the table. They are the same for all Services.
+//! The sets and maps of the table, which all Services share.
 
 use localnet_linux::nft::Field;
 pub use localnet_linux_backend::sets::{HAIRPIN, Sets, VIP};

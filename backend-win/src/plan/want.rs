@@ -62,8 +62,8 @@ impl Want {
             _ if service.load_balancer_ips.contains(&key.address) => Use::LoadBalancerIp,
             _ => Use::ExternalIp,
         };
-        // A load balancer has a single set of endpoints. It is the one for external traffic, since HNS cannot tell internal
-        // traffic apart.
+        // A load balancer has a single set of endpoints. It is the set for external traffic, since HNS cannot distinguish
+        // it from internal traffic.
         let endpoints = if external_local { &vip.local_endpoints } else { &vip.endpoints };
         Self {
             service: vip.service.clone(),

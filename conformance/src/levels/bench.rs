@@ -44,7 +44,7 @@ impl Node<'_> {
         if !rustix::process::geteuid().is_root() {
             return Ok(Self::Here);
         }
-        Ok(Self::Own(Box::new(Network::build(Topology::default()).context("making a network for the backend")?)))
+        Ok(Self::Own(Box::new(Network::build(Topology::default()).context("failed to create its network")?)))
     }
 
     pub(super) fn namespace(&self) -> Option<&Namespace> {
@@ -59,7 +59,7 @@ impl Node<'_> {
 impl<'a> Bench<'a> {
     /// A setup in which nothing runs yet.
     pub(super) fn new(options: &'a Options, node: Node<'a>) -> anyhow::Result<Self> {
-        let folder = tempfile::tempdir().context("creating a temporary folder")?;
+        let folder = tempfile::tempdir().context("failed to create a temporary folder")?;
         let by_tcp = options.backend.contains("{tcp}");
         let port = by_tcp.then(|| free_port(node.namespace())).transpose()?;
         let command = BackendCommand::new(&options.backend, folder.path(), port);

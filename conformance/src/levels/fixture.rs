@@ -103,7 +103,7 @@ impl<'a> Life<'a> {
         self.bench.command.with_text(listing).output_lines(self.bench.namespace()).context("--listing")
     }
 
-    /// Checks that the result of packets, the kernel's state and the listing are unchanged.
+    /// Checks that packets, the kernel's state and the listing still show the same.
     pub(super) fn is_unchanged(&mut self, pods: usize, written: &[String]) -> anyhow::Result<()> {
         self.packets(pods)?;
         if self.bench.options.read_back.is_some() {

@@ -164,7 +164,7 @@ pub(super) fn stale_udp(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
         Ok(socket)
     })?;
     let answered_by = |pod: &str| {
-        socket.send(b"?").context("sending a datagram")?;
+        socket.send(b"?").context("failed to send a datagram")?;
         let mut buffer = [0; 256];
         let length = socket.recv(&mut buffer).context("no answer to a datagram")?;
         let answer = String::from_utf8_lossy(&buffer[..length]);

@@ -132,9 +132,9 @@ codes! {
     HealthCheckPortMissing = "health-check-port-missing", Error, "Set spec.healthCheckNodePort.";
     /// A Service is too large to be sent to backends.
     ServiceTooLarge = "service-too-large", Error, "Split it into several Services.";
-    /// A list in a Node or ServiceCIDR is too long. The brain uses its first items.
+    /// A list in a Node or ServiceCIDR is too long. The brain uses only the first items.
     ListTooLong = "list-too-long", Error, "Shorten the list.";
-    /// The Node object was deleted. The brain uses its last version.
+    /// The Node object was deleted. The brain uses the last version of the object.
     NodeGone = "node-gone", Warning, "Check the name of the node (--node-name), and that its Node exists.";
 
     // Problems that keep the brain from reading the cluster. Until they end, it serves the last state that it could read.
