@@ -18,8 +18,8 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
     _ = write!(
         page,
         "## What is measured\n\n\
-         The contestants are {}. A localnet contestant consists of a brain, which watches the API server and \
-         computes the node's state, and the named backend. A kube-proxy contestant runs kube-proxy in the \
+         The contestants are {}. A localnet contestant is the named backend and a brain. The brain watches the API \
+         server and computes the node's state. A kube-proxy contestant is kube-proxy in the \
          named mode, with its default configuration. Both iptables contestants use the legacy iptables tools: with the \
          nf_tables flavour of these tools, kube-proxy is too slow to finish the benchmark. All programs are release builds. The benchmark measures one contestant after the other. Each \
          contestant gets a new network namespace, a new etcd and a new kube-apiserver, and all contestants get the \
