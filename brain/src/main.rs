@@ -70,8 +70,8 @@ fn programs_nothing(flags: &KubeProxyFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads the configuration. Returns `None` if the flag `--write-config-to` is given, and the configuration has been
-/// written.
+/// Reads the configuration. With the flag `--write-config-to`, writes the configuration to that file and returns
+/// `None`.
 fn read(flags: &KubeProxyFlags, empty_mode: Mode) -> anyhow::Result<Option<Box<Running>>> {
     match begin(flags.clone(), Reader { platform: Platform::Linux, empty_mode })? {
         Begin::Run(running) => Ok(Some(running)),

@@ -7,11 +7,11 @@ use crate::kind::Kind;
 /// A field of v1alpha2 that contains a value, not a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Its path, such as `linux.conntrack.min`.
+    /// The path of the field, such as `linux.conntrack.min`.
     pub path: &'static str,
-    /// The type of its value.
+    /// The type of the field's value.
     pub kind: Kind,
-    /// Its place in v1alpha1.
+    /// The place of the field in v1alpha1.
     pub formerly: Formerly,
     /// kube-proxy's flag without dashes. Several fields may have the same flag.
     pub flag: Option<&'static str>,
@@ -19,7 +19,7 @@ pub struct Field {
     pub ipvs_flag: Option<&'static str>,
     /// Whether the flag overrides the file of `--config`. Any other flag is ignored whenever there is a file.
     pub flag_overrides_file: bool,
-    /// Its effect in localnet.
+    /// The effect of the field in localnet.
     pub effect: Effect,
     /// The part of kube-proxy's work that the field affects; `None` means both parts.
     pub used_by: Option<Part>,

@@ -29,7 +29,7 @@ pub struct Gate {
     pub default: bool,
     /// Whether the gate can no longer be changed.
     pub locked: bool,
-    /// Its effect in kube-proxy.
+    /// The effect of the gate in kube-proxy.
     pub meaning: &'static str,
 }
 

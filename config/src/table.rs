@@ -6,15 +6,15 @@
 //!
 //! | column | meaning |
 //! |---|---|
-//! | `as Rule` | the rules for its values, from [`types`](crate::types); without it, the rules of its type |
+//! | `as Rule` | the rules for the field's values, from [`types`](crate::types); without it, the rules of its type |
 //! | `default` | the default, unless it is false, zero or empty |
 //! | `empty_is_default` | zero or an empty string counts as missing |
-//! | `v1alpha1`, `v1alpha1_in_modes`, `v1alpha1_text`, `new_in_v1alpha2` | its place in v1alpha1, unless it is the same |
-//! | `v1alpha1_default` | its default in v1alpha1, unless it is the same |
+//! | `v1alpha1`, `v1alpha1_in_modes`, `v1alpha1_text`, `new_in_v1alpha2` | the field's place in v1alpha1, unless it is the same |
+//! | `v1alpha1_default` | the field's default in v1alpha1, unless it is the same |
 //! | `flag`, `ipvs_flag` | kube-proxy's flag |
 //! | `overriding_flag` | kube-proxy's flag, if it overrides the file of `--config` |
 //! | `brain`, `backend` | the part of localnet that uses the field, unless both do |
-//! | `at_start`, `of_mode`, `no_effect` | its effect, unless a change of the file takes effect at once |
+//! | `at_start`, `of_mode`, `no_effect` | how a change of the file takes effect, unless at once |
 
 use std::{
     net::{IpAddr, SocketAddr},

@@ -44,7 +44,7 @@ pub enum Error {
     NotDummy {
         /// The name of the interface.
         name: String,
-        /// Its kind.
+        /// The kind of that interface, such as `bridge`.
         kind: String,
     },
     /// The interface was deleted.

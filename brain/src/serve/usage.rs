@@ -29,7 +29,7 @@ const REQUEST: Duration = Duration::from_secs(10);
 pub(super) const MAX_ABANDONED: u32 = 500;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// Maximum number of consecutive refused calls. If the peer does not read their answers, the server has to buffer them.
+/// Maximum number of consecutive refused calls. If the peer does not read the answers, the server has to buffer them.
 const MAX_REFUSED: u32 = 8;
 
 /// Why the server closes a connection.

@@ -56,7 +56,7 @@ impl Facts {
     }
 
     /// The loopback addresses of a family if one of them answers NodePorts. With `route_localnet`, packets from other hosts
-    /// reach them unless a rule drops these packets.
+    /// reach these addresses unless a rule drops the packets.
     pub fn loopback(&self, family: Family) -> Option<IpNet> {
         let answers = |address: &IpAddr| address.is_loopback() && Family::of(*address) == family;
         self.node_port_addresses.iter().any(answers).then_some(LOOPBACK)

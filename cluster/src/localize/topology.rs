@@ -31,7 +31,7 @@ pub struct Topology {
     pub port: Arc<str>,
     /// The family of the endpoints.
     pub family: Family,
-    /// The endpoints for traffic to which no traffic policy of `Local` applies.
+    /// The endpoints that receive traffic if no traffic policy `Local` applies to it.
     pub mode: Mode,
     /// Why hints for nodes are ignored. `None` if they apply.
     pub not_same_node: Option<Reason>,

@@ -13,11 +13,11 @@ use crate::{
 /// A flag of kube-proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flag {
-    /// Its name without dashes.
+    /// The name without dashes.
     pub name: &'static str,
-    /// Its short name.
+    /// The name of one letter; `None` if the flag has only a long name.
     pub short: Option<char>,
-    /// The type of its value.
+    /// The type of the flag's value.
     pub kind: Kind,
     /// What the flag sets.
     pub sets: Sets,
@@ -27,7 +27,7 @@ pub struct Flag {
     pub platform: Option<Platform>,
     /// The part of kube-proxy's work that the flag affects; `None` means both parts or neither part.
     pub used_by: Option<Part>,
-    /// Its help text.
+    /// The help text.
     pub help: String,
     /// Why the flag has no effect in localnet; `None` if it has an effect.
     pub no_effect: Option<&'static str>,

@@ -294,9 +294,9 @@ impl<S: Sets> TableState<S> {
         TableContent { table: self.table.clone(), sets: sets.chain(numbered).collect(), chains }
     }
 
-    /// Only the differences between the applied and the desired state. `None` if the table has to be replaced, because the elements do not fit
-    /// into the existing sets. A table with numbered sets is not replaced, because the elements that packets added would be lost.
-    /// Instead, only the sets that are too small are replaced.
+    /// The differences between the applied and the desired state. `None` if the table has to be replaced, because the
+    /// elements do not fit into the existing sets. A table with numbered sets is not replaced, because the elements that
+    /// packets added would be lost. Instead, only the sets that are too small are replaced.
     fn in_place(&self, held: &Held) -> Option<(Next, portions::Changes<S>)> {
         let table = &self.table;
         let mut before = Transaction::new();

@@ -133,7 +133,7 @@ impl fmt::Display for Flow {
 pub struct Counters {
     /// The number of packets.
     pub packets: u64,
-    /// Their size in bytes, IP headers included.
+    /// The total size of these packets in bytes, IP headers included.
     pub bytes: u64,
 }
 

@@ -61,8 +61,8 @@ impl Limits {
         let Some(max) = self.max(settings.processors()).and_then(|max| i64::try_from(max).ok()) else {
             return Vec::new();
         };
-        // The kernel lets only the machine's own network namespace change them. In a node that is a container, the maximum is
-        // read-only.
+        // The kernel lets only the machine's own network namespace change these two. In a node that is a container, the
+        // maximum is read-only.
         if settings.is_read_only(MAX) {
             if settings.get(MAX).is_ok_and(|now| now < max) {
                 warn!(

@@ -51,7 +51,7 @@ pub struct Reconciler {
 pub enum Due {
     /// No run is due, because no flow can be stale.
     Nothing,
-    /// A follow-up is due a short time after the last run; a second is enough. A packet that was in flight while the rules
+    /// A follow-up is due a short time after the last run, such as one second. A packet that was in flight while the rules
     /// changed may have entered a flow after that run read the table. Further follow-ups are due while they find stale flows.
     Later,
     /// A run is due now: something changed, or the last run failed.

@@ -11,7 +11,7 @@ use super::{Flow, Frontend, Frontends, Serving, Status, TcpState, Tuple};
 /// it is an unanswered connection attempt; an established connection lives until one of its ends closes it.
 ///
 /// The kernel may also record a flow backwards. This happens if a client sends to a frontend while no rule translates
-/// its packets, and its entry is then deleted while a reply is in flight. The kernel takes that reply for the first
+/// its packets, and the flow's entry is then deleted while a reply is in flight. The kernel takes that reply for the first
 /// packet of a new flow *from* the frontend. The client's next packets belong to this flow and never meet the rules.
 /// kube-proxy checks only the original destination, so such a client does not recover.
 pub fn is_stale(flow: &Flow, frontends: &Frontends) -> bool {
@@ -31,7 +31,7 @@ pub fn is_stale(flow: &Flow, frontends: &Frontends) -> bool {
     }
 }
 
-/// Whether the flow was translated in neither direction, and comes from a frontend that is not itself an endpoint.
+/// Whether neither direction of the flow was translated, and the flow comes from a frontend that is not itself an endpoint.
 fn is_backwards(flow: &Flow, frontends: &Frontends) -> bool {
     let Tuple { source, destination } = flow.original;
     let untouched = flow.reply == Tuple { source: destination, destination: source };

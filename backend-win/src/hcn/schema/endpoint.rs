@@ -19,13 +19,13 @@ pub struct Endpoint {
     /// The endpoint's name, which the CNI plugin uses; may be empty.
     #[serde(deserialize_with = "text_or_nothing", skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Its network.
+    /// The identifier of the network that the endpoint belongs to.
     #[serde(deserialize_with = "id", skip_serializing_if = "Option::is_none")]
     pub host_compute_network: Option<Guid>,
     /// Further settings.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<Policy>,
-    /// Its addresses.
+    /// The endpoint's addresses.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub ip_configurations: Vec<IpConfiguration>,
     /// Always written, without content.

@@ -16,16 +16,16 @@ pub struct LoadBalancer {
     /// The load balancer's identifier; `None` in a document that creates the load balancer.
     #[serde(rename = "ID", deserialize_with = "id", skip_serializing_if = "Option::is_none")]
     pub id: Option<Guid>,
-    /// Its endpoints.
+    /// The identifiers of the endpoints.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub host_compute_endpoints: Vec<Guid>,
-    /// The source address of its packets to remote endpoints.
+    /// The source address of the load balancer's packets to remote endpoints.
     #[serde(rename = "SourceVIP", deserialize_with = "address", skip_serializing_if = "Option::is_none")]
     pub source_vip: Option<IpAddr>,
-    /// Its addresses. A load balancer without addresses answers on the addresses of the node.
+    /// The addresses that packets are sent to. A load balancer without addresses answers on the addresses of the node.
     #[serde(rename = "FrontendVIPs", deserialize_with = "addresses", skip_serializing_if = "Vec::is_empty")]
     pub frontend_vips: Vec<IpAddr>,
-    /// Its ports.
+    /// The ports that packets are sent to, each with the port of the endpoints.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub port_mappings: Vec<PortMapping>,
     /// Always 2.0.

@@ -11,10 +11,10 @@ use super::{Guid, Policy, id, or_default, text_or_nothing};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Network {
-    /// Its identifier.
+    /// The network's identifier.
     #[serde(rename = "ID", deserialize_with = "id", skip_serializing_if = "Option::is_none")]
     pub id: Option<Guid>,
-    /// Its name.
+    /// The network's name; may be empty.
     #[serde(deserialize_with = "text_or_nothing")]
     pub name: String,
     /// The type, such as `L2Bridge` or `Overlay`, as HNS writes it.
