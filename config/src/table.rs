@@ -171,8 +171,8 @@ section! {
         winkernel: Winkernel;
         /// `detectLocalMode` and `detectLocal`: how to recognize traffic of the node's own pods.
         detect_local: DetectLocal;
-        /// Addresses that answer NodePorts: CIDRs, `primary`, `localhost` and `all`. The default is `primary` if `mode` is
-        /// `nftables`, otherwise all addresses.
+        /// Addresses of the node that serve NodePorts: CIDRs, `primary`, `localhost` and `all`. The default is `primary` if
+        /// `mode` is `nftables`, otherwise all addresses.
         node_port_addresses: NodePortAddresses = field("nodePortAddresses").flag("nodeport-addresses");
         /// Interval between full syncs.
         sync_period: Duration as SyncPeriod = field("syncPeriod")
@@ -284,8 +284,8 @@ section! {
         /// Tracking timeout of UDP flows with an answer. 0 keeps the kernel's timeout.
         udp_stream_timeout: Option<Duration> = field("linux.conntrack.udpStreamTimeout")
             .v1alpha1("conntrack.udpStreamTimeout").flag("conntrack-udp-timeout-stream").backend();
-        /// Minimum of the node's limit of tracked connections. It applies if `linux.conntrack.maxPerCore` times the number
-        /// of cores is lower.
+        /// Lowest limit of tracked connections on the node. It applies if `linux.conntrack.maxPerCore` times the number of
+        /// cores is lower.
         min: u32 as Count = field("linux.conntrack.min")
             .default("131072").v1alpha1("conntrack.min").flag("conntrack-min").backend();
     }
