@@ -29,7 +29,7 @@ pub(crate) struct FakeKernel {
     pub(crate) blind: bool,
     /// Elements that the fake kernel refuses, for any reason that a kernel may have.
     pub(crate) hated: BTreeSet<ElementKey>,
-    /// Whether it refuses them for lack of memory, so that the elements are not at fault.
+    /// Whether the fake kernel refuses these elements for lack of memory, so that the elements are not at fault.
     pub(crate) short: bool,
     /// Whether the errors of elements name only their set.
     pub(crate) vague: bool,

@@ -10,7 +10,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Origin {
-    /// Where it comes from: `reported`, `commandLine` or `defaults`.
+    /// Where the configuration comes from: `reported`, `commandLine` or `defaults`.
     pub source: &'static str,
     /// The backend that reports the configuration.
     pub backend: Option<String>,

@@ -35,7 +35,7 @@ pub enum By {
 /// The flows at a point in time.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// When they were read.
+    /// When the flows were read.
     pub at: Instant,
     /// The flows, each with its packets and bytes if the kernel counts them.
     pub flows: Vec<(Flow, Option<Counters>)>,

@@ -60,7 +60,7 @@ impl Brain {
         }
     }
 
-    /// Starts to serve. A TCP listener is in the namespace, if there is one; a unix socket can be reached from every namespace.
+    /// Starts to serve. If `inside` is given, a TCP listener is in that namespace. Every namespace can reach a unix socket.
     ///
     /// # Errors
     /// Returns an error if the address cannot be bound.

@@ -42,7 +42,7 @@ pub enum Claim {
     Drop,
     /// Passes packets unchanged if their destination belongs to no Service, and drops packets to unused ServiceCIDR addresses.
     Untouched,
-    /// If a policy requires it, treats external traffic differently from the traffic of the node and its pods.
+    /// If a traffic policy requires this, treats external traffic differently from the traffic of the node and its pods.
     Scopes,
     /// If a Service has session affinity, always sends a client to the same endpoint.
     Affinity,

@@ -28,7 +28,7 @@ pub(crate) struct Contestant {
 }
 
 impl Contestant {
-    /// Whether it writes iptables rules.
+    /// Whether the contestant writes iptables rules.
     pub(crate) fn is_iptables(&self) -> bool {
         self.name.contains("iptables")
     }

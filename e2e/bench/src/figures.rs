@@ -89,8 +89,8 @@ impl Connect {
 /// The time from the change of one endpoint until a packet goes to another endpoint.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Change {
-    /// The time since the API server announced the change: its answer to the write, or its event to another watcher, whichever
-    /// was first.
+    /// The time since the API server's first message about the change: the answer to the write, or the event to another
+    /// watcher.
     pub(crate) event: Times,
     /// The time since the write was sent to the API server.
     pub(crate) write: Times,
@@ -117,7 +117,7 @@ pub(crate) struct UnderLoad {
 pub(crate) struct Delete {
     /// The API server's part of the time.
     pub(crate) api: f64,
-    /// The time from then until no VIP answers. `None` if it exceeded its limit.
+    /// The time from the API server's last deletion until no VIP answers. `None` if the time exceeded its limit.
     pub(crate) after: Option<f64>,
     pub(crate) cpu: f64,
 }

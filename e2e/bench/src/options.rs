@@ -25,7 +25,7 @@ pub(crate) struct Options {
     /// Where the figures go: performance.json, PERFORMANCE.md and a folder of plots
     #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
     pub(crate) output: PathBuf,
-    /// Each run is added to this file, and those that are in it are not measured again: a benchmark that was interrupted goes on
+    /// Add each run to this file, and do not measure the runs in it again, so that an interrupted benchmark can continue
     #[arg(long, value_name = "FILE")]
     pub(crate) runs: Option<PathBuf>,
     /// Instead, measure localnet-ipvs beside kube-proxy's ipvs mode, in a guest if this kernel has no IPVS, and write the figures into this

@@ -78,7 +78,7 @@ pub(crate) fn time_to_connect(to: SocketAddr) -> anyhow::Result<Duration> {
     Ok(started.elapsed())
 }
 
-/// Waits until all addresses accept connections or, if not `open`, until none does. Returns when the last of them changed. `None`
+/// Waits until all addresses accept connections or, if not `open`, until none does. Returns the time of the last change. `None`
 /// if this did not happen before the deadline.
 pub(crate) fn await_all(all: &[SocketAddr], open: bool, deadline: Instant) -> anyhow::Result<Option<Instant>> {
     let mut last = Instant::now();
@@ -105,7 +105,7 @@ fn new_socket(flags: SocketFlags) -> anyhow::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Accepts every connection to a port, until it is dropped.
+/// Accepts every connection to a port, until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: Arc<OwnedFd>,

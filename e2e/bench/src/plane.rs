@@ -30,7 +30,7 @@ const ARGUMENTS: [&str; 4] = [
     "--request-timeout=10m",
 ];
 
-/// The options of a control plane that starts with `data`, or empty, in a network namespace or in that of the caller.
+/// The options of a control plane. It starts with `data`, or empty, in the namespace of `place`, or in the caller's.
 pub(crate) fn options(place: Option<(PathBuf, IpAddr)>, data: Option<PathBuf>) -> Options {
     let mut options = Options {
         service_cidrs: SERVICE_CIDRS.map(str::to_owned).to_vec(),

@@ -125,7 +125,7 @@ impl Site {
 
 /// The running programs of a contestant. Dropping it ends them.
 pub(crate) struct Team {
-    /// When the first one was started.
+    /// When the first program was started.
     pub(crate) started: Instant,
     running: Vec<(&'static str, Running)>,
 }

@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 /// `kube-proxy`, `kube-proxy-previous` or `grpcurl`.
 ///
 /// # Errors
-/// The program is not built; the error names the command that builds it.
+/// Returns an error if the program is not built. The error names the command that builds it.
 pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
     let path = cache()?.join("controlplane/bin").join(name);
     ensure!(path.is_file(), "{name} is not built ({} is missing): run `make controlplane`", path.display());

@@ -105,7 +105,7 @@ impl ControlPlane {
     /// Starts all processes, and returns when the API server is ready and accepts Services.
     ///
     /// # Errors
-    /// A program is not built, a process ends, or the API server is not ready in time.
+    /// Returns an error if a program is not built, a process ends, or the API server is not ready in time.
     pub async fn start(options: Options) -> anyhow::Result<ControlPlane> {
         let netns = options.netns.as_deref();
         let folder = tempfile::Builder::new().prefix("localnet-controlplane-").tempdir()?;
@@ -138,7 +138,7 @@ impl ControlPlane {
     /// Stops all processes and copies etcd's data to the folder `to`, which must not exist, for [`Options::data`].
     ///
     /// # Errors
-    /// A process does not stop, or the folder cannot be written.
+    /// Returns an error if a process does not stop, or the folder cannot be written.
     pub fn save(mut self, to: &Path) -> anyhow::Result<()> {
         for process in [self.controllers.take(), self.apiserver.take()].into_iter().flatten() {
             process.kill()?;
@@ -192,7 +192,7 @@ impl ControlPlane {
     /// Kills the API server; etcd keeps its data. Does nothing if it is not running.
     ///
     /// # Errors
-    /// The process cannot be killed.
+    /// Returns an error if the process cannot be killed.
     pub fn stop_apiserver(&mut self) -> anyhow::Result<()> {
         self.apiserver.take().map_or(Ok(()), Process::kill)
     }
@@ -200,7 +200,7 @@ impl ControlPlane {
     /// Starts the API server on its former port, and returns when it is ready. Does nothing if it is running.
     ///
     /// # Errors
-    /// A process ends, or the API server is not ready in time.
+    /// Returns an error if a process ends, or the API server is not ready in time.
     pub async fn start_apiserver(&mut self) -> anyhow::Result<()> {
         let apiserver = match self.apiserver.take() {
             Some(running) => running,
@@ -214,7 +214,7 @@ impl ControlPlane {
     /// exist, and starts both again.
     ///
     /// # Errors
-    /// A process does not stop or start, or the folder cannot be written.
+    /// Returns an error if a process does not stop or start, or the folder cannot be written.
     pub async fn back_up(&mut self, to: &Path) -> anyhow::Result<()> {
         self.stop_apiserver()?;
         self.etcd.end()?;
@@ -225,7 +225,7 @@ impl ControlPlane {
     /// Stops the API server and etcd, and starts both with the data that [`Self::back_up`] wrote.
     ///
     /// # Errors
-    /// A process does not stop or start, or the folder cannot be read.
+    /// Returns an error if a process does not stop or start, or the folder cannot be read.
     pub async fn restore(&mut self, from: &Path) -> anyhow::Result<()> {
         self.stop_apiserver()?;
         self.etcd.end()?;
@@ -243,7 +243,7 @@ impl ControlPlane {
     /// Starts a further API server on a port of its own, and returns when it is ready.
     ///
     /// # Errors
-    /// A process ends, or the API server is not ready in time.
+    /// Returns an error if a process ends, or the API server is not ready in time.
     pub async fn start_another_apiserver(&mut self) -> anyhow::Result<ApiServer> {
         let netns = self.options.netns.as_deref();
         let server = SocketAddr::new(self.server.ip(), netns::free_port(netns, self.server.ip())?);
@@ -253,7 +253,7 @@ impl ControlPlane {
         Ok(ApiServer { server, client, process })
     }
 
-    /// Waits until the API server has created its own ServiceCIDR; before that it refuses Services.
+    /// Waits until the API server has created its own ServiceCIDR. Before that, the API server refuses Services.
     async fn await_service_addresses(&self) -> anyhow::Result<()> {
         let cidrs: Api<ServiceCIDR> = Api::all(self.client());
         let ready = |cidr: Option<&ServiceCIDR>| {
@@ -271,7 +271,7 @@ impl ControlPlane {
             format!("--etcd-servers={}", self.etcd_url),
             format!("--bind-address={}", server.ip()),
             format!("--secure-port={}", server.port()),
-            // By default it uses the address of the default route, which a namespace need not have.
+            // By default, the API server uses the address of the default route, which a namespace need not have.
             format!("--advertise-address={}", server.ip()),
             // Leaves default/kubernetes without endpoints, because a loopback address is not a valid endpoint.
             "--endpoint-reconciler-type=none".to_owned(),
@@ -329,7 +329,7 @@ impl ApiServer {
     /// Kills the API server; etcd keeps its data.
     ///
     /// # Errors
-    /// The process cannot be killed.
+    /// Returns an error if the process cannot be killed.
     pub fn stop(self) -> anyhow::Result<()> {
         self.process.kill()
     }

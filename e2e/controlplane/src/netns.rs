@@ -27,7 +27,7 @@ pub(crate) fn connect(netns: Option<&Path>, address: SocketAddr) -> io::Result<T
 /// A free port at `ip` in the namespace.
 ///
 /// # Errors
-/// The address does not exist there, its interface is down, or no port is free.
+/// Returns an error if the namespace does not have the address, the interface is down, or no port is free.
 pub(crate) fn free_port(netns: Option<&Path>, ip: IpAddr) -> anyhow::Result<u16> {
     let place = || netns.map_or_else(String::new, |netns| format!(" in namespace {}", netns.display()));
     for _ in 0..100 {

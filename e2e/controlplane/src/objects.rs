@@ -1,6 +1,6 @@
 //! Creates the objects that tests need, by server-side apply, so that a repeated call changes nothing.
 //!
-//! It creates no EndpointSlices: the real controller derives them from Services, Pods and Nodes, and a test waits for them.
+//! This module creates no EndpointSlices: the real controller derives them from Services, Pods and Nodes, and a test waits for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;

@@ -163,7 +163,7 @@ async fn a_control_plane_runs_in_a_network_namespace() -> anyhow::Result<()> {
     populate(&objects).await?;
     objects.await_ready_addresses("web", &POD_1).await?;
 
-    // It listens in the namespace only.
+    // The API server listens in the namespace only.
     let address = plane.apiserver_address().to_string();
     let inside = Command::new("ip").args(["netns", "exec", &netns.0, "ss", "-Hltn"]).output()?;
     let listening = String::from_utf8(inside.stdout)?;

@@ -58,7 +58,7 @@ impl Setup {
     /// Waits until every Service with endpoints answers.
     ///
     /// # Errors
-    /// A Service does not answer within `patience`; the error contains the programs' log.
+    /// Returns an error if a Service does not answer within `patience`. The error contains the programs' log.
     pub(crate) fn await_programmed(&self, state: &Snapshot, patience: Duration) -> anyhow::Result<()> {
         let deadline = Instant::now() + patience;
         for target in targets::of(state).into_iter().filter(|target| !target.endpoints.is_empty()) {

@@ -31,10 +31,10 @@ const POOL: usize = 2048;
 /// The time limit for one input, with a margin for a busy machine.
 const SLOW: Duration = Duration::from_secs(10);
 
-/// Runs `describe` on inputs; it returns a description of the input.
+/// Runs `describe` on inputs. `describe` returns a description of its input.
 ///
 /// # Panics
-/// If `describe` panics or takes too long. The input is then in the corpus.
+/// Panics if `describe` panics or takes too long. The input is then in the corpus.
 pub fn target(name: &str, seeds: &[&[u8]], describe: impl Fn(&[u8]) -> String) {
     let folder = corpus(name);
     let mut pool: Vec<Vec<u8>> = seeds.iter().map(|seed| seed.to_vec()).collect();
@@ -100,7 +100,7 @@ fn run(folder: &Path, input: &[u8], describe: &impl Fn(&[u8]) -> String) -> u64 
     fingerprint(&description)
 }
 
-/// Writes an input that breaks the target to the corpus, and returns a message with its path.
+/// Adds an input that breaks the target to the corpus, and returns a message with the path of the new file.
 fn keep(folder: &Path, input: &[u8]) -> String {
     let mut hasher = DefaultHasher::new();
     input.hash(&mut hasher);

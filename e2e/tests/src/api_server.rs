@@ -30,8 +30,8 @@ pub struct Kept {
     _runtime: Runtime,
 }
 
-/// Starts an API server for a test in a guest, which this number of the guest's nodes can reach. `limit` is the time limit of the
-/// test.
+/// Starts an API server for a test in a guest. This number of the guest's nodes can reach the API server. `limit` is the time
+/// limit of the test.
 ///
 /// # Errors
 /// Returns an error if the API server does not start.

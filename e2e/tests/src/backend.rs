@@ -19,7 +19,7 @@ impl Backend {
     /// The backends that run on every kernel.
     pub const ALL: [Self; 3] = [Self::Nft, Self::Iptables("nft"), Self::Iptables("legacy")];
 
-    /// The name of its program.
+    /// The name of the backend's program.
     pub fn program(self) -> &'static str {
         match self {
             Self::Nft => "localnet-nft",

@@ -1,8 +1,8 @@
 //! Generates load while a test does something else: new TCP connections at a constant rate, and long-lived UDP flows.
 //!
-//! Each load has its own thread inside the sender's namespace. It never waits for an answer before it continues: each connection
-//! starts when it is due. Connections that were due while the machine was busy start later. A load ends at the first connection
-//! that fails, or at the first flow that changes its endpoint.
+//! Each load has its own thread inside the sender's namespace. The thread never waits for an answer before it continues: each
+//! connection starts when it is due. Connections that were due while the machine was busy start later. A load ends at the first
+//! connection that fails, or at the first flow that changes its endpoint.
 
 use std::{
     collections::BTreeSet,

@@ -55,7 +55,7 @@ impl Guest {
     /// Boots a guest, and returns when it accepts commands.
     ///
     /// # Errors
-    /// The options are out of range, the guest is not built, or it does not boot.
+    /// Returns an error if the options are out of range, the guest is not built, or it does not boot.
     pub fn boot(options: &Options) -> anyhow::Result<Self> {
         ensure!(
             (1..=MOST_MEMORY).contains(&options.memory_mib) && (1..=MOST_CPUS).contains(&options.cpus),
@@ -119,7 +119,7 @@ impl Guest {
     /// The exit code of a program that was killed by a signal is 128 plus the signal's number.
     ///
     /// # Errors
-    /// The program does not end in time, or the guest stops.
+    /// Returns an error if the program does not end in time, or the guest stops.
     pub fn run(&self, command: &Command, limit: Duration) -> anyhow::Result<Output> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let folder = env::current_dir().context("finding the current folder")?;

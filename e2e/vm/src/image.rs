@@ -24,7 +24,7 @@ impl Image {
     /// Finds the guest that `build.sh` made.
     ///
     /// # Errors
-    /// It is not built; the error names the command that builds it.
+    /// Returns an error if the guest is not built. The error names the command that builds it.
     pub(crate) fn find() -> anyhow::Result<Self> {
         let cache = cache()?;
         let default = cache.join("kernel");
@@ -75,7 +75,7 @@ impl Accelerator {
     /// The accelerators to try, best first.
     ///
     /// # Errors
-    /// The environment variable has a value other than `kvm` and `tcg`.
+    /// Returns an error if the environment variable has a value other than `kvm` and `tcg`.
     pub(crate) fn candidates() -> anyhow::Result<Vec<Self>> {
         match env::var(ACCELERATOR).as_deref() {
             Ok("kvm") => return Ok(vec![Self::Kvm]),
@@ -107,8 +107,8 @@ impl Accelerator {
     }
 }
 
-/// Whether the processor in this `/proc/cpuinfo` supports virtualization. `/dev/kvm` may exist without (on paravirtual hosts), but no
-/// stock kernel boots with it.
+/// Whether the processor in this `/proc/cpuinfo` supports virtualization. On paravirtual hosts, `/dev/kvm` exists
+/// without this support, but no stock kernel boots with it.
 fn can_be_shared(cpuinfo: &str) -> bool {
     let flags = cpuinfo.lines().filter_map(|line| line.strip_prefix("flags")).filter_map(|line| line.split_once(':'));
     flags.flat_map(|(_, flags)| flags.split_whitespace()).any(|flag| matches!(flag, "vmx" | "svm"))

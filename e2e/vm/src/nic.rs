@@ -13,7 +13,7 @@ const GATEWAY: &str = "10.0.2.2";
 /// initial one, and routes these IPv4 addresses through it.
 ///
 /// # Errors
-/// There is no such interface or namespace.
+/// Returns an error if there is no such interface or namespace.
 pub fn connect(nic: usize, namespace: Option<&str>, to: &[IpAddr]) -> anyhow::Result<()> {
     let name = format!("eth{nic}");
     run("modprobe", &["virtio_net"])?;

@@ -24,8 +24,8 @@ const BESIDE_MIB: u32 = 2048;
 static ONE: Mutex<()> = Mutex::new(());
 
 /// Runs the body of a test on a kernel that has IPVS. If this machine's kernel has it, the body simply runs. Otherwise a guest boots,
-/// once per test program, and runs this one test of the same program. Its output is printed here, and its failure is a failure
-/// here.
+/// once per test program, and runs this one test of the same program. The test's output is printed here, and its failure is a
+/// failure here.
 ///
 /// One body runs at a time. The kernel lists virtual servers by positions that count those of all namespaces, so one test would
 /// disturb the lists of another.
@@ -40,7 +40,7 @@ static ONE: Mutex<()> = Mutex::new(());
 /// ```
 ///
 /// # Panics
-/// If the test fails, or no guest can run it.
+/// Panics if the test fails, or no guest can run it.
 #[track_caller]
 pub fn on_ipvs<Body: FnOnce()>(body: Body) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,13 +64,12 @@ pub struct HostSide {
     pub limit: Duration,
 }
 
-/// As [`on_ipvs`], for a test that also needs programs which can run on any kernel and would be slow on an emulated processor. If the
-/// test runs in a guest, `host_side` starts them first, and the second part of its result is dropped when the test has ended. Each
-/// such test has a guest of its own.
+/// Does the same as [`on_ipvs`] for a test that also needs other programs, which can run on any kernel and would be slow on an
+/// emulated processor. If the test runs in a guest, `host_side` first starts these programs on this machine. The second value
+/// that it returns is dropped when the test has ended. Each such test has a guest of its own.
 ///
 /// # Panics
-/// If the test fails, or no guest can run it.
-/// If the test fails, or no guest can run it.
+/// Panics if the test fails, or no guest can run it.
 #[track_caller]
 pub fn on_ipvs_with_host_side<Kept, Body: FnOnce()>(
     host_side: impl FnOnce() -> anyhow::Result<(HostSide, Kept)>,

@@ -53,7 +53,7 @@ pub struct Policy {
 pub struct Odd {
     /// The expected kind of document.
     pub what: &'static str,
-    /// Why it cannot be parsed.
+    /// Why the document cannot be parsed.
     pub why: String,
 }
 

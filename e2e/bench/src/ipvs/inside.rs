@@ -131,7 +131,7 @@ impl Site<'_> {
         self.network.pod(CONNECTS.parse().context("reading the address of a pod")?)
     }
 
-    /// Waits until a sample answers, and then until all virtual servers have all destinations. Returns when both was true.
+    /// Waits until a sample answers, and then until all virtual servers have all destinations. Returns the time since `started`.
     fn await_all(&self, size: Size, started: Instant) -> anyhow::Result<Duration> {
         for to in size.sample() {
             self.pod()?.run(|| {
@@ -156,7 +156,7 @@ impl Site<'_> {
         }
     }
 
-    /// Waits until the contestant reports the end of its first sync. Returns when it did.
+    /// Waits until the contestant reports the end of its first sync. Returns the time since `started`.
     fn await_end(&self, contestant: &Contestant, started: Instant) -> anyhow::Result<Option<Duration>> {
         while !self.has_synced(contestant)? {
             if started.elapsed() > START {

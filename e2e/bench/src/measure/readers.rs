@@ -109,7 +109,7 @@ async fn stall(address: Address) {
             return;
         }
         held.push(answer);
-        // The brain disconnects the reader at some time. Then it starts again.
+        // The brain disconnects the reader at some time. Then the reader starts again.
         tokio::time::sleep(PATIENCE).await;
         held.clear();
     }

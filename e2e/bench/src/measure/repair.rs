@@ -15,7 +15,7 @@ use crate::{contestants::Contestant, packets::await_all, site::Site, statistics:
 const IN_A_ROW: usize = 20;
 const CALM: Duration = Duration::from_secs(11);
 
-/// From the end of each flush until the first and the last Service answer again. `None` if one did not in time.
+/// From the end of each flush until the first and the last Service answer again. `None` if one of them did not answer in time.
 pub(super) fn measure(
     site: &Site,
     contestant: &Contestant,

@@ -35,7 +35,7 @@ pub(super) fn measure(site: &Site, team: &mut Team, give_up: Duration) -> anyhow
     Ok(Some(Start { took: millis(complete - team.started), cpu: millis(cpu), memory }))
 }
 
-/// `None` if all VIPs answer at once. Otherwise, when the last of the late ones did.
+/// `None` if all VIPs answer at once. Otherwise, the time at which the last of the others answered.
 fn all_open(all: &[std::net::SocketAddr], deadline: Instant) -> anyhow::Result<Option<Option<Instant>>> {
     let mut late = None;
     for to in all {

@@ -77,8 +77,8 @@ pub(crate) struct Service {
     pub(crate) allocate_node_ports: bool,
     pub(crate) health_port: u16,
     pub(crate) distribution: Option<&'static str>,
-    /// Whether a change that the API server refuses is made by changing to type ExternalName first, which keeps the object.
-    /// Otherwise, the Service is deleted and created again.
+    /// How to make a change that the API server refuses. If true, the Service first gets type ExternalName, which keeps the
+    /// object. Otherwise, the Service is deleted and created again.
     pub(crate) keeps_object: bool,
     pub(crate) slices: Vec<Slice>,
 }

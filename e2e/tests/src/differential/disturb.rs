@@ -20,14 +20,14 @@ pub(crate) struct Disturbance {
 /// An edit of the rules by another program, in one transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Edit {
-    /// Deletes an element of a set or map, or a destination of IPVS. iptables has none, so it deletes a rule.
+    /// Deletes an element of a set or map, or a destination of IPVS. iptables has neither, so a rule is deleted.
     Element,
     /// Deletes a rule, or a virtual server of IPVS.
     Rule,
     /// Deletes all rules of a table, or all virtual servers of IPVS.
     Flush,
     /// Deletes the table with everything that it has stored, or the interface of the ipvs backend. iptables needs its tables, so
-    /// it flushes one.
+    /// one of them is flushed.
     Table,
 }
 
@@ -36,9 +36,9 @@ pub(crate) enum Edit {
 pub(crate) struct Edited {
     /// The edit, for messages.
     pub(crate) edit: String,
-    /// Whether it may have removed the clients of session affinity.
+    /// Whether the edit may have removed the clients of session affinity.
     pub(crate) forgets: bool,
-    /// Whether it may have ended flows.
+    /// Whether the edit may have ended flows.
     pub(crate) cuts: bool,
 }
 
@@ -115,7 +115,7 @@ impl Edit {
         let of_kind = |kind: &'static str| {
             let mut all: Vec<Vec<&str>> = listing.lines().map(|line| line.split_whitespace().collect()).collect();
             all.retain(|words| words.first() == Some(&kind));
-            // The kernel lists them in any order.
+            // The kernel lists servers and destinations in any order.
             all.sort_unstable();
             all
         };

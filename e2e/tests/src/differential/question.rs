@@ -42,7 +42,7 @@ pub(crate) struct Question {
     pub(crate) sender: Sender,
     pub(crate) protocol: Protocol,
     pub(crate) to: SocketAddr,
-    /// The name of the Service that it was made for.
+    /// The name of the Service that the packet was made for.
     pub(crate) about: String,
 }
 

@@ -26,7 +26,7 @@ use super::{
 
 /// A client of a Service's port.
 type Client = (Side, IpAddr, PortKey);
-/// The names of a Service and of its port, and the destination if each has its own clients.
+/// The names of a Service and of its port, and the destination if each destination has its own clients.
 type PortKey = (String, String, Option<SocketAddr>);
 
 /// A timeout in seconds that does not end within a run.

@@ -253,7 +253,7 @@ impl World {
             self.await_applied(&state, 0)?;
             for side in self.pair.sides() {
                 for (to, endpoint) in sentinel.paths() {
-                    // Until it is programmed, probes may be silent.
+                    // Until the sentinel is programmed, probes may be silent.
                     let probe = Probe::new(Protocol::Tcp, to).timeout(Duration::from_millis(200));
                     self.await_answers(side, probe, 1, &BTreeSet::from([endpoint]), patience())?;
                 }

@@ -274,9 +274,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Removes the IPAddress objects of the Service's addresses that their own Service no longer has. The API server leaves such an
-    /// object if it no longer knows the ServiceCIDR when it releases the address, and refuses the address until its next repair,
-    /// up to three minutes later.
+    /// Removes the IPAddress object of each of the Service's addresses, if the object's owner no longer has the address. The API
+    /// server leaves such an object if the ServiceCIDR no longer exists when the address is released. The address is then refused
+    /// until the API server's next repair, up to three minutes later.
     async fn remove_leaked_addresses(&self, service: &Service) -> anyhow::Result<()> {
         for address in service.cluster_ips.iter().map(ToString::to_string) {
             let object = self.ip_addresses.get_opt(&address).await;
