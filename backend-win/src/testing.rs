@@ -31,7 +31,7 @@ use crate::{
 /// A fake HNS.
 #[derive(Clone, Debug)]
 pub(crate) struct FakeHcn {
-    /// The version that it reports.
+    /// The version that the fake HNS reports.
     pub(crate) version: Version,
     /// The documents of all objects. Tests may change them.
     pub(crate) objects: BTreeMap<(Kind, Guid), Value>,

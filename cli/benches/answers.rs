@@ -1,5 +1,5 @@
-//! How long each command takes after the state has arrived, at 45,000 Services × 2 endpoints that a kernel holds, in a network namespace
-//! of its own, until a reader has all of the answer. Fails if the median of one is above
+//! Measures how long each command takes, from the arrival of the state until a reader has the whole answer. The kernel holds 45,000
+//! Services with two endpoints each, in a separate network namespace. Fails if the median time of a command is above
 //! [`limit`].
 //!
 //! ```text
@@ -48,13 +48,13 @@ use localnet_proto::{
     encode::{next_item, node_item, service_bytes},
 };
 
-/// That of the program.
+/// The same allocator as in the program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const ROUNDS: usize = 9;
 
-/// The longest that a command may take at the median. Those that print the whole state in another format take longer.
+/// The limit of a command's median time. Commands that print the whole state in another format take longer.
 fn limit(name: &str) -> Duration {
     let prints_all = (name.starts_with("get") || name.starts_with("watch")) && name.contains(" -o ");
     Duration::from_millis(if prints_all { 150 } else { 100 })
@@ -97,7 +97,7 @@ fn state(services: usize) -> Snapshot {
     Snapshot { node, services: (0..count).map(service).collect(), ..Snapshot::default() }
 }
 
-/// Prints it, and waits until a reader has all of it.
+/// Prints an answer, and waits until a reader has all of it.
 fn printed(print: impl FnOnce(&mut Out<PipeWriter>) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let (mut reader, writer) = pipe()?;
     thread::scope(|scope| {
@@ -116,15 +116,15 @@ fn show(answer: &impl Show, format: Format) -> anyhow::Result<()> {
     printed(|out| output::write(answer, format, Style::default(), out))
 }
 
-/// The rows of the table, printed as they come.
+/// The rows of the table. Each is printed once its command is measured.
 struct Rows {
-    /// Only commands with this in their names.
+    /// Only commands whose names contain this text are measured.
     chosen: String,
     slow: Vec<String>,
 }
 
 impl Rows {
-    /// Measures what `work` says that it took.
+    /// Adds a row with the times that `work` returns.
     fn add(&mut self, name: impl Into<String>, work: impl FnMut() -> anyhow::Result<Duration>) -> anyhow::Result<()> {
         let name = name.into();
         if !name.contains(&self.chosen) {
@@ -142,7 +142,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Measures all of `work`.
+    /// Adds a row with the whole duration of `work`.
     fn add_all(&mut self, name: impl Into<String>, mut work: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<()> {
         self.add(name, || {
             let began = Instant::now();
@@ -152,10 +152,10 @@ impl Rows {
     }
 }
 
-/// What this process has used of processors, all threads and what the kernel does for them, in steps of 10 ms.
+/// The processor time of all threads of this process, including their time in the kernel, in steps of 10 ms.
 fn processor_time() -> anyhow::Result<Duration> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
-    // utime and stime, counted from behind the name, which may hold spaces.
+    // utime and stime: their positions count from the name's end, because the name may contain spaces.
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().skip(11).take(2);
     let ticks = fields.map(str::parse::<u64>).sum::<Result<u64, _>>()?;
     Ok(Duration::from_millis(ticks * 10))
@@ -180,7 +180,7 @@ fn measure(services: usize) -> anyhow::Result<()> {
     let filter = Filter::default();
     let asked = format!("namespace-{0}/service-{0}:http", 77);
     let to = || asked.parse().map_err(anyhow::Error::msg);
-    // As it comes over the wire.
+    // The items of the state, encoded as for the connection to the brain.
     let items: Vec<_> = state.services.values().flat_map(|service| service_bytes(service)).collect();
     let arrives = || -> anyhow::Result<Snapshot> {
         let mut assembler = Assembler::default();
@@ -191,11 +191,11 @@ fn measure(services: usize) -> anyhow::Result<()> {
         arrived.apply(assembler.finish()?);
         Ok(arrived)
     };
-    // The state has arrived: what each command keeps of it is made before the clock runs.
+    // The state has arrived. The time to convert it into a command's own form is not measured.
     println!(
         "{services} Services × 2 endpoints; {ROUNDS} rounds after the state has arrived: median, least and processors' time, in ms"
     );
-    // Cargo says --bench, a person what is to be measured.
+    // Cargo passes --bench, and a user passes the text to search for in the commands' names.
     let chosen = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
     let mut rows = Rows { chosen, slow: Vec::new() };
     let formats = [
@@ -246,7 +246,7 @@ fn measure(services: usize) -> anyhow::Result<()> {
         );
         show(&answer, Format::Table)
     })?;
-    // The kernel is read while the state arrives, as the command does.
+    // As in the command, the kernel is read while the state arrives.
     rows.add("diff", || {
         let reading = thread::spawn(Live::read);
         let state = arrives()?;

@@ -40,7 +40,7 @@ struct Peer {
     items: Arc<Mutex<Items>>,
     requested: Arc<Mutex<Vec<wire::NextFilter>>>,
     reports: Arc<Mutex<Vec<wire::BackendReport>>>,
-    /// The status with which it refuses reports, if any.
+    /// The status with which the peer refuses reports, if any.
     refusal: Arc<Mutex<Option<Status>>>,
 }
 

@@ -11,12 +11,12 @@ fn config(lines: &str) -> Config {
 }
 
 struct Row<'a> {
-    /// Beside `nodePortAddresses: [primary]`.
+    /// The lines of the configuration in addition to `nodePortAddresses: [primary]`.
     lines: &'a str,
     pod_cidrs: &'a [&'a str],
-    /// What is said on an IPv4 node that can do both families, and whether it is fatal without `configHardFail`.
+    /// The problem on an IPv4 node that supports both families, and whether it is an error even without `configHardFail`.
     dual: Option<(&'a str, bool)>,
-    /// The same on one that can only do IPv4.
+    /// The same on a node that supports only IPv4.
     single: Option<(&'a str, bool)>,
 }
 

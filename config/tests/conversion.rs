@@ -1,11 +1,11 @@
-//! v1alpha1 → v1alpha2, one test for each row of KEP-784's tables, and what cannot be carried over.
+//! Tests the conversion from v1alpha1 to v1alpha2: each row of KEP-784's tables, and the values that v1alpha2 cannot express.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use localnet_config::{DROPPED, Document, FIELDS, Formerly, Platform, Reader, Version, convert};
 use serde_json::{Value, json};
 
-/// A v1alpha1 document with these fields, converted: as JSON, with what is said to be lost.
+/// Converts a v1alpha1 document with these fields. Returns JSON, and the diagnostics about lost values.
 fn converted(fields: &Value) -> (Value, Vec<String>) {
     let mut document = json!({});
     merge(&mut document, fields);
@@ -33,7 +33,7 @@ fn nested(path: &str, value: &Value) -> Value {
     path.rsplit('.').fold(value.clone(), |value, step| json!({ step: value }))
 }
 
-/// A field of v1alpha1 in a mode, its value, and what v1alpha2 then says of a field.
+/// Checks one row: a field of v1alpha1 in a mode, with its value, and a field of v1alpha2 with the expected value.
 #[track_caller]
 fn row(mode: &str, from: &str, value: &Value, to: &str, expected: &Value) {
     let mut fields = json!({ "mode": mode });
@@ -127,11 +127,11 @@ fn the_section_of_the_mode_gives_periods_and_masquerading() {
         for name in ["syncPeriod", "minSyncPeriod"] {
             row(mode, &format!("{section}.{name}"), &json!("7s"), name, &json!("7s"));
         }
-        // ipvs has none of its own.
+        // The section `ipvs` does not have this field.
         let section = if section == "ipvs" { "iptables" } else { section };
         row(mode, &format!("{section}.masqueradeAll"), &json!(true), "linux.masqueradeAll", &json!(true));
     }
-    // The default of ipvs was another one.
+    // In v1alpha1, the mode ipvs has a different default.
     assert_eq!(converted(&json!({"mode": "ipvs"})).0["minSyncPeriod"], json!("0s"));
     assert_eq!(converted(&json!({"mode": "nftables"})).0["minSyncPeriod"], json!("1s"));
 }
@@ -167,7 +167,7 @@ fn bind_address_becomes_node_ip_override() {
     ] {
         row("", "bindAddress", &json!(text), "nodeIPOverride", &list);
     }
-    // The addresses that depended on it still do.
+    // The other addresses still depend on `bindAddress`.
     let (new, _) = converted(&json!({"bindAddress": "::"}));
     assert_eq!(new["healthzBindAddress"], json!("[::]:10256"));
 }
@@ -205,7 +205,7 @@ fn lost_values_are_reported() {
             }
         }
         assert_eq!(converted(&fields).1, expected, "mode {mode:?}");
-        // What all sections say alike is not lost.
+        // A value that all sections share is not lost.
         merge(&mut fields, &periods(own));
         assert_eq!(converted(&fields).1, [""; 0], "mode {mode:?}");
     }

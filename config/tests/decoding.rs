@@ -1,4 +1,4 @@
-//! What is no configuration, and what kube-proxy would let pass.
+//! Tests texts that are not a configuration, and mistakes that kube-proxy tolerates.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -27,7 +27,7 @@ fn refused(text: &str, expected: &[&str]) {
     );
 }
 
-/// The lines are errors in v1alpha2, and said and passed in v1alpha1.
+/// Checks that the lines cause these errors in v1alpha2, and only these warnings in v1alpha1.
 #[track_caller]
 fn strict(lines: &str, errors: &[&str], warnings: &[&str]) -> Config {
     refused(&text("v1alpha2", lines), errors);

@@ -47,7 +47,7 @@ fn an_empty_document_is_the_default_document() {
     for version in ["v1alpha1", "v1alpha2"] {
         let text = fs::read_to_string(golden(&format!("{version}.yaml"))).unwrap();
         let mut message = config(&text);
-        // Its default is of a value that would be obeyed if somebody had written it down.
+        // The text contains the default of `minSyncPeriod`, which is therefore explicit.
         assert!(std::mem::take(&mut message.explicit.min_sync_period), "{version}");
         assert_eq!(message, config(&header(version)), "{version}");
     }
@@ -73,7 +73,7 @@ fn the_reader_replaces_an_empty_mode() {
             (
                 Reader { platform: Platform::Linux, empty_mode: Mode::Nftables },
                 Mode::Nftables,
-                // To kube-proxy the mode is iptables: what answered goes on to answer.
+                // In kube-proxy, the empty mode means iptables. NodePorts continue to answer on all addresses.
                 NodePortAddresses::default(),
             ),
             (Reader::kube_proxy(Platform::Windows), Mode::Kernelspace, NodePortAddresses::default()),
@@ -88,7 +88,7 @@ fn the_reader_replaces_an_empty_mode() {
     assert_eq!(windows.version, Version::V1alpha2);
 }
 
-/// kube-proxy's empty mode is iptables: what its section says is what the operator chose.
+/// In kube-proxy, an empty mode means iptables, so the operator's choice is in the section `iptables`.
 #[test]
 fn an_empty_mode_keeps_the_masquerade_bit() {
     let nft = Reader { platform: Platform::Linux, empty_mode: Mode::Nftables };
@@ -105,7 +105,7 @@ fn an_empty_mode_keeps_the_masquerade_bit() {
     }
 }
 
-/// kube-proxy waits for a second by default because its syncs cost what there is. Whoever writes a second down means it.
+/// kube-proxy's default is one second, because its syncs take longer in a larger cluster. An explicit second is kept.
 #[test]
 fn only_an_explicit_minimum_period_is_kept() {
     for (version, lines, expected) in [

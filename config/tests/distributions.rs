@@ -1,6 +1,6 @@
-//! What distributions give kube-proxy, unmodified: it must mean to localnet what it means to kube-proxy.
+//! Unmodified configurations of kube-proxy from distributions: localnet must give them the same meaning as kube-proxy.
 //!
-//! | file | whose |
+//! | file | origin |
 //! |---|---|
 //! | `kubeadm.yaml` | the ConfigMap `kube-proxy` of kubeadm: `mode: ""` |
 //! | `eks.yaml` | the ConfigMap `kube-proxy-config` of EKS |
@@ -21,7 +21,7 @@ struct Program {
     flags: KubeProxyFlags,
 }
 
-/// Whoever takes over: an empty mode is nftables to the nft backend and to `localnet-node`.
+/// The meaning of an empty mode: nftables in the nft backend and `localnet-node`, iptables in the iptables backend.
 const READERS: [Mode; 2] = [Mode::Nftables, Mode::Iptables];
 
 fn golden(name: &str) -> String {
@@ -60,14 +60,14 @@ fn k3s(empty_mode: Mode) -> Reading {
     read(&arguments.lines().collect::<Vec<_>>(), None, empty_mode)
 }
 
-/// The default of a file that says nothing, with a name of the node.
+/// The configuration of a file without any field, with a name of the node.
 fn defaults(empty_mode: Mode) -> Config {
     let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
     read(&["--config=x", "--hostname-override=node-a"], Some(text), empty_mode).config
 }
 
-/// kube-proxy answers NodePorts on all addresses unless the mode is nftables by name, and it takes an empty mode for iptables.
-/// Beside the loopback address (`localhostNodePorts`) that is so with the backend that takes over, too.
+/// kube-proxy answers NodePorts on all addresses, unless the mode is explicitly nftables. With an empty mode, it uses iptables.
+/// The backend that replaces kube-proxy answers on the same addresses, including loopback (`localhostNodePorts`).
 #[test]
 fn node_ports_answer_on_the_addresses_on_which_kube_proxy_answered() {
     for empty_mode in READERS {
@@ -77,7 +77,7 @@ fn node_ports_answer_on_the_addresses_on_which_kube_proxy_answered() {
             let config = reading.config;
             assert_eq!(config.node_port_addresses, NodePortAddresses::default(), "{distribution} {empty_mode}");
             assert!(config.iptables.localhost_node_ports, "{distribution} {empty_mode}");
-            // Written by --write-config-to, and read by another program.
+            // Another program reads what --write-config-to has written.
             for other in READERS {
                 let again = Reader { platform: Platform::Linux, empty_mode: other }.read(&config.to_yaml()).unwrap();
                 assert_eq!(
@@ -86,7 +86,7 @@ fn node_ports_answer_on_the_addresses_on_which_kube_proxy_answered() {
                     "{distribution} {empty_mode} {other}"
                 );
             }
-            // As /configz shows it, where the mode is never empty.
+            // The configuration at /configz, where the mode is never empty.
             let shown = config.to_v1alpha1();
             let expected: &[&str] = if config.mode == Mode::Nftables { &["0.0.0.0/0", "::/0"] } else { &[] };
             assert_eq!(shown.get("nodePortAddresses"), &serde_json::json!(expected), "{distribution} {empty_mode}");
@@ -103,14 +103,14 @@ fn an_explicit_mode_nftables_uses_primary_addresses() {
         {
             assert_eq!(reading.config.node_port_addresses, NodePortAddresses(vec![NodePortAddress::Primary]));
         }
-        // A command line without a mode is one for kube-proxy's mode iptables.
+        // Without `--proxy-mode`, a command line means kube-proxy's mode iptables.
         let flags = read(&["--cluster-cidr=10.0.0.0/8"], None, empty_mode).config;
         assert_eq!(flags.node_port_addresses, NodePortAddresses::default());
         assert!(!flags.iptables.localhost_node_ports, "no flag requests the loopback address");
     }
 }
 
-/// None of them says `minSyncPeriod`: zero is nothing to kube-proxy.
+/// No distribution sets `minSyncPeriod` explicitly: to kube-proxy, zero means that the field is not set.
 #[test]
 fn no_sync_waits() {
     for reading in [kubeadm(Mode::Nftables), eks(Mode::Nftables), k3s(Mode::Nftables)] {
@@ -134,7 +134,7 @@ fn only_their_own_settings_differ_from_the_defaults() {
         expected.linux.oom_score_adj = -998;
         expected.logging.verbosity = 2;
         assert_eq!(reading.config, expected);
-        // kube-proxy no longer knows it either, and leaves it out.
+        // kube-proxy no longer has this field either, and ignores it.
         let fields: Vec<_> = reading.warnings.iter().map(|warning| warning.field.as_str()).collect();
         assert_eq!(fields, ["udpIdleTimeout"]);
 

@@ -1,4 +1,4 @@
-//! kube-proxy's flags: what each sets, what is refused, and what counts beside a file.
+//! Tests kube-proxy's flags: the field that each sets, the values that are refused, and the flags that apply beside a file.
 
 use clap::{CommandFactory as _, Parser};
 use localnet_config::{
@@ -33,7 +33,7 @@ fn document(given: &[&str]) -> serde_json::Value {
     localnet_config::Document::from(&config).to_json()
 }
 
-/// A flag, and the field that it sets with what the field then is, as JSON.
+/// Checks the value, as JSON, that the field at `path` has with these flags.
 #[track_caller]
 fn sets(given: &[&str], path: &str, expected: &str) {
     let document = document(given);
@@ -105,13 +105,13 @@ const ROWS: &[(&str, &str, &str, &str)] = &[
 fn each_flag_sets_its_field() {
     for (name, value, path, expected) in ROWS {
         sets(&[&format!("--{name}={value}")], path, expected);
-        // A value may also be a word of its own, unless the flag has a meaning without one.
+        // A value may also be a separate argument, unless the flag has a meaning without a value.
         let kind = FLAGS.iter().find(|flag| flag.name == *name).map(|flag| flag.kind);
         if kind != Some(Kind::Bool) {
             sets(&[&format!("--{name}"), value], path, expected);
         }
     }
-    // Those with rows of their own below.
+    // These flags have separate rows below.
     let apart = ["healthz-port", "metrics-port"];
     let gated =
         ["log-json-info-buffer-size", "log-json-split-stream", "log-text-info-buffer-size", "log-text-split-stream"];
@@ -211,7 +211,7 @@ fn errors_name_the_flag_and_the_remedy() {
             "--healthz-bind-address=x:1",
             "\"x:1\" is neither IP nor IP:port; write it like 10.0.0.1, 10.0.0.1:80 or [fd00::1]:80",
         ),
-        // Port 0 has no address that anybody could be told of.
+        // Port 0 stands for a random port, which no client would know.
         ("--healthz-bind-address=127.0.0.1:0", "\"0\" in \"127.0.0.1:0\" is not a port; use a port from 1 to 65535"),
         (
             "--metrics-bind-address=[::1]:65536",
@@ -374,7 +374,7 @@ fn flags_request_actions() {
     assert_eq!(wrong, Ok(Err(message)));
 }
 
-/// Each of these flags ends the program: only one of them could be obeyed.
+/// Each of these flags makes the program exit, so only one of them could take effect.
 #[test]
 fn flags_that_end_the_program_cannot_be_combined() {
     for (given, message) in [
@@ -391,7 +391,7 @@ fn flags_that_end_the_program_cannot_be_combined() {
     }
 }
 
-/// Command lines for earlier versions of kube-proxy, and the spelling with `_` that every version takes.
+/// Command lines for earlier versions of kube-proxy, and the spelling with `_` that every version accepts.
 #[test]
 fn command_lines_of_earlier_versions_are_accepted() {
     let old = ["--logtostderr=true", "--cleanup-ipvs=false", "--proxy-port-range=0-0"];
@@ -411,7 +411,7 @@ fn command_lines_of_earlier_versions_are_accepted() {
     assert_eq!(spelled(&given), ["--proxy-mode", "a_b", "--cluster-cidr=a_b", "-v", "--", "--a_b"]);
 }
 
-/// kube-proxy is one program. Where it is two, a flag that is given to the wrong one would have no effect in silence.
+/// kube-proxy is one program, and localnet has two. Without a report, a flag for the wrong program would be ignored silently.
 #[test]
 fn flags_for_the_other_program_are_reported() {
     let elsewhere = |given: &[&str], here| {
@@ -429,7 +429,7 @@ fn flags_for_the_other_program_are_reported() {
     );
 }
 
-/// A flag beside a file makes the document be checked again.
+/// If a flag applies beside a file, the document is checked a second time.
 #[test]
 fn a_warning_about_a_file_is_reported_once() {
     let file = format!("{FILE}featureGates: {{Unknown: true}}\nconfigHardFail: false\nwinkernel: {{sourceVip: x}}\n");
@@ -438,7 +438,7 @@ fn a_warning_about_a_file_is_reported_once() {
     assert_eq!(read(&["--config=x", "-v=4"], Some(&file)).map(|(_, warnings)| warnings), Ok(alone));
 }
 
-/// A flag names all gates at once, so the text says which of them it is about.
+/// One flag sets all gates, so the message names the unknown gate.
 #[test]
 fn an_unknown_feature_gate_is_named() {
     let (_, warnings) = read(&["--feature-gates=CloudDualStackNodeIPs=true,WinDSR=true"], None)

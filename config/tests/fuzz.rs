@@ -1,4 +1,4 @@
-//! Whatever a file or a command line says, it is a configuration or a list of problems.
+//! Fuzzes the readers of files and of command lines: each text gives a configuration or a list of problems.
 
 use clap::Parser;
 use localnet_config::{Platform, Reader, flags::KubeProxyFlags};
@@ -34,7 +34,7 @@ fn fuzz_a_configuration() {
         let text = String::from_utf8_lossy(bytes);
         match Reader::kube_proxy(Platform::Linux).read(&text) {
             Ok(reading) => {
-                // What was accepted can be written, and means the same then.
+                // An accepted configuration can be written, and keeps its meaning.
                 let again = Reader::kube_proxy(Platform::Linux).read(&reading.config.to_yaml());
                 let again = again.unwrap_or_else(|problems| panic!("{problems:?}"));
                 assert_eq!(again.config, reading.config);

@@ -49,7 +49,7 @@ fn row(field: &Field, defaults: &[Document; 2]) -> String {
     let mut default = text(new_defaults.get(field.path));
     for Field { path, .. } in &old {
         let old = old_defaults.get(path);
-        // A list of v1alpha2 may be a text in v1alpha1.
+        // A list in v1alpha2 may be a string in v1alpha1.
         if old != new_defaults.get(field.path) && !new_defaults.get(field.path).is_array() {
             let of = if *path == field.path { "v1alpha1".to_owned() } else { code(path) };
             default += &format!("; {of}: {}", text(old));

@@ -1,4 +1,4 @@
-//! Whatever is read can be written and read again; whatever the bytes, nobody panics.
+//! Every configuration that was read can be written and read again, and no text makes the reader panic.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -6,7 +6,7 @@ use localnet_config::{FIELDS, Mode, Platform, Reader, Version};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// Values that fields may have, good and bad ones.
+/// Values for a field, valid and invalid.
 fn values(default: &Value) -> Vec<Value> {
     match default {
         Value::Bool(_) => vec![json!(true), json!(false), json!("true")],
@@ -89,7 +89,7 @@ fn set(document: &mut Value, path: &str, value: Value) {
     section[*last] = value;
 }
 
-/// A document of either version in which some fields are said.
+/// A document of either version with some of the fields.
 fn document() -> impl Strategy<Value = Value> {
     let version = prop_oneof![Just(Version::V1alpha1), Just(Version::V1alpha2)];
     (
@@ -127,7 +127,7 @@ proptest! {
     #[test]
     fn documents_round_trip(document in document()) {
         for (text, reader) in [document.to_string(), serde_saphyr::to_string(&document).unwrap()].iter().zip(readers()) {
-            // What is refused has its place.
+            // Each problem has a line number.
             let reading = match reader.read(text) {
                 Ok(reading) => reading,
                 Err(problems) => {
@@ -142,7 +142,7 @@ proptest! {
             prop_assert_eq!(&again.config, &reading.config, "{}", written);
             prop_assert_eq!(again.version, Version::V1alpha2);
             prop_assert!(again.lost.is_empty());
-            // Gates that are not known stay so; nothing else is odd about what we write.
+            // Unknown gates remain unknown. The written text causes no other warning.
             prop_assert!(again.warnings.iter().all(|warning| warning.field.starts_with("featureGates.")), "{:?}", again.warnings);
             prop_assert_eq!(again.config.to_yaml(), written);
         }

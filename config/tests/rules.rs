@@ -1,4 +1,4 @@
-//! Every rule of validation, in both versions: what is said, and where.
+//! Tests every rule of validation in both versions: the message, and the field that it names.
 
 use localnet_config::{Platform, Reader};
 
@@ -11,7 +11,7 @@ fn read(version: &str, lines: &str, platform: Platform) -> (Vec<String>, Vec<Str
     }
 }
 
-/// Invalid lines in v1alpha1 and v1alpha2, and the error for each; an empty string where a version has no such field.
+/// Checks the errors of invalid lines in v1alpha1 and in v1alpha2. The lines are empty if a version has no such field.
 #[track_caller]
 fn check(v1alpha1: &str, v1alpha2: &str, expected: &[&str]) {
     for (version, lines) in [("v1alpha1", v1alpha1), ("v1alpha2", v1alpha2)] {
@@ -21,13 +21,13 @@ fn check(v1alpha1: &str, v1alpha2: &str, expected: &[&str]) {
     }
 }
 
-/// Lines that are wrong in both versions alike.
+/// Checks the errors of lines that are invalid in both versions.
 #[track_caller]
 fn check_both(lines: &str, expected: &[&str]) {
     check(lines, lines, expected);
 }
 
-/// Lines that both versions accept, without a word.
+/// Checks that both versions accept the lines without a warning.
 #[track_caller]
 fn good(lines: &str) {
     for version in ["v1alpha1", "v1alpha2"] {
@@ -64,7 +64,7 @@ fn masquerade_bits_are_bits() {
         let lines = format!("ipvs: {{masqueradeBit: {bit}}}\nmode: ipvs");
         check("", &lines, &[&message("ipvs.masqueradeBit", bit)]);
     }
-    // It is one field there, and named once.
+    // In v1alpha1, the mode ipvs uses this field, too. The errors name the field once.
     check("iptables: {masqueradeBit: 32}\nmode: ipvs", "", &[&message("iptables.masqueradeBit", 32)]);
     for bit in [0, 31] {
         good(&format!("iptables: {{masqueradeBit: {bit}}}\nnftables: {{masqueradeBit: {bit}}}\nmode: nftables"));
@@ -367,7 +367,7 @@ fn logging_follows_the_rules_of_component_base() {
     let split = format!("line 5: logging.options.text.splitStream: Forbidden: {why}");
     check("", options, &[&split, &buffer]);
     check(options, "", &[&buffer]);
-    // kube-proxy never gets to see it.
+    // kube-proxy does not check `splitStream` here, so localnet skips it.
     let skipped = format!("line 5: logging.options.text.splitStream: skipped: {why}");
     assert_eq!(read("v1alpha1", &options.replace("4Ki", "0"), Platform::Linux), (Vec::new(), vec![skipped]));
     good(&format!("{options}\nfeatureGates: {{LoggingAlphaOptions: true}}"));
@@ -396,7 +396,7 @@ fn a_blank_host_name_is_an_error() {
     assert_eq!(config.hostname_override.as_deref(), Some("node-a"));
 }
 
-/// kube-proxy does not look at what its mode does not use. v1alpha2 does, unless told otherwise.
+/// kube-proxy does not check sections that its mode does not use. v1alpha2 checks them, unless `configHardFail` is false.
 #[test]
 fn errors_in_unused_sections_count_only_with_config_hard_fail() {
     for (lines, field, why) in [

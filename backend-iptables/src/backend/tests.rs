@@ -290,7 +290,7 @@ fn step() -> impl Strategy<Value = (u8, Option<(u8, u8, bool)>, bool)> {
     (0..4_u8, proptest::option::weighted(0.8, (0..3_u8, 0..4_u8, any::<bool>())), any::<bool>())
 }
 
-/// A service whose NodePort is the next one's port of the node's address, which that one sometimes has as an external address.
+/// A service whose NodePort is the port of the next service, which sometimes has the node's address as an external one.
 fn service(name: u8, (external, endpoints, local): (u8, u8, bool)) -> Service {
     let mut yaml = format!("{{service: ns/{name}, type: NodePort, clusterIPs: [172.30.0.{name}], ");
     if external > 0 {

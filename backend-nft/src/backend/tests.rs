@@ -341,8 +341,8 @@ fn refused_service(vague: bool) {
     assert_eq!(has(&backend, SetId::Services, ("172.30.0.42", 80)), None);
     assert!(has(&backend, SetId::Services, ("172.30.0.43", 80)).is_some());
     assert_eq!(sent(&mut backend, &state, &Changes::default()), (0, 0, 0));
-    // As long as the kernel refuses it, each retry is refused. Once the kernel accepts it, it is served without having
-    // changed.
+    // As long as the kernel refuses the service, each retry is refused. Once the kernel accepts the service, a retry is
+    // enough to serve it.
     backend.retry_refused();
     let synced = backend.apply(&state, &Changes::default()).unwrap();
     assert_eq!(synced.refused, [ServiceKey::new("default", "s-172.30.0.42")].into());

@@ -167,8 +167,8 @@ fn a_client_has_one_endpoint_for_all_addresses_of_a_port() {
 }
 
 /// Regression: after a timeout of hours was changed to a second, its clients stayed for hours. In kube-proxy's iptables
-/// mode the new timeout counts at once, from each client's last connection. In its nftables mode it counts only from
-/// the next one.
+/// mode the new timeout counts at once, from each client's last connection. In kube-proxy's nftables
+/// mode, the new timeout counts only from the next connection.
 #[test]
 fn a_changed_timeout_counts_at_once() {
     let world = World::build();

@@ -12,7 +12,7 @@ use tokio::sync::{oneshot, watch};
 /// The longest wait for an expected event, with a margin for a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A backend that runs until it is dropped.
+/// A backend that runs until this value is dropped.
 pub(crate) struct Live {
     states: watch::Sender<Snapshot>,
     syncs: std::sync::mpsc::Receiver<Report>,

@@ -79,7 +79,7 @@ impl Program {
         Self { child, tcp: tcp.unwrap() }
     }
 
-    /// The peak of its memory, in KiB.
+    /// The peak of the program's memory, in KiB.
     fn peak(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

@@ -38,7 +38,7 @@ fn state(yaml: &str) -> Snapshot {
     serde_saphyr::from_str(yaml).unwrap()
 }
 
-/// A service with the node's address as an external one, and another service whose NodePort is there, too.
+/// A service with the node's address as an external one, and another service with the same port as its NodePort.
 const CLASH: &str = "{node: {name: n, addresses: [192.168.0.2]}, services: [
     {service: ns/a, type: LoadBalancer, clusterIPs: [172.30.0.1], externalIPs: [192.168.0.2],
      ports: [{name: http, protocol: TCP, port: 30080}]},
@@ -49,7 +49,7 @@ fn owners(held: &Held) -> String {
     of_external.map(|(key, vip)| format!("{key} {}", vip.service)).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether the own addresses of a service change before or after its NodePort's rival, one of the two has the VIP.
+/// In whatever order the two services change, the one whose own address is the VIP's address owns the VIP.
 #[test]
 fn own_addresses_have_precedence_over_node_ports() {
     let mut state = state(CLASH);

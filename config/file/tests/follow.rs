@@ -1,4 +1,4 @@
-//! Files that change while a program runs, as operators, editors and ConfigMaps change them.
+//! Tests files that operators, editors and ConfigMaps change while a program runs.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -35,7 +35,7 @@ fn text(period: &str) -> String {
     format!("apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\nsyncPeriod: {period}\n")
 }
 
-/// The next period in the file.
+/// The sync period after the next change of the file.
 async fn next(running: &mut Running) -> Duration {
     timeout(Duration::from_secs(60), running.changed()).await.unwrap().sync_period
 }
@@ -60,7 +60,7 @@ impl Files {
     }
 }
 
-/// Replaces a file at once, as careful writers do.
+/// Replaces a file atomically, as careful writers do.
 fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     fs::write(&new, text).unwrap();
@@ -95,7 +95,7 @@ async fn an_invalid_file_changes_nothing_until_it_is_valid() {
     assert_eq!(next(&mut running).await, 300 * SECOND);
 }
 
-/// As the kubelet does it: a folder with the new files, and a link that is renamed over the old one.
+/// Publishes a new version as the kubelet does: creates a folder with the new files, and renames a link to it over the old one.
 fn publish(folder: &Path, version: &str, text: &str) {
     let data = folder.join(format!("..{version}"));
     fs::create_dir(&data).unwrap();
@@ -226,7 +226,7 @@ nftables:
     }
     let (before, after) = (run(&given[..2]).unwrap(), run(&["--config", new.to_str().unwrap()]).unwrap());
     assert_eq!(before.config(), after.config());
-    // From flags, too.
+    // The same works with flags instead of a file.
     let given = ["--proxy-mode=ipvs", "--write-config-to", new.to_str().unwrap()];
     assert!(
         matches!(begin(flags(&given), Reader::kube_proxy(Platform::Linux)), Ok(Begin::Done { messages }) if messages.is_empty())

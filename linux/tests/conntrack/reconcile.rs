@@ -47,7 +47,7 @@ fn a_client_that_keeps_its_port_reaches_the_next_endpoint() {
             assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 0);
 
             redirect(&[(Udp, vip, b)]);
-            // The rules alone do not move it.
+            // The rules alone do not move the flow.
             exchange(&client, vip, &at_a);
             reconciler.set(frontend(Udp, vip), endpoints(&[b]));
             assert_eq!(reconciler.due(), Due::Now);

@@ -268,8 +268,8 @@ fn a_client_has_one_endpoint_for_all_addresses_of_a_port() {
 }
 
 /// Regression: after a timeout of hours was changed to seconds, its clients stayed for hours. In kube-proxy's iptables
-/// mode the new timeout counts from the client's last connection. In its nftables mode, and formerly here, it counts
-/// from the next one.
+/// mode the new timeout counts from the client's last connection. In kube-proxy's nftables mode, and
+/// formerly in localnet, the new timeout counts from the next connection.
 #[test]
 fn a_changed_timeout_counts_from_the_last_connection() {
     let with = |seconds: u32| {

@@ -24,7 +24,7 @@ fn any_endpoint(v6: bool) -> impl Strategy<Value = Endpoint> {
     })
 }
 
-/// Services whose NodePorts are sometimes another one's port of a node's address.
+/// Services whose NodePorts are sometimes ports that another Service has at an address of the node.
 fn any_service() -> impl Strategy<Value = Service> {
     let endpoints =
         (proptest::collection::vec(any_endpoint(false), 0..24), proptest::collection::vec(any_endpoint(true), 0..4));

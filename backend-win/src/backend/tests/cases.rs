@@ -1,5 +1,5 @@
-//! Every Case: its state gives the plans in `win.txt`, an HNS that is given them holds them, and load balancers have the endpoints that
-//! answer in `flows.yaml`.
+//! Verifies every Case: its state gives the plans in `win.txt`, an HNS that receives these plans holds them, and the load balancers
+//! have the endpoints that answer in `flows.yaml`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +22,7 @@ use crate::{
 /// The networks for which Cases are planned.
 const NETWORKS: [&str; 2] = ["L2Bridge", "Overlay"];
 
-/// A node as the CNI plugin has set it up: an endpoint for each pod of it, and the way to the pods of another node.
+/// A node as the CNI plugin has set it up: an endpoint for each pod of the node, and the way to the pods of another node.
 fn kernel(state: &Snapshot, network: &str) -> FakeHcn {
     let is_pod = |address: &IpAddr| !state.node.addresses.contains(address);
     let endpoints = state.services.values().flat_map(|service| &service.endpoints);
@@ -49,12 +49,12 @@ fn backend(case: &Case, kernel: FakeHcn, network: &str) -> WinBackend<FakeHcn> {
     WinBackend::new(Config { node_port_addresses, ..Config::default() }, options, kernel)
 }
 
-/// An overlay network needs an address of its node: without one nothing is programmed, and the reason is said.
+/// Whether the state can be programmed. In an overlay network, it cannot if the node has no address.
 fn can_be(state: &Snapshot, network: &str) -> bool {
     network != "Overlay" || state.node.primary_address(Family::V4).is_some()
 }
 
-/// The lines of a plan's JSON that hold a document, each behind the name of its list.
+/// The lines of a plan's JSON that contain a document, each after the name of its list.
 fn documents(json: &str) -> String {
     let (mut text, mut list) = (String::new(), "");
     for line in json.lines() {
@@ -142,7 +142,7 @@ fn the_dump_of_every_case_equals_its_state() {
         destinations += read.0.len();
         let expected = Expected::without(&state, &LACKS.into_iter().collect());
         assert_eq!(expected.differences(&read), "", "{}", case.name);
-        // A load balancer less is found.
+        // The comparison finds a missing load balancer.
         let Some(first) = backend.kernel().documents(Kind::LoadBalancer).map(|(id, _)| id).next() else { continue };
         backend.kernel().objects.remove(&(Kind::LoadBalancer, first));
         let less = served::read(backend.kernel()).unwrap();
@@ -155,7 +155,7 @@ fn frontend(case: &Case, flow: &Flow) -> [Frontend; 2] {
     let of = |address| Frontend { address, protocol: flow.protocol, port: flow.to.port() };
     let on_node = case.flows.local_addresses().contains(&flow.to.ip());
     let node = if on_node { Address::Node(Family::of(flow.to.ip())) } else { Address::Vip(flow.to.ip()) };
-    // An address of its own comes before a NodePort.
+    // A Service's own address comes before a NodePort.
     [of(Address::Vip(flow.to.ip())), of(node)]
 }
 
