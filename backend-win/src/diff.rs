@@ -141,7 +141,7 @@ pub struct Diff {
     pub delete_balancers: BTreeSet<Guid>,
     /// Endpoints to delete and create again.
     pub replace_endpoints: BTreeSet<Guid>,
-    /// Endpoints to create.
+    /// Planned endpoints that HNS does not have, by their identifiers.
     pub create_endpoints: BTreeMap<Guid, Endpoint>,
     /// Load balancers to create or change.
     pub balancers: Vec<Write>,
@@ -157,7 +157,7 @@ pub struct Diff {
 /// A load balancer to create or change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
-    /// The frontend.
+    /// The frontend that packets are sent to.
     pub frontend: Frontend,
     /// The planned load balancer.
     pub planned: Planned,

@@ -10,7 +10,7 @@ use localnet_cluster::objects::Event;
 /// Events that take effect together.
 #[derive(Debug)]
 pub struct Batch {
-    /// The events.
+    /// The events, in the order in which they are applied.
     pub events: Vec<Event>,
     /// When the source received the events. Latency metrics count from this time.
     pub since: Instant,

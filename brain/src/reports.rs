@@ -17,7 +17,7 @@ const MAX_NAME: usize = 253;
 /// A report and the time at which it was received.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Received {
-    /// The report.
+    /// The report as the backend sent it.
     pub report: BackendReport,
     /// When the brain received it.
     pub at: Instant,

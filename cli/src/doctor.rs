@@ -28,7 +28,7 @@ pub struct Findings {
 pub struct Check {
     /// A stable identifier for programs.
     pub id: &'static str,
-    /// The verdict.
+    /// Whether the check passes.
     pub verdict: Verdict,
     /// The observed facts; empty if there is a diagnostic.
     #[serde(skip_serializing_if = "String::is_empty")]

@@ -11,7 +11,7 @@ use crate::{explain::PathRow, flows::FlowRow, origin::Origin, status::Status};
 /// The evidence about a port of a Service.
 #[derive(Debug, Default)]
 pub struct Evidence {
-    /// The Service.
+    /// The Service that the user asks about.
     pub service: ServiceKey,
     /// The port, by name or number as the user wrote it.
     pub port: String,
@@ -51,7 +51,7 @@ pub struct Front {
     pub to: SocketAddr,
     /// The kind of the address: `ClusterIP`, `external` or `NodePort`.
     pub kind: &'static str,
-    /// The name of the port.
+    /// The name of the Service's port; may be empty.
     pub port_name: String,
     /// The scope of the packet.
     pub scope: Scopes,

@@ -17,7 +17,7 @@ pub struct FlowRow {
     pub from: SocketAddr,
     /// The destination of the flow's first packet.
     pub to: SocketAddr,
-    /// The endpoint.
+    /// The endpoint that receives the flow's packets.
     pub endpoint: SocketAddr,
     /// Whether the endpoint has answered.
     pub answered: bool,

@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The port to explain.
 #[derive(Clone, Debug)]
 pub struct Question {
-    /// The Service.
+    /// The Service that has the port.
     pub service: ServiceKey,
     /// The port, by name or number.
     pub port: String,

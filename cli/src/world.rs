@@ -39,7 +39,7 @@ pub struct World {
 /// The outcome for a packet in the state, and the objects that it follows from.
 #[derive(Debug)]
 pub struct Judged<'a> {
-    /// The packet.
+    /// The packet before any translation.
     pub packet: Packet,
     /// The port of a Service that the packet is sent to; `None` if the destination is no VIP.
     pub target: Option<Target<'a>>,

@@ -82,7 +82,7 @@ impl<V> Entry<V> {
 /// The difference at one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Difference<'a, K, V> {
-    /// The key.
+    /// The key of the two values.
     pub key: &'a K,
     /// The applied value. `None` if there is none or if it is unknown.
     pub applied: Option<&'a V>,

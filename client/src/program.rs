@@ -45,7 +45,7 @@ pub trait BackendProgram: Args + Send + Sync + 'static {
     type Cleanup: Args + Default;
     /// The commands that only this backend has; [`std::convert::Infallible`] if there are none.
     type Command: Subcommand;
-    /// The backend.
+    /// The backend that the program runs.
     type Backend: Backend;
     /// The planner whose plans `--dry-run` prints.
     type Planner: Planner;

@@ -17,7 +17,7 @@ pub struct Packet {
     pub source: IpAddr,
     /// The destination address, before any translation.
     pub destination: IpAddr,
-    /// The protocol.
+    /// The transport protocol.
     pub protocol: Protocol,
     /// The destination port.
     pub port: u16,
@@ -82,7 +82,7 @@ pub enum Fate {
 /// The service port that claims a destination.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
-    /// The service.
+    /// The service that has the destination as a VIP.
     pub service: &'a Service,
     /// The port of the service.
     pub port: &'a Port,

@@ -20,7 +20,7 @@ use localnet_proto::{Affinity, Endpoint, Revision, Scopes, Service, Snapshot};
 /// The state that a backend holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dump {
-    /// The revision.
+    /// The revision of the state, from the first line.
     pub revision: Revision,
     /// The other lines.
     pub lines: BTreeSet<String>,

@@ -18,7 +18,7 @@ pub enum Verdict {
 /// A check and its result.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The level.
+    /// The level that the check belongs to.
     pub level: Level,
     /// The name within the level.
     pub name: String,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 /// The identity of a Service, written as `namespace/name`. Ordered by namespace, then by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceKey {
-    /// The namespace.
+    /// The Kubernetes namespace.
     pub namespace: Arc<str>,
     /// The name within the namespace.
     pub name: Arc<str>,

@@ -78,7 +78,7 @@ pub struct Dummy {
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {}: {reason}", describe(*adding, address, name))]
 pub struct Refused {
-    /// The address.
+    /// The refused address.
     pub address: IpAddr,
     /// Whether the address was to be added; otherwise it was to be removed.
     pub adding: bool,

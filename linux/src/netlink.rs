@@ -45,7 +45,7 @@ pub(crate) fn family_number(family: Family) -> u8 {
     }
 }
 
-/// The family with that number.
+/// The family that the kernel's `AF_*` number stands for; `None` if it is another one.
 pub(crate) fn family_of_number(number: u8) -> Option<Family> {
     Family::BOTH.into_iter().find(|family| family_number(*family) == number)
 }

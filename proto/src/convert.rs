@@ -27,7 +27,7 @@ pub struct DecodeError {
     pub object: String,
     /// The field, named as in the proto.
     pub field: &'static str,
-    /// The problem.
+    /// What is wrong with the field's value.
     pub problem: String,
 }
 

@@ -229,7 +229,7 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Endpoint {
-    /// The address.
+    /// The address that packets are sent to.
     pub address: IpAddr,
     /// The service's ports that the endpoint serves, sorted by name.
     pub ports: Vec<EndpointPort>,

@@ -59,7 +59,7 @@ pub struct Ineligible {
     pub field: String,
     /// The rule for people, with the values that caused the exclusion.
     pub problem: String,
-    /// The remedy.
+    /// What the operator can do about the problem.
     pub remedy: String,
 }
 
@@ -67,7 +67,7 @@ pub struct Ineligible {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Topology {
-    /// The name of the port.
+    /// The name of the Service's port; may be empty.
     pub port_name: String,
     /// The address family.
     pub family: Family,

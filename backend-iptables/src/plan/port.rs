@@ -26,7 +26,7 @@ use super::{
 /// Identifies a port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortKey {
-    /// The Service.
+    /// The Service that has the port.
     pub service: ServiceKey,
     /// The name of the port; may be empty.
     pub port: Arc<str>,

@@ -27,7 +27,7 @@ pub enum Kind {
     Network,
     /// An endpoint of a local pod, which the CNI plugin creates, or a remote endpoint.
     Endpoint,
-    /// A load balancer.
+    /// A load balancer, which a service proxy creates.
     LoadBalancer,
 }
 

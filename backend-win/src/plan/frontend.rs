@@ -13,11 +13,11 @@ use crate::hcn::{
 /// The address, protocol and port of a load balancer. No two load balancers have the same frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frontend {
-    /// The address.
+    /// The address that clients send to.
     pub address: Address,
-    /// The protocol.
+    /// The protocol of the packets.
     pub protocol: Protocol,
-    /// The port.
+    /// The port that clients send to.
     pub port: u16,
 }
 

@@ -40,9 +40,9 @@ pub enum NodeEvent {
     },
     /// The brain cannot open the health check port of a Service.
     ServiceHealthcheckFailed {
-        /// The Service.
+        /// The Service with the health check port.
         service: ServiceKey,
-        /// The port.
+        /// The health check port.
         port: u16,
         /// The cause.
         error: String,

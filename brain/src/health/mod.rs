@@ -61,7 +61,7 @@ pub struct Options {
 /// A function that returns the current time.
 pub type Clock = Arc<dyn Fn() -> Moment + Send + Sync>;
 
-/// The clocks of this machine.
+/// Returns a clock that reads the time of this machine.
 pub fn machine_clock() -> Clock {
     Arc::new(|| Moment { at: Instant::now(), wall: SystemTime::now() })
 }

@@ -54,7 +54,7 @@ pub trait Program {
 /// The result of [`Vips::settle`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// Whether the [`Facts`] changed.
+    /// Whether the [`Facts`] changed, so that the rules that depend on them are outdated.
     pub facts_changed: bool,
     /// The diagnostics of what is now skipped, except for those that were reported before.
     pub notices: Vec<Diagnostic>,

@@ -47,7 +47,7 @@ impl fmt::Display for VipKey {
 /// What happens to packets that are sent to a VIP. The default value is a ClusterIP that has no endpoint and rejects them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vip {
-    /// The service.
+    /// The service that owns the VIP.
     pub service: ServiceKey,
     /// The name of the service's port; may be empty.
     pub port_name: Arc<str>,

@@ -51,7 +51,7 @@ pub enum Reason {
     /// Some ready endpoints have hints, and others do not, for example during a rollout. The address is that of the first
     /// endpoint without a hint.
     EndpointWithoutHint(IpAddr),
-    /// The Node has no zone.
+    /// This node's Node object has no zone, so hints for zones cannot apply.
     NodeHasNoZone,
     /// No ready endpoint is hinted for this node.
     NoHintForNode(Arc<str>),

@@ -39,7 +39,7 @@ pub enum Node {
 /// The name of a field and its line.
 #[derive(Debug)]
 pub struct Key {
-    /// The name.
+    /// The name of the field.
     pub name: String,
     /// The line, from 1.
     pub line: u64,

@@ -211,9 +211,9 @@ pub struct ServerState {
 /// The live state of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DestinationState {
-    /// The destination.
+    /// The destination as the kernel holds it.
     pub destination: Destination,
-    /// The number of its connections.
+    /// The number of the destination's connections.
     pub connections: Connections,
 }
 

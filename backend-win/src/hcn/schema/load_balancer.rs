@@ -31,7 +31,7 @@ pub struct LoadBalancer {
     /// Always 2.0.
     #[serde(skip_deserializing)]
     pub schema_version: SchemaVersion,
-    /// The flags.
+    /// Options of the load balancer, such as direct server return.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "is_default")]
     pub flags: LoadBalancerFlags,
 }
@@ -52,7 +52,7 @@ pub struct PortMapping {
     /// The values of a packet that select the endpoint.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "is_default")]
     pub distribution_type: Distribution,
-    /// The flags.
+    /// Options of this port.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "is_default")]
     pub flags: PortMappingFlags,
 }
