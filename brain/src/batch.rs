@@ -21,11 +21,11 @@ pub struct Batch {
 /// How a source learned of the events of a batch.
 #[derive(Clone, Debug)]
 pub enum Origin {
-    /// It received each change individually.
+    /// The source received each change individually.
     Changes,
-    /// It has read files again. A deletion means that the files no longer contain the object.
+    /// The source has read files again. A deletion means that the files no longer contain the object.
     Reread,
-    /// It lists and watches the objects of an API server.
+    /// The source lists and watches the objects of an API server.
     ApiServer {
         /// Requests another list of the objects of this batch's kind.
         relist: Arc<Notify>,

@@ -166,7 +166,7 @@ pub fn destination(to: &To, family: Option<Family>, state: &Snapshot) -> Result<
 /// The node's own addresses and links, as far as they are known.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Here<'a> {
-    /// The addresses of its interfaces.
+    /// The addresses of the node's interfaces.
     pub local: &'a [IpAddr],
     /// The interface that leads to the sender, if the kernel was read. The sender's packets arrive at the same interface.
     pub interface: Option<&'a str>,

@@ -61,7 +61,7 @@ pub struct Head {
 /// The VIPs of one family that a port owns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Port {
-    /// The fields of its Service.
+    /// The fields of the port's Service.
     pub head: Head,
     /// The VIPs, sorted by key. Most ports have one.
     vips: Vec<(VipKey, Vip)>,

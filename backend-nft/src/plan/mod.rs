@@ -45,7 +45,7 @@ pub use localnet_linux::nft::spread::{EXACT_SLOTS, slots};
 pub struct ChainNames {
     cluster: Vec<Name>,
     local: Vec<Name>,
-    /// The chain that rejects.
+    /// The chain that rejects packets.
     pub reject: Name,
     /// The chain that drops traffic from outside if no endpoint is local.
     pub unserved_local: Name,

@@ -54,7 +54,7 @@ pub struct Plan {
 /// A planned load balancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// The Service that it belongs to.
+    /// The Service that the load balancer belongs to.
     pub service: ServiceKey,
     /// The document, without identifier and with sorted lists.
     pub document: LoadBalancer,

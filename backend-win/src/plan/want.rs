@@ -8,13 +8,13 @@ use localnet_proto::{Service, ServiceKey};
 /// The purpose of a frontend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Want {
-    /// The Service that it belongs to.
+    /// The Service that the frontend belongs to.
     pub service: ServiceKey,
     /// The port as `namespace/name:port`, for messages.
     pub comment: Arc<str>,
-    /// The kind of its address.
+    /// The kind of the frontend's address.
     pub r#use: Use,
-    /// The endpoints that receive its packets.
+    /// The endpoints that receive the frontend's packets.
     pub endpoints: Arc<[SocketAddr]>,
     /// Whether external traffic goes only to local endpoints: external traffic policy Local.
     pub external_local: bool,

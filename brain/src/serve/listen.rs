@@ -76,7 +76,7 @@ pub struct Listener {
 
 #[derive(Debug)]
 enum Socket {
-    /// Dropping it removes the file.
+    /// A unix socket. Dropping it removes the socket's file.
     Unix(unix::Socket),
     Tcp(TcpListener, Option<Arc<Tls>>),
 }

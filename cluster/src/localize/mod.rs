@@ -81,7 +81,7 @@ pub struct Lost {
     pub front: (IpAddr, Protocol, u16),
     /// The field of the Service that contains the address or port.
     pub field: &'static str,
-    /// The owner.
+    /// The Service that owns the address and port.
     pub to: ServiceKey,
 }
 

@@ -42,7 +42,7 @@ impl fmt::Display for Frontend {
 pub struct Endpoints(Arc<[SocketAddr]>);
 
 impl Endpoints {
-    /// Whether `endpoint` is one of them.
+    /// Whether `endpoint` is one of these endpoints.
     pub fn contains(&self, endpoint: &SocketAddr) -> bool {
         self.0.binary_search(endpoint).is_ok()
     }

@@ -71,7 +71,7 @@ pub struct Socket {
 pub struct Applied {
     /// How many changes were sent.
     pub changes: usize,
-    /// How many batches they took.
+    /// How many batches the changes took.
     pub batches: usize,
     /// The changes that the kernel refused, in order.
     pub refused: Vec<Refused>,

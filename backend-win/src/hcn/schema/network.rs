@@ -23,7 +23,7 @@ pub struct Network {
     /// Further settings.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<Policy>,
-    /// The sources of its addresses.
+    /// The sources of the network's addresses.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub ipams: Vec<Ipam>,
 }
