@@ -4,7 +4,7 @@
 //!  packet, oracle's outcome ──► steps (chain, rule or element of the plan) ──► kernel: does it hold them?
 //! ```
 //!
-//! The steps come from the functions that the backend itself plans with, so they cannot differ from what it programs.
+//! The steps come from the functions that the backend itself plans with, so the path cannot differ from the programmed rules.
 
 use std::{net::IpAddr, sync::Arc};
 

@@ -150,8 +150,8 @@ impl Shape {
         dispatch.into_iter().chain(sizes).chain(slots).collect()
     }
 
-    /// The chain that dispatches packets by the pool size of their VIP. Each VIP has one size. While the size changes, a packet may match neither the old nor the new size.
-    /// For such a packet, the chain that searches the most slots is the fallback.
+    /// The chain that dispatches packets by the pool size of their VIP. Each VIP has one size. While the size changes, a
+    /// packet may match neither size. For such a packet, the chain that searches the most slots is the fallback.
     fn dispatch(&self, pool: Pool) -> Chain {
         let chain = Chain::new(pool.affinity_chain()).comment("session affinity, by the number of endpoints");
         let sizes = || self.pools.iter().filter(|((of, _), _)| *of == pool).map(|((_, size), top)| (*size, *top));

@@ -1,6 +1,6 @@
 //! Quotas of connections and calls for each peer of a listener, so that one peer cannot lock out the others. The tests
 //! `connections_and_calls_of_a_peer_are_limited` and `six_hundred_connections_that_do_not_read_cost_at_most_32_mib`
-//! require them.
+//! require these quotas.
 
 use std::{
     collections::HashMap,

@@ -4,8 +4,8 @@
 //! broken --fault FAULT --api unix:///… [--dump FILE] [--rules]
 //! ```
 //!
-//! With `--dump` it writes the applied state to a file. With `--rules` it serves ClusterIPs with nf_tables, in tables named `broken`. It always sends
-//! Reports. `FAULTS` lists the faults, and `broken --faults` prints them; `none` is a correct backend.
+//! With `--dump`, the backend writes the applied state to a file. With `--rules`, it serves ClusterIPs with the nf_tables tables
+//! `broken`. It always sends reports. `broken --faults` prints the faults (`FAULTS`). `none` is a correct backend.
 
 mod rules;
 

@@ -89,9 +89,9 @@ pub struct Frontends {
 /// Whether the backend serves a frontend, or served it before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Serving<'a> {
-    /// The backend serves it with these endpoints. If there are none, no flow to it is legitimate.
+    /// The backend serves the frontend with these endpoints. If there are none, no flow to the frontend is legitimate.
     Now(&'a Endpoints),
-    /// The backend served it before. Another program may serve it now.
+    /// The backend served the frontend before. Another program may serve the frontend now.
     Formerly,
 }
 

@@ -1,7 +1,7 @@
 //! Drives the clean-up: remembers the changes since the last run, reads the table only if they can have made a flow stale, and
 //! repeats until nothing is left to do.
 //!
-//! It never acts on a change directly. A change only decides whether to read the table; a run then compares every flow with
+//! A change has no direct effect on flows. It only decides whether a run reads the table. The run then compares every flow with
 //! all frontends. So the next run makes up for anything that failed, was lost, or happened while no backend ran.
 //!
 //! A backend calls `set` and `remove`, commits its rules, and calls `run` after every commit. `run` costs nothing if nothing is

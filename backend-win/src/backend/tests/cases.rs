@@ -159,8 +159,8 @@ fn frontend(case: &Case, flow: &Flow) -> [Frontend; 2] {
     [of(Address::Vip(flow.to.ip())), of(node)]
 }
 
-/// This omits features that HNS does not support: the sender (source ranges, and this node's own traffic under a local external policy),
-/// several ports, endpoints on the node's own network, NodePorts on some addresses only, and where the destination is kept (`docs/backends/windows.md`).
+/// This omits features that HNS does not support (`docs/backends/windows.md`): source ranges, this node's own traffic under external
+/// policy Local, several ports, endpoints on the node's own network, NodePorts on some addresses only, and kept destinations.
 #[test]
 fn load_balancers_have_the_endpoints_that_answer() {
     let mut compared = 0;

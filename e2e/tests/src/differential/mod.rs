@@ -16,8 +16,8 @@
 //!
 //! Each run uses a new seed and prints it first. `SEED` repeats a run, and `N` is the minimum number of packets. For each packet,
 //! `localnet explain` must report the oracle's outcome. Each difference must match an entry of `docs/differences.md`, or
-//! of the list in `docs/backends/ipvs.md`; any other fails the test, those of kube-proxy only with `STRICT=1`. `PAUSE` waits for this many seconds at each such difference,
-//! so that the node can be inspected.
+//! of the list in `docs/backends/ipvs.md`. Any other difference fails the test; one of kube-proxy fails it only with `STRICT=1`.
+//! `PAUSE` is the number of seconds to wait at each such difference, so that the node can be inspected.
 
 mod alone;
 mod ask;
@@ -72,7 +72,7 @@ const PACKET_IN_GUEST: Duration = Duration::from_secs(2);
 /// Runs one pair, which sends its part of all packets of a run.
 ///
 /// # Errors
-/// Returns an error if there is an unexplained difference of localnet, or with `STRICT=1` of kube-proxy, or if a program does not start or does not reach a state.
+/// Returns an error if a difference of localnet is unexplained (with `STRICT=1`, also one of kube-proxy), or if a program fails.
 pub fn agree(pair: Pair, parts: usize) -> anyhow::Result<()> {
     let who = format!("differential: {pair}");
     let started = Instant::now();
