@@ -27,8 +27,8 @@ pub struct Affinity {
     /// kernel may still remember.
     ports: BTreeMap<Number, Port>,
     numbers: BTreeMap<PortKey, u32>,
-    /// IDs that were read from the kernel and that no port has claimed yet. The key contains the comment of the VIPs
-    /// with this ID.
+    /// IDs that were read from the kernel and that no port has claimed yet. In the kernel, VIPs with the same ID have
+    /// the same comment, which is part of the key.
     found: BTreeMap<(Family, Name), u32>,
     /// The ID that was assigned last in each family.
     last: ByFamily<u32>,

@@ -362,7 +362,10 @@ fn a_port_for_health_checks_that_two_services_claim_belongs_to_the_older() {
     let [(_, skip)] = &*localized.skipped else { panic!("{:?}", localized.skipped) };
     assert_eq!(
         (&*skip.field, &*skip.problem),
-        ("spec.healthCheckNodePort", "30200/TCP belongs to Service default/b, which is older or first by name")
+        (
+            "spec.healthCheckNodePort",
+            "30200/TCP belongs to Service default/b, which is older (or equally old and first by name)"
+        )
     );
     // An even older Service takes the port over. Between Services of the same age, the name decides.
     assert_eq!(

@@ -33,7 +33,10 @@ impl Config {
         self.families(node, &mut found);
         if self.ip_family_policy == Some(IpFamilyPolicy::RequireDualStack) && !node.has_both {
             let problem = "ipFamilyPolicy is RequireDualStack but the node has addresses of one family only";
-            found.push(about(Code::DualStackMissing, problem).remedy("give it both families, or use PreferDualStack"));
+            found.push(
+                about(Code::DualStackMissing, problem)
+                    .remedy("give the node addresses of both families, or use PreferDualStack"),
+            );
         }
         found
     }

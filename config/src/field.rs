@@ -1,4 +1,5 @@
-//! [`Field`]: a row of the [table](crate::table). It describes a field in both versions and as a flag.
+//! [`Field`]: a row of the [table](crate::table). It describes one setting: its field in `v1alpha1`, its field in
+//! `v1alpha2`, and its flag.
 
 use serde_json::Value;
 

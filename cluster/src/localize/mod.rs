@@ -196,7 +196,8 @@ fn health_check_node_port(object: &ServiceObject, lost: &[Lost], skips: &mut Ski
         return None;
     };
     let Some(taken) = lost.iter().find(|lost| lost.field == HEALTH_CHECK_NODE_PORT) else { return Some(port) };
-    let problem = format!("{port}/TCP belongs to Service {}, which is older or first by name", taken.to);
+    let problem =
+        format!("{port}/TCP belongs to Service {}, which is older (or equally old and first by name)", taken.to);
     skips.service(Code::AddressTaken, HEALTH_CHECK_NODE_PORT, problem, "give one of the two Services another port");
     None
 }

@@ -124,7 +124,7 @@ struct Reading<T> {
     interrupted: bool,
 }
 
-/// Reads until the result is consistent: a single part, or two equal readings in a row.
+/// Reads until the result is consistent: either the answer had only one part, or two readings in a row were equal.
 fn agreed<T>(mut read: impl FnMut() -> Result<Reading<T>, Error>, same: impl Fn(&T, &T) -> bool) -> Result<T, Error> {
     let mut former: Option<T> = None;
     for _ in 0..ATTEMPTS {

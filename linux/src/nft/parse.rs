@@ -85,7 +85,7 @@ fn expressions(list: Attributes<'_>) -> Vec<Expression> {
 }
 
 impl Expression {
-    /// The value of an attribute; `None` if it is absent. Zero numbers are always absent.
+    /// The value of an attribute; `None` if it is absent or the number 0.
     pub(super) fn attribute(&self, kind: u16) -> Option<&[u8]> {
         self.attributes.iter().find(|(candidate, _)| *candidate == kind).map(|(_, value)| value.as_slice())
     }

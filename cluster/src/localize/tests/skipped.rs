@@ -93,8 +93,8 @@ fn addresses_of_another_service_are_skipped() {
     assert_eq!(service.ports[0].node_port, None);
     let found: BTreeSet<&str> = skipped.iter().map(|skipped| &*skipped.problem).collect();
     let expected = [
-        "203.0.113.1 port 80/TCP belongs to Service default/older, which is older or first by name",
-        "30001/TCP belongs to Service default/older, which is older or first by name",
+        "203.0.113.1 port 80/TCP belongs to Service default/older, which is older (or equally old and first by name)",
+        "30001/TCP belongs to Service default/older, which is older (or equally old and first by name)",
     ];
     assert_eq!(found, BTreeSet::from(expected));
     assert!(skipped.iter().all(|skipped| skipped.code == Code::AddressTaken), "{skipped:?}");
