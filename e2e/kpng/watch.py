@@ -95,7 +95,7 @@ def state(objects):
 
 def main():
     target, name, node = (sys.argv + [""])[1:4]
-    # The C core says the path of a unix socket as the authority, which is none.
+    # By default, the C core sends the socket's path as the authority, which is invalid.
     channel = grpc.insecure_channel(target, options=[("grpc.default_authority", "localhost")])
     threading.Thread(target=lambda: (sys.stdin.read(), channel.close()), daemon=True).start()
     # WatchReq{1: NodeName}
