@@ -9,7 +9,7 @@ use tokio::{sync::watch, time::Instant};
 use crate::throttle::Throttle;
 
 /// Maximum number of backends to remember. A node has a handful of backends. More names than this are the sign of a
-/// fault or an attack. The limit bounds the memory that they can occupy.
+/// fault or an attack. The limit bounds the memory that reports can occupy.
 const MAX_BACKENDS: usize = 64;
 /// Maximum length of a backend's name, in bytes.
 const MAX_NAME: usize = 253;

@@ -99,7 +99,7 @@ async fn forward_changes<T>(changes: impl Stream<Item = T> + Unpin, notify: mpsc
 /// How long to wait before listing the addresses again after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The addresses of the node's interfaces, kept up to date. It works in the network namespace of its first use, needs a tokio
+/// Keeps the addresses of the node's interfaces up to date. Works in the network namespace of its first use, needs a tokio
 /// runtime, and subscribes again when a subscription breaks.
 #[derive(Debug, Default)]
 pub struct NodeAddresses {

@@ -14,13 +14,13 @@ const REMEMBERED: usize = 4096;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Published {
     pub(super) rev: u64,
-    /// The number of Services that it changed.
+    /// The number of Services that the revision changed.
     pub(super) services: u64,
-    /// The number of EndpointSlices that it changed.
+    /// The number of EndpointSlices that the revision changed.
     pub(super) slices: u64,
-    /// When the first of its changes was received.
+    /// When the first of the revision's changes was received.
     pub(super) since: Instant,
-    /// The trigger times of its EndpointSlices, in microseconds since 1970.
+    /// The trigger times of the changed EndpointSlices, in microseconds since 1970.
     pub(super) triggered: Vec<i64>,
 }
 

@@ -49,7 +49,7 @@ fn owners(held: &Held) -> String {
     of_external.map(|(key, vip)| format!("{key} {}", vip.service)).collect::<Vec<_>>().join(", ")
 }
 
-/// In whatever order the two services change, the one whose own address is the VIP's address owns the VIP.
+/// If a VIP is an own address of one service and a NodePort of another, the first service has it, whichever changes first.
 #[test]
 fn own_addresses_have_precedence_over_node_ports() {
     let mut state = state(CLASH);

@@ -33,7 +33,7 @@ pub trait Conntrack {
     /// Returns an error if the table cannot be read, or changed during every attempt.
     fn dump(&mut self, selection: Selection, visit: &mut dyn FnMut(&Flow)) -> Result<(), Error>;
 
-    /// Deletes exactly these entries and returns how many existed. It skips an entry that no longer exists, or that a flow to
+    /// Deletes exactly these entries and returns how many existed. Skips an entry that no longer exists, or that a flow to
     /// another endpoint has replaced.
     ///
     /// # Errors

@@ -268,7 +268,7 @@ impl Reconciler {
 }
 
 /// Whether the frontend gained rules, so that flows that passed untranslated before are stale. The caller ignores this
-/// for TCP: reading the table whenever a Service is created would cost too much for little benefit. Without it, a client
+/// for TCP: reading the table whenever a Service is created would cost too much for little benefit. Without the run, a client
 /// repeats its SYN for at most a minute.
 fn gained(before: &Before, after: Option<&Endpoints>) -> bool {
     match (before, after) {

@@ -1,4 +1,4 @@
-//! The content of the files at the last read, so that the next read parses only what has changed.
+//! Remembers the content of the files at the last read, so that the next read parses only what has changed.
 //!
 //! ```text
 //! folder ─► each file: new stamp?  ─► its documents: new text?  ─► reading ─► News ─► events

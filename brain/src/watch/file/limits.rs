@@ -1,6 +1,6 @@
 //! Limits for the content of files. The files belong to the operator, but they may be broken or come from any source.
 
-/// Maximum depth of nesting. The stack of the reading thread is large enough for it.
+/// Maximum depth of nesting. The stack of the reading thread is large enough for this depth.
 pub(super) const DEEPEST: usize = 128;
 /// Maximum number of maps, lists and scalars in a document. A list of 10,000 Services with three endpoints each contains
 /// a third of this number. The parser keeps the keys of a map until the map ends, so this limit bounds the parser's
