@@ -20,7 +20,7 @@ use crate::{
 /// The iptables backend of the node, or network namespace, in which it was opened.
 pub type LiveBackend = Live<IptablesBackend<Tools>, Tables>;
 
-/// Opens the backend. It programs nothing yet. Must be called in a tokio runtime.
+/// Opens the backend, which programs nothing yet. Must be called in a tokio runtime.
 ///
 /// # Errors
 /// Returns an error if the tables cannot be read, for instance without privileges.

@@ -26,7 +26,7 @@ use crate::{
 /// The ipvs backend of the node, or network namespace, in which it was opened.
 pub type LiveBackend = Live<IpvsBackend<Host>, Servers>;
 
-/// Opens the backend and applies the kernel settings. It programs nothing yet. Must be called in a tokio runtime.
+/// Opens the backend, which programs nothing yet, and applies the kernel settings. Must be called in a tokio runtime.
 ///
 /// # Errors
 /// Returns an error if privileges or the modules of IPVS are missing.

@@ -14,7 +14,7 @@ pub struct Options {
     pub exclude_cidrs: Vec<IpNet>,
     /// How long the connections of a removed endpoint may continue; `None` for no limit.
     pub drain_limit: Option<Duration>,
-    /// Whether the node answers ARP for an address only on the interface that has it.
+    /// Whether the node answers ARP for an address only on the interface that has the address.
     pub strict_arp: bool,
     /// The timeouts of connections. A timeout of 0 leaves the kernel's value unchanged.
     pub timeouts: Timeouts,

@@ -8,8 +8,8 @@
 //!  backend ─ Commit ─▶ Cleaner (a thread) ─ set, remove ─▶ Reconciler ─ run ─▶ Conntrack::dump ─▶ is_stale (pure) ─▶ Conntrack::delete
 //! ```
 //!
-//! The module never flushes the table. Each deletion identifies one entry by its reply tuple and the kernel's ID. It
-//! never deletes an established TCP connection, nor an entry whose destination is not one of the backend's frontends.
+//! The module never flushes the table: each deletion identifies one entry by its reply tuple and the kernel's ID. It never
+//! deletes an established TCP connection, or an entry whose destination is not one of the backend's frontends.
 
 mod cleaner;
 mod flow;
