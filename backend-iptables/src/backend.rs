@@ -39,7 +39,7 @@ pub struct IptablesBackend<K> {
     first: bool,
     /// The VIPs that the tables contained when they were last read.
     found: ByFamily<Vec<Frontend>>,
-    /// The number of rules that the last sync wrote, by table.
+    /// The number of rules that the last sync wrote, by family and table (filter, nat).
     written: ByFamily<[u64; 2]>,
     /// The families whose tables the last sync read.
     read: BTreeSet<Family>,
@@ -128,9 +128,8 @@ impl<K: Kernel> IptablesBackend<K> {
                 let result = self.write(family, &mut refused).context("cannot program iptables");
                 failed.extend(result.err().map(|error| (family, error)));
             }
-            // A Service that the kernel refuses in one family is skipped in both families. If another program changed one
-            // family, it may have changed both. So the loop continues until the applied state of every family is known.
-            // The applied state of a failed family is unknown, too, but an immediate retry would fail again.
+            // After a refusal, write both families again: the refused Service is skipped in both. If the applied state of a
+            // family is unknown, read and write it again, unless a family failed: an immediate retry would fail again.
             let forgotten = |family: Family| !self.desired.ruleset(family).is_known();
             if refused == before && (!failed.is_empty() || !self.families().into_iter().any(forgotten)) {
                 break failed;
@@ -145,7 +144,7 @@ impl<K: Kernel> IptablesBackend<K> {
     }
 
     fn write(&mut self, family: Family, refused: &mut usize) -> anyhow::Result<()> {
-        // Right after a read, the tables are known exactly. If the kernel then refuses a change, the change is the cause.
+        // Whether this call has read the tables. Before that, a refusal may only mean that another program changed them.
         let mut fresh = false;
         let mut kept = 0;
         loop {
@@ -365,7 +364,7 @@ impl<K: Kernel> Backend for IptablesBackend<K> {
 struct Refusal {
     subject: Subject,
     rule: String,
-    /// Everything that the input contained, if the kernel refused the whole table.
+    /// The origins of all lines of the input, if the kernel refused a whole table; otherwise empty.
     subjects: BTreeSet<Subject>,
 }
 

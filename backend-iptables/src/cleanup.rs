@@ -1,5 +1,5 @@
-//! The input of `iptables-restore` that removes all our chains and rules, and the input that checks our jumps. The kubelet's
-//! chains are not ours.
+//! Two inputs of `iptables-restore`: one removes all our chains and rules, but not the kubelet's; the other checks that the
+//! kernel's own chains jump to ours.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 

@@ -29,7 +29,7 @@ use crate::{
 /// The desired state of the kernel.
 #[derive(Debug)]
 pub struct Desired {
-    /// The VIPs of the node. Program them with [`Self::update`] and [`Self::refuse`].
+    /// The VIPs of the node. [`Self::update`] and [`Self::refuse`] plan their rules.
     pub vips: Vips,
     tables: Tables,
 }
@@ -110,8 +110,8 @@ impl Desired {
         self.tables.rulesets[family].keep(chain);
     }
 
-    /// The VIPs whose endpoints may have changed since the last call, with their present endpoints; `None` if the VIP
-    /// no longer exists.
+    /// The VIPs whose endpoints may have changed since the last call, each with its present endpoints, or `None` if the VIP no
+    /// longer exists.
     pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Endpoints>)> {
         std::mem::take(&mut self.tables.moved).into_iter().map(|(vip, now)| (frontend(&vip), now)).collect()
     }

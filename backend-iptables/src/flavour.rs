@@ -29,8 +29,8 @@ impl Flavour {
         format!("{tables}-{flavour}-{tool}")
     }
 
-    /// The flavour that the host uses. The kubelet creates a chain as a hint. If that chain does not exist, the flavour
-    /// with more rules is used.
+    /// The flavour with a chain that the kubelet creates as a hint. If neither flavour has such a chain, the flavour with more
+    /// rules.
     pub fn of_host() -> Self {
         let nft = Family::BOTH.map(|family| saved(Self::Nft, family));
         if nft.iter().any(|text| has_hint(text)) {

@@ -64,7 +64,7 @@ impl Tools {
         self.flavour
     }
 
-    /// How many tables were written.
+    /// How many tables these tools have written.
     pub fn commits(&self) -> u32 {
         self.commits
     }

@@ -42,7 +42,7 @@ pub struct Tables {
     unreadable: bool,
 }
 
-/// How long to wait before a retry.
+/// How long to wait before the next attempt to read the tables, after a failed one.
 const AGAIN: Duration = Duration::from_secs(1);
 
 impl localnet_linux_backend::live::Watch<IptablesBackend<Tools>> for Tables {

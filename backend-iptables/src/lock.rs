@@ -24,7 +24,7 @@ pub(crate) struct LockWatch {
 /// The number of events for each table that a tool writes: the tool opens and closes the lock file.
 pub(crate) const EVENTS_PER_LOCK: usize = 2;
 
-/// The size of the buffer for events, in bytes. The events have no names.
+/// The size of the buffer for events, in bytes.
 const ROOM: usize = 4096;
 
 impl LockWatch {
@@ -59,7 +59,7 @@ impl LockWatch {
             match self.wakes.next().await {
                 Some(Ok(_)) if self.drain() > 0 => return,
                 Some(Ok(_)) => {}
-                // The caller still checks the tables periodically.
+                // The watch has failed. The caller still checks the tables periodically.
                 Some(Err(_)) | None => std::future::pending().await,
             }
         }

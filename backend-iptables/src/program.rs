@@ -42,7 +42,7 @@ impl BackendProgram for Iptables {
         let flavour = self.iptables_flavour.unwrap_or_else(Flavour::of_host);
         info!(?flavour, chosen, "selected the variant of iptables");
         let tools = Tools::find(flavour)?;
-        // As in kube-proxy, the kernel's value is read only once.
+        // As in kube-proxy, the kernel's setting is read only at the start.
         let liberal = is_liberal(config, &Settings::default());
         if liberal {
             info!(

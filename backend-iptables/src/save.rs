@@ -20,7 +20,7 @@ pub struct Found {
     pub dispatch: BTreeMap<Dispatch, Vec<Box<str>>>,
     /// The jumps from the kernel's own chains to ours, from top to bottom.
     pub jumps: BTreeMap<(Table, &'static str), Vec<String>>,
-    /// The VIPs that the tables serve, without NodePorts.
+    /// The VIPs that the tables serve, except NodePorts.
     pub vips: BTreeSet<VipKey>,
 }
 

@@ -153,7 +153,7 @@ impl Rules {
             self.rules(way).iter().find(|rule| rule.target.starts_with(prefix)).map(|rule| rule.target.as_str())
         };
         let all = pool("KUBE-SVC-");
-        // Only an external traffic policy makes a separate rule for packets that the node itself sends.
+        // Only `externalTrafficPolicy: Local` leads to a separate rule for packets that the node itself sends.
         let by_policy = self.rules(way).iter().any(|rule| rule.of_the_node);
         let local = pool("KUBE-SVL-");
         let endpoints = |chain: Option<&str>| chain.map(|chain| self.endpoints(chain)).unwrap_or_default();
@@ -178,7 +178,7 @@ impl Rule {
         let mut words = text.split(' ');
         while let Some(word) = words.next() {
             match word {
-                // A negated match does not contain the destination.
+                // Skip a negated match.
                 "!" => _ = words.nth(1),
                 "-d" => rule.destination = words.next().and_then(whole),
                 "-p" => rule.protocol = words.next().and_then(protocol),

@@ -76,7 +76,7 @@ impl Watch {
         }
     }
 
-    /// Must be called before the tools run.
+    /// Must be called before the tools run. Returns the argument `before` for the other methods.
     pub(crate) fn before(&mut self, tools: &Tools) -> Before {
         if let Self::Legacy(clock) = self {
             clock.see_others(0);
@@ -91,7 +91,7 @@ impl Watch {
         }
     }
 
-    /// Must be called after the tools wrote. `before` is the value from before they ran.
+    /// Must be called after the tools wrote.
     pub(crate) fn wrote(&mut self, before: Before, tools: &Tools) {
         let after = self.generation();
         match self {
@@ -216,7 +216,7 @@ impl Clock {
 
 /// How many of our own commits may wait for their notification.
 const REMEMBERED: usize = 64;
-/// How long to wait before a retry.
+/// How long to wait before another attempt to subscribe.
 const AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]

@@ -25,7 +25,7 @@ use crate::{
 /// The default of [`Tables::many_vips`].
 const MANY_VIPS: usize = 1000;
 
-/// The chains and lines of all VIPs.
+/// The chains and lines of all ports.
 #[derive(Debug)]
 pub(super) struct Tables {
     pub(super) ports: ByFamily<BTreeMap<PortKey, Port>>,
@@ -38,12 +38,12 @@ pub(super) struct Tables {
     moved_cluster_ips: BTreeSet<IpAddr>,
     /// The lines for health check node ports.
     health_checks: BTreeMap<ServiceKey, Vec<(Family, Line)>>,
-    /// The VIPs whose programming changed, with the endpoints that may answer now.
+    /// The VIPs that changed, each with the endpoints that may answer now, or `None` if the VIP no longer exists.
     pub(super) moved: HashMap<VipKey, Option<Endpoints>>,
     pub(super) facts: Option<Facts>,
     /// The number of endpoints and VIPs of all ports.
     counts: ByFamily<Counts>,
-    /// The shape of each family's rules, which depends on the counts.
+    /// How each family's rules are written, which depends on the counts.
     pub(super) shapes: ByFamily<Shape>,
     /// If a family has more VIPs than this, they are grouped by network.
     pub(super) many_vips: usize,
@@ -89,7 +89,7 @@ struct Counts {
     vips: usize,
 }
 
-/// The shape of a family's rules.
+/// How a family's rules are written: which of them have comments, and whether VIPs are grouped by network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) comments: Comments,
@@ -303,7 +303,7 @@ impl Tables {
         self.health_checks.insert(key.clone(), lines);
     }
 
-    /// The port of a VIP that is about to change.
+    /// Returns the port of a VIP, so that the caller can change it. Keeps a copy of the unchanged port in `before`.
     fn changing(&mut self, key: &VipKey, vip: &Vip) -> &mut Port {
         let family = key.family();
         let id = PortKey::of(key, vip);

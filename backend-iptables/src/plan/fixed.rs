@@ -73,9 +73,9 @@ pub fn tail(chain: Dispatch, facts: &Facts, family: Family, outside: bool) -> Ve
             .collect(),
         Dispatch::UNSERVED => {
             let cidrs: Vec<_> = facts.service_cidrs.iter().filter(|cidr| Family::of(cidr.addr()) == family).collect();
-            // Packets that the node sends reach this chain without passing INPUT or FORWARD, so it needs its own jump to the
-            // external addresses. The jump comes first, because the rules below end the chain for every address in a service
-            // CIDR, and an external address may be one of them.
+            // Packets that the node sends do not pass INPUT or FORWARD, so this chain, too, jumps to the chain of external
+            // addresses. The jump comes first, because the rules below end the chain for every address in a service CIDR,
+            // and an external address may be one of them.
             let mut rules = vec![
                 Rule::new()
                     .comment("kubernetes externally-visible service portals")
@@ -99,7 +99,8 @@ pub fn tail(chain: Dispatch, facts: &Facts, family: Family, outside: bool) -> Ve
     }
 }
 
-/// The jumps to our chains, by chain and from top to bottom. Source ranges are checked before any rule accepts a packet.
+/// The jumps from the kernel's own chains to ours. Within one chain, they are listed from top to bottom: source ranges are
+/// checked before any rule accepts a packet.
 pub fn jumps() -> Vec<Jump> {
     let jump = |table, from, new: bool, comment: &str, to: &str| {
         let rule = if new { Rule::new().new_connection() } else { Rule::new() };

@@ -1,4 +1,4 @@
-//! Plans one port of one Service in one family: its own chains, and its lines in the dispatch chains. It accepts every input.
+//! Plans one port of one Service in one family: its own chains, and its lines in the dispatch chains. Planning never fails.
 //!
 //! ```text
 //!  KUBE-SERVICES ─┬─ ClusterIP ──────────────► KUBE-SVC ─┬► KUBE-SEP ─► DNAT
@@ -151,7 +151,7 @@ struct Planner<'a> {
     facts: &'a Facts,
     comments: Comments,
     rules: Rules,
-    /// The chains that pick an endpoint, by name: for each, the endpoints from which it picks.
+    /// The endpoints from which a chain picks one, by the name of that chain.
     pools: BTreeMap<String, Arc<[SocketAddr]>>,
 }
 
@@ -381,7 +381,7 @@ impl Planner<'_> {
         rules.into_iter().for_each(|rule| self.line(Dispatch::NODE_PORTS, rule));
     }
 
-    /// Adds the rules for untranslated packets to a VIP.
+    /// Adds the rules that reject or drop untranslated packets to a VIP.
     fn unserved(&mut self, key: &VipKey, vip: &Vip) {
         let local_is_empty = vip.exposure == Exposure::ExternalLocal && vip.local_endpoints.is_empty();
         let unserved = vip.endpoints.is_empty() || local_is_empty;
@@ -390,7 +390,7 @@ impl Planner<'_> {
             let own = self.chain_name(names::FIREWALL, "");
             let comment = format!("{} traffic not accepted by {own}", self.text);
             let rule = Rule::new().to_vip(key, &comment).untranslated();
-            // See `untranslated`.
+            // The kernel does not treat such a connection as translated; see `untranslated`.
             let to_itself =
                 vip.endpoints.iter().chain(vip.local_endpoints.iter()).any(|endpoint| *endpoint == key.socket());
             if !refuse && !to_itself {
@@ -428,10 +428,10 @@ impl Planner<'_> {
         self.line(chain, rule);
     }
 
-    /// A rule for untranslated packets to a VIP: from all senders, or only from senders outside of this node. The kernel does
-    /// not treat a connection as translated if the endpoint has the VIP's own address and port, for example if the VIP is a
-    /// node's address and the endpoint is a host-network pod of that node. So the rule must not match packets from senders for
-    /// which there is an endpoint.
+    /// A rule that matches untranslated packets to a VIP. Unless `of_all` is set, it matches only packets from outside of this
+    /// node. The kernel does not treat a connection as translated if the endpoint has the VIP's own address and port, for
+    /// example if the VIP is a node's address and the endpoint is a host-network pod of that node. So the rule must not match
+    /// packets from senders that have an eligible endpoint.
     fn untranslated(&self, key: &VipKey, of_all: bool, words: &str) -> Rule {
         let comment = format!("{} {words}", self.text);
         if of_all {

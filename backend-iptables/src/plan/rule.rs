@@ -153,7 +153,7 @@ pub fn comment_text(name: &str) -> String {
     name.chars().map(printable).take(MAX_NAME).collect()
 }
 
-/// A comment has at most 255 characters. The longest text around a name has 60.
+/// The longest name in a comment, in characters. A comment has at most 255, and our longest text around a name has 60.
 const MAX_NAME: usize = 195;
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ pub struct Input<'a> {
     pub ruleset: &'a Ruleset,
     /// The rules of the chains that differ.
     pub chains: Box<Chains<'a>>,
-    /// If set, only the lines of Services for which it returns true are written, and nothing is removed. Lines that do not
+    /// If set, only lines for whose origin this function returns true are written, and nothing is removed. Lines that do not
     /// depend on Services are always written.
     pub wanted: Option<&'a dyn Fn(&Subject) -> bool>,
 }
@@ -67,7 +67,7 @@ struct Changed<'a> {
     removed: Vec<&'a ChainId>,
     /// The dispatch chains that are written as a whole.
     rewritten: Vec<Dispatch>,
-    /// Outdated lines of rewritten chains that stay until a later section.
+    /// Outdated lines that stay in rewritten chains until a later section removes them.
     kept: Vec<&'a Line>,
     new: Vec<&'a Line>,
     gone: Vec<&'a Line>,
@@ -168,8 +168,8 @@ impl Input<'_> {
         before.into_iter().chain(nat).chain(after).collect()
     }
 
-    /// Splits the changes of a table that rejects packets: first the changes that can be written immediately, then the changes
-    /// that end a rejection.
+    /// Splits the changes of a table that rejects packets into those that can be written immediately, and those that end a
+    /// rejection.
     fn split<'a>(&'a self, mut whole: Changed<'a>) -> (Option<Changed<'a>>, Option<Changed<'a>>) {
         let lines = self.ruleset.lines.diff();
         let refuses = |chain: Dispatch| Dispatch::REFUSING.contains(&chain);
