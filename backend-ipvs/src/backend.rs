@@ -2,8 +2,8 @@
 //! what the kernel refuses.
 //!
 //! A sync deletes virtual servers first, then writes rules, then adds virtual servers and destinations, and binds addresses last.
-//! In this order, packets never reach a virtual server whose rules are missing. The table always contains the VIPs of all our
-//! virtual servers, so that a restarted backend knows which virtual servers are its own.
+//! In this order, packets never reach a virtual server whose rules are missing. Our tables list the VIPs of all our virtual
+//! servers, so that a restarted backend knows which virtual servers are its own.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -41,7 +41,7 @@ pub struct IpvsBackend<K> {
     first: bool,
     /// The VIPs that the tables contained when they were last read.
     found: ByFamily<Vec<Frontend>>,
-    /// Whether this sync read the live state.
+    /// Whether the last sync read a family's table.
     read: ByFamily<bool>,
     /// The virtual server whose destinations were checked last.
     checked: Option<Frontend>,
@@ -83,7 +83,7 @@ impl<K: Kernel> IpvsBackend<K> {
         &mut self.kernel
     }
 
-    /// Checks that IPVS is usable with these options. If the check fails, a retry cannot help.
+    /// Checks that IPVS is usable with the operator's options. If the check fails, a retry cannot help.
     ///
     /// # Errors
     /// Returns an error if IPVS is missing, the process lacks privileges, or the kernel lacks the scheduler. The message
@@ -92,7 +92,8 @@ impl<K: Kernel> IpvsBackend<K> {
         let scheduler = self.desired.options().scheduler.clone();
         let in_use = self.kernel.heads()?.iter().any(|server| server.scheduler == scheduler);
         if !in_use {
-            // The kernel reveals whether it has a scheduler only when a server uses it. No host has this address (RFC 5737).
+            // The only way to learn whether the kernel has the scheduler is to add a virtual server that uses it. No host has the
+            // address of this virtual server (RFC 5737).
             let probe = plan::frontend(&localnet_client::vips::VipKey {
                 address: IpAddr::from([198, 51, 100, 0]),
                 protocol: localnet_proto::Protocol::Tcp,
@@ -305,7 +306,7 @@ impl<K: Kernel> IpvsBackend<K> {
     }
 
     /// Selects the virtual servers that belong to this backend: their VIP is desired, is in our tables, or has its address on our
-    /// interface. Excluded addresses never belong to it.
+    /// interface. A virtual server with an excluded address never belongs to it.
     fn ours(
         &self,
         servers: Vec<ServerState>,

@@ -125,7 +125,7 @@ impl Desired {
         &mut self.parts.servers
     }
 
-    /// The addresses of the interface.
+    /// The desired and applied addresses of our interface.
     pub fn addresses(&mut self) -> &mut DiffStore<IpAddr, ()> {
         &mut self.parts.addresses
     }
@@ -157,7 +157,7 @@ impl Desired {
     }
 
     /// Records that the kernel made all address changes except `refused`. From now on, the addresses in `refused` count as
-    /// refused, unless the cause was a shortage. Returns the new messages.
+    /// refused, unless the cause was a shortage. Returns the text of each new refusal.
     pub fn addresses_changed(&mut self, refused: Vec<dummy::Refused>) -> Vec<String> {
         let Parts { addresses, refused_addresses, retried_addresses, .. } = &mut self.parts;
         addresses.commit();

@@ -66,7 +66,7 @@ pub struct Servers {
 const LIST: Duration = Duration::from_secs(2);
 const LIST_REST: u32 = 100;
 const LIST_AT_LEAST: Duration = Duration::from_secs(30);
-/// How often the backend checks draining destinations.
+/// The minimum pause between two checks of the draining destinations. The pause is 50 times as long as the last check took.
 const DRAIN: Duration = Duration::from_secs(1);
 const DRAIN_REST: u32 = 50;
 

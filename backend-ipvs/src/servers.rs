@@ -30,11 +30,11 @@ pub struct Servers {
     /// The virtual servers whose desired and applied states may differ. While the applied state is unknown, all may differ, and
     /// this set is not maintained.
     dirty: BTreeSet<Frontend>,
-    /// The draining destinations, each with the time of the first check after it began to drain.
+    /// The draining destinations, each with the time when it was first checked, or `None` before that.
     draining: BTreeMap<(Frontend, SocketAddr), Option<Duration>>,
-    /// The virtual servers and destinations that the kernel refuses, with the reason.
+    /// The virtual servers (without an address in the key) and destinations that the kernel refuses, each with the reason.
     refused: BTreeMap<(Frontend, Option<SocketAddr>), String>,
-    /// The refused virtual servers and destinations that are being retried, with the reason of the earlier refusal.
+    /// The refused virtual servers and destinations that are being retried, each with the reason of the earlier refusal.
     retried: BTreeMap<(Frontend, Option<SocketAddr>), String>,
 }
 

@@ -53,7 +53,7 @@ pub struct WinBackend<K> {
     /// The node, as far as it is known.
     node: Node,
     host: Option<Host>,
-    /// Load balancers that HNS has refused with their current document, each with the error.
+    /// The planned load balancers that HNS has refused, by frontend, each with the error.
     refused: BTreeMap<Frontend, (plan::Planned, String)>,
     /// The refusals that were logged already.
     logged: BTreeSet<String>,
@@ -131,7 +131,7 @@ impl<K: Kernel> WinBackend<K> {
         let mut plan = self.planned()?;
         let mut outcome = self.write(&plan);
         if !outcome.taken.is_empty() {
-            // A load balancer that has the frontend is not in the inventory, so the inventory is outdated.
+            // HNS has a load balancer that the inventory lacks, so the inventory is outdated.
             info!("the load balancers differ from the applied state; reading them");
             self.inventory.forget();
             read = true;
@@ -268,8 +268,8 @@ impl<K: Kernel> WinBackend<K> {
     }
 
     fn refuse(&mut self, write: Write, failure: &Failure) {
-        // HNS returns the error of `Exists` also if the node has no dynamic ports left for address translation. About a hundred
-        // load balancers use up these ports.
+        // HNS also returns this error if the node has no dynamic ports left for address translation. About a hundred load
+        // balancers use up these ports.
         let remedy = match failure.reason() {
             Reason::Exists => {
                 "; another program uses it, or the node has no dynamic ports left; direct server return (--enable-dsr) needs none"

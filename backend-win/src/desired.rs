@@ -63,9 +63,8 @@ impl Desired {
     }
 }
 
-/// Returns the node's addresses for NodePorts. HNS serves the NodePorts of a family on all addresses or on none, so it
-/// matters only whether the node has an address of that family. For a family without an address in the
-/// Node object, the result contains the unspecified address.
+/// Returns the node's addresses for NodePorts. HNS always serves NodePorts on all addresses of the node, so the exact
+/// addresses do not matter: for a family without an address in the Node object, the result contains the unspecified address.
 fn addresses(node: &Node) -> Vec<IpAddr> {
     let named = node.addresses.iter().copied();
     let unnamed = Family::BOTH.into_iter().filter(|family| node.primary_address(*family).is_none());

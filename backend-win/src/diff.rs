@@ -161,7 +161,7 @@ pub struct Write {
     pub frontend: Frontend,
     /// The planned load balancer.
     pub planned: Planned,
-    /// The load balancer that has the frontend now.
+    /// The load balancer that has the frontend now, if any.
     pub instead_of: Option<Guid>,
 }
 
@@ -201,8 +201,7 @@ pub fn diff(plan: &Plan, inventory: &Inventory, memory: &Memory, owner: &Owner<'
             if several && !id.is_ours() && plan.balancers.contains_key(&frontend) {
                 diff.blocked.push((frontend, *id));
             }
-            // One of our load balancers may have been given another frontend. It then occupies the identifier of its original
-            // frontend.
+            // Skip a load balancer of ours that was given another frontend: it occupies the identifier of its original frontend.
             if !id.is_ours() || frontend.id() == *id {
                 holders.entry(frontend).or_default().push(*id);
             }
@@ -231,7 +230,8 @@ pub fn diff(plan: &Plan, inventory: &Inventory, memory: &Memory, owner: &Owner<'
         let pinned =
             shown.is_some_and(|one| one.host_compute_endpoints.iter().any(|id| diff.replace_endpoints.contains(id)));
         let frontends = shown.map(Frontend::all_of).unwrap_or_default();
-        // A duplicate of a load balancer that is kept. Two backends that run at the same time may leave such a duplicate.
+        // Whether this is a duplicate of a load balancer that is kept. Two backends that run at the same time may leave
+        // duplicates.
         let surplus = !kept.contains(id) && frontends.len() == 1 && plan.balancers.contains_key(&frontends[0]);
         let unwanted = !kept.contains(id) && owner.owns_balancer(*id, shown, memory);
         if (pinned && kept.contains(id)) || unwanted || surplus {

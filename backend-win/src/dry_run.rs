@@ -15,7 +15,7 @@ use crate::{
 pub struct DryRun<K>(WinBackend<K>);
 
 impl<K: Kernel> DryRun<K> {
-    /// Prints the plans of this backend.
+    /// Plans with this backend.
     pub fn new(backend: WinBackend<K>) -> Self {
         Self(backend)
     }

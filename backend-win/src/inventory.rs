@@ -223,7 +223,8 @@ fn properties(hcn: &mut impl Hcn, kind: Kind, id: Guid) -> Result<Option<String>
     }
 }
 
-/// Updates `cached` to the list of identifiers. Returns whether anything changed.
+/// Removes objects that are not in `listed` from `cached`, and reads those that are missing there. Returns whether `cached`
+/// changed.
 fn update<T: DeserializeOwned>(
     hcn: &mut impl Hcn,
     kind: Kind,

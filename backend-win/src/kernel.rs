@@ -1,4 +1,4 @@
-//! The only interface to the system.
+//! The backend's only interface to the system: to HNS and the network interfaces.
 
 use std::net::IpAddr;
 

@@ -10,7 +10,7 @@ fn main() -> ExitCode {
     localnet_client::args::exit(localnet_win::windows::run(arguments))
 }
 
-/// On other systems the program only builds and runs its tests.
+/// On other systems, the program can be built and tested, but not used.
 #[cfg(not(windows))]
 fn main() -> ExitCode {
     localnet_client::args::exit(Err(anyhow::anyhow!("localnet-win programs HNS, which exists only on Windows")))

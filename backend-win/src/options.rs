@@ -12,7 +12,7 @@ pub struct Options {
     /// Whether replies from ClusterIPs go directly to the client (direct server return). With external traffic policy Local,
     /// replies from all other addresses of a Service do so in any case.
     pub dsr: bool,
-    /// Whether load balancers may check the node's health at the VIP.
+    /// Whether external load balancers can check the node's health at the VIP.
     pub forward_health_check_vip: bool,
     /// The name of the endpoint that leads to the node itself.
     pub root_endpoint: String,

@@ -5,7 +5,7 @@ pub use localnet_linux_backend::sets::{HAIRPIN, Sets, VIP};
 
 localnet_linux_backend::sets! {
     SetId of super::TABLE {
-        /// After a restart, they show which virtual servers are ours.
+        /// After a restart, this set shows which virtual servers are ours.
         Vips: Vips = "vips", "VIPs, each a virtual server of IPVS";
         /// Packets to these addresses are rejected if no VIP has their protocol and port.
         Addresses: Addresses = "addresses", "addresses of kube-ipvs0: ports without a VIP are rejected";
@@ -15,7 +15,7 @@ localnet_linux_backend::sets! {
         /// Only for VIPs with external policy Local.
         Services: VipToVerdict = "services", "VIP to the choice of an endpoint for this node's own traffic";
         Endpoints: NumberedToEndpoint = "endpoints", "VIP and slot to endpoint";
-        /// Maps each of these VIPs to its verdict.
+        /// Maps each VIP without an eligible endpoint to its verdict.
         NoEndpoints: VipToVerdict = "no-endpoints", "VIPs without an eligible endpoint";
         Hairpin: Hairpins = "hairpin", "local endpoints that reach themselves";
         Firewalled: Vips = "firewalled", "VIPs with source ranges";

@@ -287,7 +287,7 @@ impl Text {
         String::from_utf16_lossy(unsafe { std::slice::from_raw_parts(self.0, length) })
     }
 
-    /// Returns one unit of the text. No unit before it may be zero.
+    /// Returns the UTF-16 unit at an index. All units before it must be non-zero.
     fn unit(&self, at: usize) -> u16 {
         // SAFETY: the text ends with a zero, and no unit before this one is zero, so this unit is part of the text.
         let unit = unsafe { self.0.add(at) };

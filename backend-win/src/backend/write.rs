@@ -120,7 +120,7 @@ impl<K: Kernel> WinBackend<K> {
         let network = self.inventory.network().context("HNS has not listed the network yet").with_context(context)?;
         let settings = schema::write(wanted);
         let made = match self.kernel.create_endpoint(network, id, &settings) {
-            // The endpoint belongs to an earlier network of ours, so this network does not list it.
+            // The endpoint belongs to an earlier network of the pods, so this network does not list it.
             Err(failure) if failure.reason() == Reason::Exists => {
                 self.delete_endpoint(id, outcome).with_context(context)?;
                 outcome.calls += 1;

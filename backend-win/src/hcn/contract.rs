@@ -101,12 +101,12 @@ impl Suite<'_> {
         }
     }
 
-    /// The identifier of this endpoint.
+    /// The identifier of an endpoint of [`ENDPOINTS`].
     fn endpoint(&self, last: u8) -> Guid {
         self.made.get(&(Kind::Endpoint, last)).copied().unwrap_or_else(|| guid(last))
     }
 
-    /// The identifier of this load balancer.
+    /// The identifier of a load balancer of [`BALANCERS`].
     fn balancer(&self, last: u8) -> Guid {
         self.made.get(&(Kind::LoadBalancer, last)).copied().unwrap_or_else(|| guid(last))
     }
@@ -295,7 +295,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Creates this endpoint. If it exists already, deletes it first.
+    /// Creates an endpoint of [`ENDPOINTS`]. If it exists already, deletes it first.
     fn new_endpoint(&mut self, last: u8) -> anyhow::Result<()> {
         let id = self.endpoint(last);
         _ = self.hcn.delete_endpoint(id);

@@ -9,7 +9,7 @@ use serde_json::Value;
 pub struct Failure {
     /// The name of the function.
     pub call: &'static str,
-    /// The HRESULT. If it means success, HNS has only written an error record.
+    /// The HRESULT. It may be a success: a call also fails if HNS writes an error record.
     pub hresult: i32,
     /// The error record as HNS wrote it. It should be JSON but may be empty or anything else.
     pub record: String,

@@ -45,7 +45,7 @@ impl Guid {
         Self::ours(SOURCE_VIP, Self::of_address(address))
     }
 
-    /// The identifier of our load balancer for a frontend, given its complete name.
+    /// The identifier of our load balancer for a frontend, which is given as text.
     pub fn of_load_balancer(frontend: &str) -> Self {
         Self::ours(LOAD_BALANCER, digest(frontend))
     }

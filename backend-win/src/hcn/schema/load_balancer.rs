@@ -63,7 +63,7 @@ pub struct PortMapping {
 pub struct Distribution(pub u32);
 
 impl Distribution {
-    /// Both addresses, both ports and the protocol.
+    /// The packet's addresses, ports and protocol.
     pub const CONNECTION: Self = Self(0);
     /// The source address.
     pub const SOURCE_IP: Self = Self(2);
@@ -126,7 +126,8 @@ flags! {
 flags! {
     /// The flags of a port.
     PortMappingFlags {
-        /// Internal load balancing within the node. We never set it, so a load balancer with it differs from the plan.
+        /// Internal load balancing within the node. We never set this flag, so a load balancer that has it differs from
+        /// the plan.
         ILB = 1,
         /// The load balancer's addresses can be reached from the node itself.
         LOCAL_ROUTED_VIP = 2,
