@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 crate::names! {
-    /// An address family. Its names are those of Kubernetes.
+    /// An address family, named as in Kubernetes.
     #[derive(Serialize, Deserialize)]
     Family {
         /// IPv4.
@@ -70,7 +70,7 @@ impl<T> ByFamily<T> {
         &self.0
     }
 
-    /// The values to change, IPv4 first.
+    /// Mutable references to the values, IPv4 first.
     pub fn values_mut(&mut self) -> &mut [T; 2] {
         &mut self.0
     }

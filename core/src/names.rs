@@ -1,6 +1,6 @@
 //! [`names!`](crate::names): enums whose values have names.
 
-/// Declares enums whose values have names, in documents or in the kernel for instance.
+/// Declares enums whose values have names, for instance the names that documents or the kernel use.
 #[macro_export]
 macro_rules! names {
     ($($(#[$meta:meta])* $name:ident { $($(#[$attribute:meta])* $variant:ident = $text:literal,)* })*) => { $(
@@ -21,7 +21,7 @@ macro_rules! names {
                 }
             }
 
-            /// The value with a name.
+            /// The value with this name.
             pub fn named(name: &str) -> Option<Self> {
                 Self::ALL.into_iter().find(|value| value.as_str() == name)
             }

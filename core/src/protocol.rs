@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 crate::names! {
-    /// A transport protocol. Its names are those of Kubernetes. The default is TCP, as in Kubernetes.
+    /// A transport protocol. The names and the default, TCP, are the same as in Kubernetes.
     #[derive(Default, Serialize, Deserialize)]
     #[serde(rename_all = "UPPERCASE")]
     Protocol {
@@ -30,7 +30,7 @@ impl Protocol {
         }
     }
 
-    /// The protocol with that number in the IP header.
+    /// The protocol with this number in the IP header.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|protocol| protocol.number() == number)
     }

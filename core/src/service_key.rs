@@ -26,7 +26,7 @@ impl fmt::Display for ServiceKey {
     }
 }
 
-/// A string that is not of the form `namespace/name`.
+/// The error for a string that is not of the form `namespace/name`.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not of the form namespace/name")]
 pub struct InvalidServiceKey(String);

@@ -20,13 +20,13 @@ use crate::FeedSource;
 
 /// All backends.
 pub static BACKENDS: &[Entry] = &[
-    // The first backend is also the default for the modes of kube-proxy that no backend corresponds to.
+    // The first backend is also the default for kube-proxy's modes that have no backend here.
     Entry::of::<localnet_nft::Nft>(),
     Entry::of::<localnet_iptables::Iptables>(),
     Entry::of::<localnet_ipvs::Ipvs>(),
 ];
 
-/// The future of a call. It runs in the task of the caller.
+/// The future that a function of [`Entry`] returns. The future runs in the task of the caller.
 type Work<'a> = Pin<Box<dyn Future<Output = anyhow::Result<()>> + 'a>>;
 
 /// A backend in the registry: the parts of a [`BackendProgram`]. In the functions, the parameter `own` contains the values of

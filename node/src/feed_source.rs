@@ -4,7 +4,7 @@ use localnet_brain::{feed::Feed, reports::Reports};
 use localnet_client::{Report, Revision, Source, SourceError};
 use localnet_proto::Update;
 
-/// A source that reads a feed, and records its backend's reports together with the reports of other backends.
+/// A source of the states of a feed. It records the reports of its backend together with the reports of other backends.
 #[derive(Clone, Debug)]
 pub struct FeedSource {
     feed: Feed,
@@ -12,7 +12,7 @@ pub struct FeedSource {
 }
 
 impl FeedSource {
-    /// A source of the states of `feed`. It records reports in `reports`.
+    /// A source that reads states from `feed`, and records reports in `reports`.
     pub fn new(feed: Feed, reports: Reports) -> Self {
         Self { feed, reports }
     }

@@ -1,4 +1,4 @@
-//! Converts each object between the model and the wire. The two directions of an object are next to each other.
+//! Converts single objects between the model and the wire, in both directions.
 
 use std::{
     collections::BTreeSet,
@@ -317,7 +317,7 @@ impl From<Verdict> for wire::Verdict {
     }
 }
 
-/// Addresses as a wire set: sorted by text, without duplicates.
+/// Converts addresses to a wire set: sorted strings without duplicates.
 fn sorted_set(addresses: &[IpAddr]) -> wire::IpSet {
     let unique: BTreeSet<String> = addresses.iter().map(ToString::to_string).collect();
     let (v6, v4) = unique.into_iter().partition(|text| text.contains(':'));
@@ -349,7 +349,7 @@ fn parsed<T: FromStr<Err: Display>>(texts: &[String]) -> Result<Vec<T>, String> 
     exact(texts.iter().map(|text| text.parse().map_err(|error| format!("{text:?}: {error}"))))
 }
 
-/// Collects into a list without spare capacity.
+/// Collects the items, or the first error, into a list without spare capacity.
 fn exact<T>(items: impl Iterator<Item = Result<T, String>>) -> Result<Vec<T>, String> {
     let mut items = items.collect::<Result<Vec<_>, _>>()?;
     items.shrink_to_fit();
@@ -373,8 +373,8 @@ pub(crate) fn service_error(key: &ServiceKey, field: &'static str, problem: impl
     DecodeError { object: format!("service {key}"), field, problem: problem.to_string() }
 }
 
-/// Lets services and endpoints share one copy of equal names. A backend keeps these names in memory for as long as it
-/// runs.
+/// Lets services and endpoints share one copy of equal names, because a backend keeps these names in memory as long as
+/// the backend runs.
 #[derive(Debug, Default)]
 pub(crate) struct Names(Vec<Arc<str>>);
 

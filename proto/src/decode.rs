@@ -1,5 +1,5 @@
-//! Decodes one answer of `Next`: wire → model. Any sequence of bytes yields either an [`Update`] or an error with the
-//! invalid field.
+//! Decodes one answer of `Next`: wire → model. Any sequence of bytes yields either an [`Update`] or an error that
+//! names the invalid field.
 //!
 //! The wire format only grows, so a newer brain may send values that this reader does not know. The reader skips a port with
 //! an unknown protocol, and decodes an unknown verdict as reject, because that verdict informs the client.
@@ -88,7 +88,7 @@ impl Assembler {
         Ok(())
     }
 
-    /// Returns the update. Call it only after the stream ended with OK.
+    /// Returns the update. The stream must have ended with OK.
     ///
     /// # Errors
     /// Returns an error if the answer is empty, if a full state has no node or removes a service, or if a delta both

@@ -64,7 +64,7 @@ pub fn service_items(service: &Service) -> Vec<wire::NextItem> {
 /// The size of the service's largest item in bytes, if it exceeds [`MAX_ITEM_BYTES`]; otherwise `None`.
 pub fn too_large(service: &Service) -> Option<usize> {
     let endpoints = service.endpoints.iter().map(endpoint_bytes);
-    // For nearly all services, this estimate makes it unnecessary to encode them.
+    // Because of this estimate, nearly all services need not be encoded.
     if endpoints.max().unwrap_or_default().max(head_bytes(service)) + BYTES_PER_ITEM <= MAX_ITEM_BYTES {
         return None;
     }
@@ -100,7 +100,7 @@ fn head_bytes(service: &Service) -> usize {
     texts.iter().sum::<usize>() + lists + ports.sum::<usize>()
 }
 
-/// Encodes each `NextItem` of a Service.
+/// The encoded items of a service.
 pub fn service_bytes(service: &Service) -> Vec<bytes::Bytes> {
     service_items(service).iter().map(|item| item.encode_to_vec().into()).collect()
 }

@@ -33,7 +33,7 @@ pub mod wire {
     tonic::include_proto!("localnetv1");
 }
 
-/// `Watch` under the name that newer versions of KPNG use, generated from `localv1.proto`.
+/// The RPC `Watch` under the package name of newer versions of KPNG, generated from `localv1.proto`.
 #[expect(clippy::allow_attributes, reason = "generated code; the proto file documents it")]
 pub mod localv1 {
     tonic::include_proto!("localv1");

@@ -1,7 +1,7 @@
-//! The state of a node, in types that cannot hold invalid values: addresses are addresses, and ports are not zero.
+//! The state of a node, in types that cannot hold invalid values: an address is not a string, and a port number is not 0.
 //!
-//! The model does not depend on Kubernetes. `localnetv1.proto` documents the meaning of each field; the names are the
-//! same.
+//! The model does not depend on Kubernetes. The fields have the same names as in `localnetv1.proto`, which documents their
+//! meaning.
 
 use std::{
     collections::BTreeMap,
@@ -63,16 +63,16 @@ pub struct Service {
     /// The namespace and name.
     #[serde(rename = "service")]
     pub key: ServiceKey,
-    /// ClusterIP, NodePort or LoadBalancer; for information only.
+    /// The type: ClusterIP, NodePort or LoadBalancer; for information only.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The ClusterIPs. The service exists in their families.
+    /// The ClusterIPs. The service exists only in the families of the ClusterIPs.
     #[serde(rename = "clusterIPs")]
     pub cluster_ips: Vec<IpAddr>,
     /// The external IPs, which are routed to the nodes; sorted.
     #[serde(default, rename = "externalIPs", skip_serializing_if = "Vec::is_empty")]
     pub external_ips: Vec<IpAddr>,
-    /// The IPs of load balancers that keep the destination address; sorted.
+    /// The IPs of load balancers that do not change the destination address of packets; sorted.
     #[serde(default, rename = "loadBalancerIPs", skip_serializing_if = "Vec::is_empty")]
     pub load_balancer_ips: Vec<IpAddr>,
     /// The ports, sorted by name.
@@ -118,7 +118,7 @@ impl From<u32> for Affinity {
 }
 
 impl Service {
-    /// A service of type ClusterIP with nothing but its addresses.
+    /// A service of type ClusterIP that has only a key and ClusterIPs.
     pub fn new(key: ServiceKey, cluster_ips: Vec<IpAddr>) -> Self {
         Self { key, kind: "ClusterIP".to_owned(), cluster_ips, ..Self::default() }
     }
@@ -269,7 +269,7 @@ pub struct Scopes {
     #[serde(default, skip_serializing_if = "is_default")]
     pub internal: bool,
     /// Whether the endpoint serves traffic to external addresses and NodePorts. If the external traffic policy is Local,
-    /// this excludes traffic from this node and its pods.
+    /// traffic from this node and its pods does not count.
     #[serde(default, skip_serializing_if = "is_default")]
     pub external: bool,
     /// Whether the endpoint serves traffic from this node and its pods to external addresses and NodePorts. Always false
@@ -298,7 +298,7 @@ impl Scopes {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Snapshot {
-    /// The revision, which is not part of the text form.
+    /// The revision, which is not serialized.
     #[serde(skip)]
     pub revision: Revision,
     /// Facts about the node.
@@ -312,7 +312,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Serializes the services as a list, because each contains its key.
+/// Serializes the services as a list, because each service contains its key.
 mod as_list {
     use super::{Arc, BTreeMap, Deserialize, Service, ServiceKey};
 

@@ -1,5 +1,4 @@
-//! The typed form of `ServiceReasons`, which explains how the brain localizes a Service. The brain encodes it, and
-//! clients decode it.
+//! The typed form of `ServiceReasons`, which explains how the brain localizes a Service.
 
 use std::net::IpAddr;
 
@@ -20,7 +19,7 @@ pub struct Reasons {
     pub standing: Standing,
     /// The diagnostics of the Service and its EndpointSlices.
     pub findings: Vec<Diagnostic>,
-    /// The endpoints that are not eligible for some of the Service's traffic, sorted by port and address.
+    /// The endpoints that are not eligible for at least one scope, sorted by port and address.
     pub ineligible: Vec<Ineligible>,
     /// The total number of ineligible endpoints. `ineligible` may contain only some of them.
     pub ineligible_count: usize,
@@ -34,7 +33,7 @@ pub struct Reasons {
     pub unready: Vec<EndpointConditions>,
 }
 
-/// An endpoint that is not eligible for some traffic, and the rule that excludes it.
+/// An endpoint that is not eligible for at least one scope, and the rule that excludes the endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ineligible {
@@ -57,7 +56,7 @@ pub struct Ineligible {
     pub rule: Rule,
     /// The field whose value caused the exclusion.
     pub field: String,
-    /// The rule for people, with the values that caused the exclusion.
+    /// A description of the rule, with the values that caused the exclusion.
     pub problem: String,
     /// What the operator can do about the problem.
     pub remedy: String,
@@ -71,7 +70,7 @@ pub struct Topology {
     pub port_name: String,
     /// The address family.
     pub family: Family,
-    /// The endpoints that remain after the hints have been applied.
+    /// Which endpoints remain after the hints have been applied.
     #[serde(serialize_with = "nearness")]
     pub nearness: Nearness,
     /// Why hints for nodes do not apply; empty if they do.
@@ -117,7 +116,7 @@ fn from_count(count: i32) -> usize {
 }
 
 impl Reasons {
-    /// Converts the reasons to a message, for this Service in the state of the revision `at`.
+    /// Converts the reasons to a message about `service` in the state of the revision `at`.
     pub fn to_wire(&self, service: &ServiceKey, at: Revision) -> wire::ServiceReasons {
         wire::ServiceReasons {
             service: Some(service.into()),

@@ -74,7 +74,7 @@ impl Changes {
 }
 
 impl Snapshot {
-    /// Applies an update and returns what it changed.
+    /// Applies an update, and returns the changes.
     pub fn apply(&mut self, update: Update) -> Changes {
         match update {
             Update::Full(next) => {

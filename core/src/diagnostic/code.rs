@@ -4,12 +4,12 @@ use serde::{Serialize, Serializer};
 
 use super::Severity;
 
-/// Generates `Code` from rows of `meaning, variant = text, usual severity, remedy`.
+/// Generates `Code` from rows of `meaning, variant = name, usual severity, usual remedy`.
 macro_rules! codes {
     ($($(#[doc = $meaning:literal])+ $code:ident = $text:literal, $severity:ident, $remedy:literal;)*) => {
         crate::names! {
-            /// The kind of a diagnostic, for programs. New codes may be added, but a code is never renamed or given another
-            /// meaning. Programs compare its name, which is part of the wire protocol.
+            /// The kind of a diagnostic, for programs. The name of a code is part of the wire protocol. New codes may be added,
+            /// but the name and the meaning of a code never change.
             Code {
                 $($(#[doc = $meaning])+ $code = $text,)*
             }
@@ -114,11 +114,11 @@ codes! {
     AddressInvalid = "address-invalid", Error, "Write it like 10.0.0.1 or 2001:db8::1.";
     /// The address is reserved, for instance a loopback or link-local address.
     AddressReserved = "address-reserved", Error, "Use an address that is routed to the node.";
-    /// An older Service claims the same address and port, or the same NodePort, and keeps it.
+    /// An older Service claims the same address and port, or the same NodePort. The older Service gets the traffic.
     AddressTaken = "address-taken", Error, "Give one of the two Services another address or port.";
     /// An address of the Service is also an address of the node. On the Service's ports, this address leads to the Service, not to programs on the node.
     AddressOfNode = "address-of-node", Warning, "If this is not intended, give the Service an address of its own.";
-    /// spec.ipFamilies and spec.clusterIPs do not have the families in the same order.
+    /// spec.ipFamilies and spec.clusterIPs contain the families in different orders.
     AddressFamilyMismatch = "address-family-mismatch", Error, "Give both lists the same order.";
     /// A value is not a CIDR.
     CidrInvalid = "cidr-invalid", Error, "Write it like 203.0.113.0/24 or 2001:db8::/32.";
@@ -137,7 +137,7 @@ codes! {
     /// The Node object was deleted. The brain uses the last version of the object.
     NodeGone = "node-gone", Warning, "Check the name of the node (--node-name), and that its Node exists.";
 
-    // Problems that keep the brain from reading the cluster. Until they end, it serves the last state that it could read.
+    // Problems that keep the brain from reading the cluster. Meanwhile, the brain serves its last state.
     /// The API server does not answer.
     ApiUnreachable = "api-unreachable", Error, "Check the API server, and the network between it and the node.";
     /// The program has no credentials for the API server.
@@ -176,11 +176,11 @@ codes! {
     // Causes that `localnet explain --why-not` names if a Service does not answer.
     /// The brain cannot be reached, or has no state yet.
     BrainUnreachable = "brain-unreachable", Error, "Start localnet-brain, or select another brain with --api. Until then, the kernel stays unchanged.";
-    /// The brain cannot read changes to the cluster, so it serves the last state that it could read.
+    /// The brain cannot read changes to the cluster, so the state may be outdated.
     SourceFails = "source-fails", Error, "Correct the problem that the message names. Until then, the state stays unchanged.";
     /// The Service does not have the requested address.
     NotItsAddress = "not-its-address", Error, "Use one of the Service's addresses.";
-    /// The Service has no ClusterIP of the family, so the node does not serve it in that family.
+    /// The Service has no ClusterIP of the requested family, so the node does not serve the Service in this family.
     FamilyMissing = "family-missing", Error, "Add the family to spec.ipFamilies, with spec.ipFamilyPolicy PreferDualStack.";
     /// The cluster has no such Service.
     ServiceAbsent = "service-absent", Error, "Check name and namespace: kubectl get services -A.";
@@ -273,8 +273,8 @@ codes! {
 }
 
 impl Code {
-    /// Parses the code of a diagnostic that another program sent. Returns [`Code::Unknown`] for a code that this program
-    /// does not know, because a newer program sent it, and for the empty code of an older program.
+    /// Parses the code of a diagnostic from another program. Returns [`Code::Unknown`] for the empty code of an older program,
+    /// and for a code that only newer programs know.
     pub fn received(text: &str) -> Self {
         Self::named(text).unwrap_or(Self::Unknown)
     }

@@ -21,8 +21,8 @@ crate::names! {
     #[derive(Serialize)]
     #[serde(rename_all = "lowercase")]
     Severity {
-        /// The program does not use the value or object: it does not start with an invalid configuration, and does not
-        /// program an invalid object.
+        /// The value or object is not used: the program does not start with an invalid configuration, and skips an invalid
+        /// object.
         Error = "error",
         /// The program uses the value or object, but an operator should check whether it is intended.
         Warning = "warning",
@@ -111,7 +111,7 @@ impl fmt::Display for Reason<'_> {
     }
 }
 
-/// Maximum number of characters of a text that are printed, because a text in a broken file may have any length.
+/// The maximum number of characters that [`shown`] prints. A text in a broken file may have any length.
 const SHOWN: usize = 500;
 
 /// Formats any text as one line that is safe to print to a terminal.

@@ -93,7 +93,7 @@ impl Subject {
         }
     }
 
-    /// The object: the subject itself, or the object at its place in a text.
+    /// The subject if it is an object, or the object at the subject's place in a text.
     pub fn object(&self) -> Option<&Object> {
         match self {
             Self::Text { object, .. } => object.as_deref(),
@@ -102,7 +102,7 @@ impl Subject {
         }
     }
 
-    /// The Service, if the subject is a Service.
+    /// The key of the Service, if [`object`](Self::object) returns a Service.
     pub fn service_key(&self) -> Option<ServiceKey> {
         let Object { namespace, name, .. } = self.object().filter(|object| object.kind == SERVICE)?;
         Some(ServiceKey { namespace: Arc::clone(namespace), name: Arc::clone(name) })

@@ -89,7 +89,7 @@ fn too_large(breach: &BudgetBreach) -> (&'static str, &'static str) {
     }
 }
 
-/// A parser's message without its position, since the diagnostic names the line itself.
+/// The parser's message without the position, because the diagnostic already contains the line.
 fn without_place(message: &str) -> &str {
     let message = message.lines().next().unwrap_or_default();
     let message = message.strip_prefix("error: ").unwrap_or(message);

@@ -10,9 +10,9 @@ pub use tree::{Key, Node, Tree, Type};
 /// A YAML document that has content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Document<'a> {
-    /// The text of the document, with the `---` before it.
+    /// The text of the document, including the `---` line before the document.
     pub text: &'a str,
-    /// The number of lines of the whole text before the document.
+    /// The number of lines before the document in the whole text.
     pub lines_before: u64,
     /// The end of the document in the whole text, in bytes.
     end: usize,
@@ -27,8 +27,8 @@ pub fn documents(text: &str) -> impl Iterator<Item = Document<'_>> {
         loop {
             position += lines.next()?.len();
             line += 1;
-            // A marker at the start of a line always starts a document, because YAML forbids such a line inside a block
-            // scalar.
+            // A line that begins with a marker (`---`) always starts a document, because YAML forbids such a line inside a
+            // block scalar.
             if lines.peek().is_none_or(|next| is_marker(next)) {
                 return Some(Document { text: &text[start..position], lines_before, end: position });
             }
@@ -37,9 +37,8 @@ pub fn documents(text: &str) -> impl Iterator<Item = Document<'_>> {
     all.filter(|document| document.text.lines().any(has_content))
 }
 
-/// Returns the first document of a text, with everything before it, so that line numbers stay the same. Also returns the
-/// line on which a second document begins, if there is one. Go's reader, and therefore kube-proxy, reads only the first
-/// document.
+/// Returns the first document of a text, with everything before this document, so that line numbers stay the same. Also
+/// returns the line on which a second document begins, if there is one. kube-proxy reads only the first document.
 pub fn first_document(text: &str) -> (&str, Option<u64>) {
     let mut documents = documents(text);
     let end = documents.next().map_or(text.len(), |first| first.end);

@@ -19,10 +19,10 @@ pub struct Tree {
     pub node: Node,
 }
 
-/// A value.
+/// A value without its line.
 #[derive(Debug)]
 pub enum Node {
-    /// No value, as if the field were missing.
+    /// No value. A field with this value counts as missing.
     Null,
     /// `true` or `false`.
     Bool(bool),
