@@ -27,8 +27,8 @@ pub struct Affinity {
     /// kernel may still remember.
     ports: BTreeMap<Number, Port>,
     numbers: BTreeMap<PortKey, u32>,
-    /// IDs that were read from the kernel and that no port has claimed yet. In the kernel, VIPs with the same ID have
-    /// the same comment, which is part of the key.
+    /// IDs that were read from the kernel and that no port has claimed yet, by family and comment. In the kernel, all VIPs
+    /// with one ID have the same comment.
     found: BTreeMap<(Family, Name), u32>,
     /// The ID that was assigned last in each family.
     last: ByFamily<u32>,
@@ -42,7 +42,7 @@ pub struct Affinity {
     none: Slots,
 }
 
-/// The ID of a Service's port in the kernel. It is not a port number.
+/// The family and the ID of a Service's port in the kernel. The ID is not a port number.
 type Number = (Family, u32);
 
 /// A port of a Service in one family. kube-proxy remembers clients by the same key.
@@ -99,8 +99,8 @@ pub enum Fate {
     Renewed(Expiry),
 }
 
-/// The shortest remaining time with which a client gets a new timeout, in milliseconds. A client with less time is deleted,
-/// because the kernel counts time in jiffies.
+/// The shortest remaining time with which a client gets a new timeout, in milliseconds. A client with less time left is
+/// deleted, because the kernel counts time in jiffies.
 const MOMENT: u64 = 100;
 
 impl Chore {
@@ -188,7 +188,7 @@ impl Affinity {
         self.touched.insert(number);
     }
 
-    /// What the chains and sets of a family depend on.
+    /// The pools, sizes and timeouts of a family, on which its chains and sets depend.
     pub fn shape(&self, family: Family) -> Shape {
         self.uses[family].shape()
     }
@@ -308,7 +308,7 @@ impl Affinity {
     }
 }
 
-/// The port's ID in an element of a set of clients.
+/// The ID of a Service's port, from the element of a client.
 fn number_of_client(family: Family, client: &Element) -> Option<u32> {
     let number = client.key.start().as_bytes().get(FieldType::address(family).padded_len()..)?;
     Some(u32::from_ne_bytes(number.try_into().ok()?))

@@ -65,7 +65,7 @@ struct Generations {
 /// How many times the clients are read again if some of them expire before they are changed.
 const ATTEMPTS: usize = 8;
 
-/// The largest number of services that may be refused in one sync. If the kernel refuses more, the services are not at
+/// The largest number of Services that may be refused in one sync. If the kernel refuses more, the Services are not at
 /// fault, and the sync fails.
 const MAX_REFUSED: usize = 16;
 
@@ -109,7 +109,7 @@ impl<K: Kernel> NftBackend<K> {
     ///
     /// # Errors
     /// Returns an error if neither family can be programmed: the kernel refuses something that belongs to no single
-    /// service, or it cannot be reached.
+    /// Service, or it cannot be reached.
     pub fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
             info!("this host has no IPv6; programming only IPv4");
@@ -169,7 +169,7 @@ impl<K: Kernel> NftBackend<K> {
         Ok(sent)
     }
 
-    /// Writes both tables. Repeats this if the kernel refused a service, because the service must then leave the other
+    /// Writes both tables. Repeats this if the kernel refused a Service, because the Service must then leave the other
     /// table as well. Also repeats it if another program has changed the tables.
     fn write(&mut self) -> Vec<(Family, anyhow::Error)> {
         let mut refused = 0;
@@ -216,7 +216,7 @@ impl<K: Kernel> NftBackend<K> {
                 }
                 continue;
             };
-            // A lack of memory or space affects any element, so the refused one is not at fault.
+            // A lack of memory or space can hit any element, so the refused element is not at fault.
             let owner = if error.is_shortage() { None } else { self.owner(&transaction, &error) };
             match owner {
                 Some(service) if fresh && *refused < MAX_REFUSED => {
@@ -337,7 +337,7 @@ impl<K: Kernel> NftBackend<K> {
         Ok(true)
     }
 
-    /// The service whose element the kernel refused.
+    /// The Service whose element the kernel refused.
     fn owner(&self, transaction: &Transaction, error: &Error) -> Option<ServiceKey> {
         let Error::Refused { change, element: Some(index), .. } = error else { return None };
         let Change::AddElements(_, set, elements) = transaction.changes().get(*change)? else { return None };

@@ -1,4 +1,4 @@
-//! The desired state of the kernel, kept up to date as services change: the node's VIPs, and the tables that follow
+//! The desired state of the kernel, kept up to date as Services change: the node's VIPs, and the tables that follow
 //! from them.
 //!
 //! ```text
@@ -29,7 +29,7 @@ use crate::{
 /// The desired state of the kernel.
 #[derive(Debug)]
 pub struct Desired {
-    /// The VIPs of the node. Program them with [`Self::update`] and [`Self::refuse`].
+    /// The VIPs of the node. [`Self::update`] and [`Self::refuse`] plan their elements.
     pub vips: Vips,
     tables: Tables,
 }
@@ -39,8 +39,8 @@ pub struct Desired {
 struct Tables {
     names: ChainNames,
     tables: ByFamily<TableState<SetId>>,
-    /// VIPs that changed since the last call of `take_moved`, with the endpoints that may answer now; `None` for a
-    /// removed VIP.
+    /// The VIPs that changed since the last call of `take_moved`, each with the endpoints that may answer now, or
+    /// `None` if it was removed.
     moved: HashMap<VipKey, Option<Endpoints>>,
     affinity: Affinity,
     /// What the chains and sets of session affinity depend on.
@@ -60,8 +60,8 @@ impl Desired {
         Self { vips: Vips::new(config), tables }
     }
 
-    /// The VIPs whose endpoints may have changed since the last call, with their present endpoints; `None` for a
-    /// removed VIP.
+    /// The VIPs whose endpoints may have changed since the last call, each with its present endpoints, or `None` if it
+    /// was removed.
     pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Endpoints>)> {
         std::mem::take(&mut self.tables.moved).into_iter().map(|(vip, now)| (frontend(&vip), now)).collect()
     }
@@ -122,15 +122,15 @@ impl Desired {
         settled.notices
     }
 
-    /// Removes a service that the kernel refuses. The other services are programmed without it until it changes or is
-    /// retried. Returns whether to report the refusal.
+    /// Skips a Service that the kernel refuses. The Service has no VIPs until it changes or is retried. Returns whether
+    /// this refusal is new.
     pub fn refuse(&mut self, key: &ServiceKey, why: String) -> bool {
         let is_news = self.vips.refuse(key, why, &mut self.tables);
         self.update_chains(false);
         is_news
     }
 
-    /// The service that an element belongs to, if it belongs to exactly one.
+    /// The Service that an element belongs to, if it belongs to exactly one.
     pub fn owner(&self, set: SetId, element: &Element) -> Option<ServiceKey> {
         let comment = element.comment.as_deref();
         let owns = |vip: &VipKey, held: &Vip| {

@@ -1,4 +1,4 @@
-//! The nft backend: services and endpoints are elements of a constant number of sets and maps.
+//! The nft backend: Services and endpoints are elements of a constant number of sets and maps.
 //!
 //! ```text
 //!  Snapshot ──► client::vips ──► desired (plan) ──► table ×2 (DiffStores) ──► Transaction ×2 ──► kernel
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! - [`plan`]: the elements of one VIP, and the chains that depend on the node, such as those with its addresses.
-//! - [`desired`]: the plan of all services together, kept up to date.
+//! - [`desired`]: the plan of all Services together, kept up to date.
 //! - [`affinity`]: the slot of each endpoint.
 //! - `localnet_linux_backend::table`: the diff between the desired and the applied state of a table.
 //! - [`portions`]: that diff, split if it is too large for one transaction.

@@ -30,10 +30,10 @@ pub async fn open(config: Config, resync_every: Option<Duration>) -> anyhow::Res
     Ok(Live::new(backend, tables, NodeAddresses::default()).await)
 }
 
-/// A sync with at least this many changed services pauses the subscription.
+/// A sync with at least this many changed Services pauses the subscription.
 const LARGE: usize = 256;
-/// After this many disturbed large syncs in a row, the next one does not pause. A program that commits all the time, even to its
-/// own tables, would otherwise cause one resync after the other.
+/// After this many disturbed large syncs in a row, the next one does not pause the subscription. A program that commits all the
+/// time, even to its own tables, would otherwise cause one resync after the other.
 const MAX_DISTURBED: u32 = 20;
 
 /// Notices when other programs change the tables.

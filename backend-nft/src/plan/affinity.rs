@@ -9,7 +9,7 @@
 //!
 //! The priority is the only field of a packet that nothing else reads between the lookups (docs/decisions/0022).
 //!
-//! The number of sets and chains depends on the largest number of slots of one VIP, not on the number of services.
+//! The number of sets and chains depends on the largest number of slots of one VIP, not on the number of Services.
 //! Rules need the number of endpoints of a VIP, its timeout and its slots. Each of these numbers follows the VIP in the
 //! key of a plain set. A verdict map would not do: older kernels would validate the whole map for each VIP.
 

@@ -1,4 +1,4 @@
-//! The chains and their rules. No rule mentions a service, because services are elements of sets and maps.
+//! The chains and their rules. No rule mentions a Service, because Services are elements of sets and maps.
 
 use localnet_client::vips::Facts;
 use localnet_linux::nft::{Chain, ChainKind, HookPoint, Rule, Statement, Verdict};

@@ -1,7 +1,7 @@
 //! Plans the desired state of the kernel from a snapshot. Pure: no I/O, no clock, no environment, no logging.
 //!
 //! ```text
-//!  client::vips::Facts ──► chains     the chains and their rules; none of them depends on a service
+//!  client::vips::Facts ──► chains     the chains and their rules; none of them depends on a Service
 //!  client::vips::Vip ────► elements   the elements of a VIP in each set and map
 //! ```
 //!
@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`sets`] | the sets and maps; a constant number |
 //! | [`chains`] | the chains; a constant number, and one `lb-N` for each size N in use |
-//! | [`affinity`], [`stable_slots`] | what session affinity adds to both, while a service has it |
+//! | [`affinity`], [`stable_slots`] | what session affinity adds to both, while a Service has it |
 
 pub mod affinity;
 pub mod chains;
@@ -35,7 +35,7 @@ pub fn substitute(family: Family) -> Table {
     Table::new(family, SUBSTITUTE)
 }
 
-/// The name of both substitutes.
+/// The name of both substitute tables.
 pub const SUBSTITUTE: &str = "localnet-substitute";
 
 pub use localnet_linux::nft::spread::{EXACT_SLOTS, slots};

@@ -1,4 +1,4 @@
-//! The sets and maps, which all services share. The sets of session affinity exist only while a service has affinity.
+//! The sets and maps, which all Services share. The sets of session affinity exist only while a Service has affinity.
 
 use localnet_linux::nft::{FieldType, Name, Set, Table};
 pub use localnet_linux_backend::sets::{HAIRPIN, Sets, VIP};
@@ -13,7 +13,7 @@ localnet_linux_backend::sets! {
         Endpoints: NumberedToEndpoint = "endpoints", "VIP and slot to endpoint";
         LocalServices: VipToVerdict = "local-services", "VIP to the choice of a local endpoint";
         LocalEndpoints: NumberedToEndpoint = "local-endpoints", "VIP and slot to local endpoint";
-        /// Maps each of these VIPs to its verdict.
+        /// Maps each VIP without an eligible endpoint to its verdict.
         NoEndpoints: VipToVerdict = "no-endpoints", "VIPs without an eligible endpoint";
         Hairpin: Hairpins = "hairpin", "local endpoints that reach themselves";
         Firewalled: Vips = "firewalled", "VIPs with source ranges";
