@@ -94,8 +94,8 @@ impl<K: Kernel> IptablesBackend<K> {
     }
 
     /// Whether the kernel's own chains of a table still jump to our chains. This check is much cheaper than
-    /// [`Self::needs_repair`]. It detects that another program has flushed the table, but not that it has changed the chain of
-    /// one Service.
+    /// [`Self::needs_repair`]. It detects that another program has flushed the table, but not that the chain of one Service has
+    /// changed.
     pub fn is_entered(&mut self, table: Table) -> bool {
         let text = cleanup::check(table);
         self.families().into_iter().all(|family| self.kernel.test(family, &text).is_ok())

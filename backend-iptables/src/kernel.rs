@@ -120,7 +120,7 @@ impl Kernel for Tools {
     }
 
     fn save_mangle(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error> {
-        // The kernel loads an ip_tables table when a tool reads it.
+        // A tool that reads an ip_tables table makes the kernel load the table, so unused tables are not read.
         if self.flavour.has_table(family, "mangle") {
             run(&self.flavour.program(family, "save"), &["-t", "mangle"], None, line)
         } else {

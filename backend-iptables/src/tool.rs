@@ -52,7 +52,7 @@ pub(crate) fn run(
             read.map(|_| message)
         });
         if let Some((input, stdin)) = input.zip(stdin) {
-            // The program may exit before it has read everything. In this case, its exit status and message show why.
+            // The program may exit before it has read everything. Its exit status and message then give the reason.
             _ = write(input, stdin);
         }
         let read = stdout.map_or(Ok(()), |stdout| read_lines(stdout, line));

@@ -306,7 +306,7 @@ impl<K: Kernel> IpvsBackend<K> {
     }
 
     /// Selects the virtual servers that belong to this backend: their VIP is desired, is in our tables, or has its address on our
-    /// interface. A virtual server with an excluded address never belongs to it.
+    /// interface. A virtual server with an excluded address never belongs to this backend.
     fn ours(
         &self,
         servers: Vec<ServerState>,

@@ -367,8 +367,8 @@ impl Parts {
         named.is_some_and(|scheduler| self.missing.contains(&scheduler))
     }
 
-    /// Diagnostics of Services whose address the kernel refuses to add to the interface. Packets to that address do not reach
-    /// their virtual servers.
+    /// Diagnostics of Services with an address that the kernel refuses to add to the interface. Packets to that address do not
+    /// reach the Service.
     fn without_address(&self) -> impl Iterator<Item = Diagnostic> {
         let refused = self.refused_addresses.iter().filter(|(_, refusal)| refusal.adding);
         refused.flat_map(|(address, refusal)| {

@@ -58,7 +58,7 @@ impl Ipvs {
     pub fn options(&self, config: &localnet_config::Ipvs) -> anyhow::Result<Options> {
         let configured = || config.scheduler.as_deref().map(scheduler).transpose().context("ipvs.scheduler");
         let seconds = |flag: Option<u32>, configured: Option<Duration>| {
-            // A shorter timeout becomes 1 s, because the kernel counts whole seconds and ignores a 0.
+            // A timeout below 1 s becomes 1 s, because the kernel counts whole seconds and ignores 0.
             let configured = || configured.map_or(0, |time| u32::try_from(time.as_secs().max(1)).unwrap_or(u32::MAX));
             flag.unwrap_or_else(configured)
         };

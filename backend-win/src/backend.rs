@@ -306,7 +306,7 @@ impl<K: Kernel> WinBackend<K> {
         if all {
             self.read_at = Instant::now() + READ.max(began.elapsed() * READ_REST);
         }
-        // The caller retries what the last sync could not do.
+        // HNS is unchanged, and the caller itself retries what the last sync could not do.
         if changed == Changed::default() {
             return Ok(false);
         }
@@ -322,8 +322,9 @@ impl<K: Kernel> WinBackend<K> {
         Ok(!diff.is_empty())
     }
 
-    /// Removes the load balancers and endpoints with our identifiers from all networks. With `everything` it removes all load
-    /// balancers of the host, as kube-proxy does at its start. If one removal fails, the remaining objects are still removed.
+    /// Removes the load balancers and endpoints with our identifiers from all networks. If `everything` is set, it removes all
+    /// load balancers of the host, as kube-proxy does at its start. If one removal fails, the remaining objects are still
+    /// removed.
     ///
     /// # Errors
     /// Returns an error if HNS is unavailable or refuses a removal.

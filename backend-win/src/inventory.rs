@@ -129,7 +129,7 @@ impl Inventory {
         *self = Self::default();
     }
 
-    /// Reads the changes in HNS. `root` is the name of the endpoint that leads to the node, if the plan needs it.
+    /// Reads the changes in HNS. `root` is the name of the endpoint that leads to the node, if the plan needs this endpoint.
     ///
     /// # Errors
     /// Returns an error if HNS does not answer or does not have the network. The inventory then contains what was read so far.
@@ -223,8 +223,8 @@ fn properties(hcn: &mut impl Hcn, kind: Kind, id: Guid) -> Result<Option<String>
     }
 }
 
-/// Removes objects that are not in `listed` from `cached`, and reads those that are missing there. Returns whether `cached`
-/// changed.
+/// Removes from `cached` the objects that are not in `listed`, and reads the listed objects that `cached` lacks. Returns whether
+/// `cached` changed.
 fn update<T: DeserializeOwned>(
     hcn: &mut impl Hcn,
     kind: Kind,
@@ -250,7 +250,7 @@ fn update<T: DeserializeOwned>(
     Ok(changed)
 }
 
-/// Finds the network with this name, or the only network for pods.
+/// Finds the network with this name. Without a name, finds the only network for pods.
 fn find(hcn: &mut impl Hcn, name: Option<&str>) -> Result<Network, Error> {
     let query = name.map_or_else(Query::all, Query::named);
     let found = networks(hcn, &query)?;

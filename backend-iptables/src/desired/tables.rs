@@ -29,7 +29,7 @@ const MANY_VIPS: usize = 1000;
 #[derive(Debug)]
 pub(super) struct Tables {
     pub(super) ports: ByFamily<BTreeMap<PortKey, Port>>,
-    /// The changed ports, as they were when last planned.
+    /// The ports that changed since the last update, each in its state before the change.
     before: ByFamily<BTreeMap<PortKey, Port>>,
     cluster_ips: BTreeSet<IpAddr>,
     /// The ClusterIPs outside of the service CIDRs.

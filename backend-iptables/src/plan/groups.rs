@@ -1,5 +1,5 @@
-//! Groups many VIPs by network: `KUBE-SERVICES` then has one line for each network of 256 addresses, which jumps to the chain of
-//! that group. A new connection passes a few hundred rules at most, instead of one for each VIP. Pure.
+//! Groups many VIPs by network: `KUBE-SERVICES` then has one line for each network of 256 addresses, which jumps to the chain
+//! for that network. A new connection passes a few hundred rules at most, instead of one for each VIP. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -40,7 +40,7 @@ impl PortKey {
         Self { service: vip.service.clone(), port: vip.port_name.clone(), protocol: key.protocol }
     }
 
-    /// The port's name in kube-proxy's notation.
+    /// The port's name in kube-proxy's notation: `namespace/name`, or `namespace/name:port` if the port has a name.
     fn name(&self) -> String {
         match &*self.port {
             "" => self.service.to_string(),
@@ -91,7 +91,7 @@ impl Comments {
     /// If the Services of a family have more endpoints than this in total, there are fewer comments.
     const MANY: usize = 1000;
 
-    /// The comments of a family with that many endpoints.
+    /// Which rules have comments in a family with that many endpoints.
     pub fn with(endpoints: usize) -> Self {
         if endpoints > Self::MANY { Self::FewForEndpoints } else { Self::All }
     }

@@ -18,7 +18,7 @@ impl Lines for &str {
     }
 }
 
-/// Provides the rules of chains: it calls its argument for each chain that may differ from the live state.
+/// A function that calls its argument with the rules of each chain, or only of each chain that may differ from the live state.
 pub type Chains<'a> = dyn Fn(&mut dyn FnMut(&ChainId, &[String])) + 'a;
 
 /// The diff of a `Ruleset` as lines of input.

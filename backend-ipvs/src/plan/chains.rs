@@ -25,7 +25,7 @@ pub mod names {
 
     /// Handles packets to VIPs before IPVS: marks them for masquerading, or sends them to [`EXTERNAL_LOCAL`].
     pub const SERVICES: &str = "services-entry";
-    /// Rejects packets to the address of a VIP if no VIP has their protocol and port.
+    /// Rejects packets to the address of a VIP if their protocol and port belong to no VIP.
     pub const ACCESS: &str = "access";
     /// Drops packets to VIPs whose virtual server is missing.
     pub const MISSED: &str = "missed";
@@ -109,7 +109,7 @@ fn masquerading(facts: &Facts) -> Chain {
         .rule(from_vip.comment("this node's own packets to a VIP have the VIP as their source"))
 }
 
-/// Rejects packets to the address of a VIP if no VIP has their protocol and port. The addresses of VIPs are local addresses of
+/// Rejects packets to the address of a VIP if their protocol and port belong to no VIP. The addresses of VIPs are local addresses of
 /// the node, so clients could otherwise reach the node's own ports through them.
 fn access() -> Chain {
     Chain::new(names::ACCESS).comment("addresses of VIPs must not lead to the node's own ports").rule([

@@ -7,7 +7,7 @@ localnet_linux_backend::sets! {
     SetId of super::TABLE {
         /// After a restart, this set shows which virtual servers are ours.
         Vips: Vips = "vips", "VIPs, each a virtual server of IPVS";
-        /// Packets to these addresses are rejected if no VIP has their protocol and port.
+        /// Packets to these addresses are rejected if their protocol and port belong to no VIP.
         Addresses: Addresses = "addresses", "addresses of kube-ipvs0: ports without a VIP are rejected";
         ClusterIps: Addresses = "cluster-ips", "ClusterIPs";
         External: Vips = "external", "VIPs whose traffic is masqueraded";

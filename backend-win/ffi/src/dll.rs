@@ -60,8 +60,8 @@ impl Library {
 
 impl Drop for Library {
     fn drop(&mut self) {
-        // SAFETY: `load` loaded the module once, and it is released once here. None of its functions is called after this: `Hcn`
-        // owns the functions and the library, drops the functions first, and lends them out for no longer than it lives.
+        // SAFETY: `load` loaded the module once, and it is released once here. No function of the library is called after this:
+        // `Hcn` owns the functions and the library, drops the functions first, and lends them out only while it exists itself.
         unsafe { FreeLibrary(self.module) };
     }
 }
@@ -298,8 +298,8 @@ impl Text {
 
 impl Drop for Text {
     fn drop(&mut self) {
-        // SAFETY: the API allocates its strings with `CoTaskMemAlloc`. The caller must free them, and this does so once. Null
-        // is allowed.
+        // SAFETY: the API allocates its strings with `CoTaskMemAlloc`. The caller must free them, and this call does so once.
+        // Null is allowed.
         unsafe { CoTaskMemFree(self.0.cast()) };
     }
 }

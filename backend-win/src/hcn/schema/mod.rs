@@ -19,7 +19,7 @@ pub use query::Query;
 
 use super::{Guid, Version};
 
-/// The version of a document.
+/// The schema version of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct SchemaVersion {

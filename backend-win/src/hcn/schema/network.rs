@@ -23,16 +23,16 @@ pub struct Network {
     /// Further settings.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<Policy>,
-    /// The sources of the network's addresses.
+    /// The IPAM entries of the network, which contain its subnets.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub ipams: Vec<Ipam>,
 }
 
-/// A source of addresses.
+/// An IPAM entry of a network.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Ipam {
-    /// The subnets of the addresses.
+    /// The subnets from which addresses are assigned.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub subnets: Vec<Subnet>,
 }
