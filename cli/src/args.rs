@@ -56,7 +56,7 @@ pub async fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Returns the command with the name by which the user called it: as a plugin, it is called `kubectl localnet`.
+/// Returns the command, named `kubectl localnet` if kubectl runs the program as a plugin.
 fn command(called: Option<&OsString>) -> clap::Command {
     let name = called.map(Path::new).and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default();
     let command = with_short_help(Arguments::command().mut_args(|arg| arg.global(true)));

@@ -14,7 +14,7 @@ use crate::{
     evidence::Evidence,
 };
 
-/// The causes found so far, each with the index of its address and the number of its layer. Smaller numbers rank first.
+/// The causes found so far, each with its rank among the addresses and its rank among the layers. Smaller ranks come first.
 type Ranking = Vec<(usize, u32, Diagnostic)>;
 
 /// Returns the causes, the likeliest first.
@@ -25,8 +25,8 @@ pub fn rank(evidence: &Evidence) -> Vec<Diagnostic> {
         ranking.push((0, 1, usual(Code::BrainUnreachable, Subject::Program, problem)));
     }
     let after = evidence.fronts.len();
-    // If, at every address of the Service, the state sends packets to endpoints, an outdated state ranks after the causes on the
-    // node. Otherwise it ranks first.
+    // Problems of the brain's source rank first, unless the state sends packets to endpoints at every address of the Service.
+    // Then these problems rank after the causes on the node.
     let arrives = evidence.is_served && after > 0 && evidence.fronts.iter().all(|front| front.outcome == "endpoints");
     let (front, layer) = if arrives { (after, 29) } else { (0, 0) };
     evidence.status.iter().flat_map(of_source).for_each(|cause| ranking.push((front, layer, cause)));

@@ -38,8 +38,8 @@ pub fn of_backend(backend: &Backend, of: &FamilyStatus) -> Option<Diagnostic> {
     (of.lag > 0).then(|| usual(Code::BackendBehind, Subject::Program, problem))
 }
 
-/// Returns the problem of chains that differ from the plan; `None` if there are none. If no backend has reported the
-/// configuration that the plan depends on, the problem is a warning, because the plan may be wrong.
+/// Returns the diagnostic for chains that differ from the plan; `None` if `chains` is empty. If no backend has reported the
+/// configuration that the plan depends on, the diagnostic is a warning, because the plan may be wrong.
 pub fn rules_differ(chains: &[String], subject: Subject, configuration: Option<&Origin>) -> Option<Diagnostic> {
     let named = match chains {
         [] => return None,

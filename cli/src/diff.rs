@@ -42,7 +42,7 @@ pub struct Difference {
     pub table: String,
     /// The chain, set or map.
     pub place: String,
-    /// The kind of difference: `missing` from the kernel, `unplanned` in it, or `differs`.
+    /// The kind of difference: `missing` (only planned), `unplanned` (only in the kernel), or `differs`.
     pub what: &'static str,
     /// The rule or element; empty if the whole chain, set or map differs.
     pub text: String,
@@ -50,10 +50,10 @@ pub struct Difference {
     pub live: Option<String>,
 }
 
-/// How many differences are listed without `--all`.
+/// The maximum number of differences that are listed without `--all`.
 pub const MOST: usize = 200;
 
-/// Plans both tables for a state, as the backend does.
+/// Plans the tables of both families for a state, as the backend does.
 pub fn plan(state: &Snapshot, config: &Config, local: &[IpAddr]) -> Desired {
     let mut desired = Desired::new(config.clone());
     desired.vips.set_local_addresses(local.to_vec());
@@ -62,7 +62,7 @@ pub fn plan(state: &Snapshot, config: &Config, local: &[IpAddr]) -> Desired {
     desired
 }
 
-/// Compares planned tables with what the kernel holds. At most `most` differences are listed.
+/// Compares the planned tables with the live tables. At most `most` differences are listed.
 pub fn differences(plan: &mut Desired, live: &Live, most: usize) -> Differences {
     for (family, dump) in live.tables.iter() {
         plan.adopt(family, dump.as_ref().map(slots));
@@ -70,7 +70,7 @@ pub fn differences(plan: &mut Desired, live: &Live, most: usize) -> Differences 
     let mut found = Differences::default();
     for planned in &plan.content() {
         let live = &live.tables[planned.table.family];
-        // A host without IPv6 has no table for it.
+        // A host without IPv6 has no IPv6 table.
         if live.is_some() || kernel::forwards(planned.table.family).is_some() {
             found.compare(planned, live.as_ref());
         }
@@ -80,8 +80,8 @@ pub fn differences(plan: &mut Desired, live: &Live, most: usize) -> Differences 
     found
 }
 
-/// Returns the slots of session affinity in a table. They depend on history, so only the kernel knows which endpoint has which
-/// slot.
+/// Returns the slots of session affinity in a table. Only the kernel knows which endpoint has which slot, because this depends
+/// on history.
 fn slots(dump: &TableDump) -> LiveTable {
     let is_slots = |set: &Arc<Set>| SetId::of_name(&set.name).is_some_and(SetId::is_optional);
     let sets = dump.sets.iter().filter_map(|of| Some((of.set.clone().filter(is_slots)?, of.elements.clone())));
@@ -89,7 +89,7 @@ fn slots(dump: &TableDump) -> LiveTable {
 }
 
 impl Differences {
-    /// Compares a planned table with the one in the kernel.
+    /// Compares a planned table with the live table.
     fn compare(&mut self, planned: &TableContent, live: Option<&TableDump>) {
         let family = planned.table.family;
         let table = format!("{} {}", family_name(family), planned.table.name);
@@ -106,13 +106,13 @@ impl Differences {
                 add(name, "missing", "the whole set".to_owned(), None);
                 continue;
             };
-            // Packets, not the plan, write the sets with the clients of session affinity.
+            // The sets with the clients of session affinity are not planned: packets fill these sets.
             if SetId::of_name(name).is_none() {
                 continue;
             }
             *compared += elements.len();
-            // Both lists are sorted by key, so one pass over them is enough. Sorting a list that is sorted already takes little
-            // time.
+            // Once both lists are sorted by key, one pass over them is enough. The live elements are usually sorted already, so
+            // sorting them takes little time.
             let mut live: Vec<&Element> = live.elements.iter().collect();
             live.sort_unstable_by_key(|element| &element.key);
             let (mut live, mut unplanned) = (live.into_iter().peekable(), Vec::new());

@@ -68,13 +68,13 @@ pub struct Evidence {
     pub configuration: Option<Origin>,
     /// Our tables, or why they are unknown.
     pub tables: Option<Result<Vec<OwnTable>, Diagnostic>>,
-    /// The other tables in nf_tables.
+    /// The tables of other programs in nf_tables.
     pub others: Vec<String>,
     /// Whether the kernel forwards packets; `None` if unknown.
     pub forwards: ByFamily<Option<bool>>,
-    /// The setting `route_localnet` of all interfaces.
+    /// The value of `net.ipv4.conf.all.route_localnet`.
     pub route_localnet: Option<i64>,
-    /// The number of tracked flows, and the largest number that the kernel tracks.
+    /// The number of tracked flows, and the kernel's maximum.
     pub tracked: Option<(i64, i64)>,
     /// Whether legacy ip_tables are in use.
     pub legacy: bool,
@@ -267,7 +267,7 @@ pub fn read_kernel(
     for family in Family::BOTH {
         let is_there = matches!(kernel.chains(family), Ok(Some(_)));
         let damaged = kernel.damaged(family, &planned(family)).unwrap_or_default();
-        // A host without IPv6 has no table for it.
+        // A host without IPv6 has no IPv6 table.
         if family == Family::V4 || is_there || crate::kernel::forwards(family).is_some() {
             tables.push((family, is_there, if is_there { damaged } else { Vec::new() }));
         }

@@ -61,13 +61,13 @@ pub struct Front {
     pub because: String,
     /// The source ranges, if they exclude the sender, or if the sender is unknown.
     pub filtered: Option<String>,
-    /// The Service that owns the address instead.
+    /// The other Service that owns the address.
     pub taken_by: Option<String>,
     /// What was found on the node, if the packet is sent to endpoints.
     pub node: OnNode,
 }
 
-/// What stops the packets to an address on the node, although the state sends them to endpoints.
+/// What stops packets on the node, although the state sends these packets to endpoints.
 #[derive(Debug, Default)]
 pub struct OnNode {
     /// The steps of the packet whose chain, rule or element is missing from the kernel.
@@ -76,7 +76,7 @@ pub struct OnNode {
     pub damaged: Vec<String>,
     /// Whether the kernel has no table of ours.
     pub no_table: bool,
-    /// The rules of other programs that stop the packet.
+    /// The rules of other programs that stop the packet, each with the packet's destination there: `to IP:PORT`.
     pub stops: Vec<(String, Stop)>,
     /// Endpoints without a route, each with the error.
     pub no_routes: Vec<(IpAddr, String)>,

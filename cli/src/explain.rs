@@ -30,7 +30,7 @@ use crate::{
     world::{Judged, World},
 };
 
-/// How many flows an answer lists.
+/// The maximum number of flows in an answer.
 const MOST_FLOWS: usize = 20;
 
 /// The outcome for a packet, and the reasons.
@@ -65,7 +65,7 @@ pub struct Explanation {
     pub affinity_seconds: Option<u32>,
     /// Endpoints of the port that are not eligible for this traffic, each with the rule that excludes it.
     pub ineligible: Vec<Ineligible>,
-    /// How many endpoints of the Service are not eligible for some traffic.
+    /// How many endpoints of the Service are not eligible for at least one scope.
     pub ineligible_count: usize,
     /// How topology hints narrow the endpoints.
     pub hints: Vec<Topology>,
@@ -77,7 +77,7 @@ pub struct Explanation {
     pub kernel_unknown: Option<String>,
     /// Existing flows to the same destination, and from the same source if it is known.
     pub flows: Vec<FlowRow>,
-    /// How many such flows exist.
+    /// The total number of these flows. `flows` may contain only some of them.
     pub flows_count: usize,
     /// Why the flows are unknown.
     pub flows_unknown: Option<String>,
@@ -232,7 +232,7 @@ pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, h
 /// Returns the brain's reasons about a Service.
 ///
 /// # Errors
-/// Returns the cause in words if there is no brain or it does not answer.
+/// Returns the cause in words if there is no brain, or if the brain does not answer.
 pub async fn reasons(brain: Option<&Brain>, key: &ServiceKey) -> Result<Reasons, String> {
     let Some(brain) = brain else { return Err("a saved state has no reasons; query a brain with --api".to_owned()) };
     brain.why(key).await.map_err(|error| error.to_string())

@@ -1,6 +1,6 @@
 //! The reasons why a command has no answer, and their exit codes.
 
-/// The reason why a command has no result.
+/// The reason why a command has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The arguments are invalid or contradict each other.

@@ -42,7 +42,7 @@ impl FlowRow {
     }
 }
 
-/// Returns the flows to a packet's destination.
+/// Returns the flows to a packet's destination. If `source` is given, returns only the flows from this address.
 ///
 /// # Errors
 /// Returns the cause in words if connection tracking cannot be read.

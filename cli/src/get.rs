@@ -177,8 +177,8 @@ pub struct EndpointRow<'a> {
 }
 
 impl<'a> Endpoints<'a> {
-    /// Lists the endpoints of some Services. From `reasons`, it adds the conditions of these endpoints, and further endpoints,
-    /// which the state does not contain.
+    /// Lists the endpoints of some Services in the state. `reasons` adds the conditions of these endpoints, and the endpoints
+    /// that the state does not contain.
     pub fn of(services: impl Iterator<Item = &'a Service>, reasons: &'a BTreeMap<ServiceKey, Reasons>) -> Self {
         let mut endpoints = Vec::new();
         for service in services {
@@ -201,7 +201,7 @@ impl<'a> Endpoints<'a> {
             }
             for of in why.iter().flat_map(|why| &why.ineligible).filter(|of| of.number > 0) {
                 let Ok(address) = of.address.parse() else { continue };
-                // The row exists already if the endpoint is eligible for other traffic or several rules exclude it.
+                // The row exists already if the endpoint is eligible for other traffic, or if several rules exclude the endpoint.
                 let is_same = |row: &EndpointRow<'_>| {
                     (row.address, row.port, row.port_name) == (address, of.number, &*of.port_name)
                 };

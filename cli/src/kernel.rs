@@ -44,11 +44,11 @@ pub fn unread(why: impl Into<String>) -> Diagnostic {
 /// Whether the kernel holds an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// The kernel holds the object. If the object is a rule, the value is its handle.
+    /// The kernel holds the object. The value is the handle of the rule, or of the chain's first rule; `None` for an element.
     Yes(Option<u64>),
     /// The kernel does not hold the object.
     No,
-    /// The kernel holds another object in its place.
+    /// The kernel holds another object instead, which the text describes.
     Other(String),
 }
 
@@ -303,8 +303,7 @@ pub fn setting(name: &str) -> Option<i64> {
     Settings::default().get(name).ok()
 }
 
-/// Returns the number of tracked flows, and the largest number that the kernel tracks; `None` if connection tracking is not
-/// loaded.
+/// Returns the number of tracked flows and the kernel's maximum; `None` if connection tracking is not loaded.
 pub fn tracked() -> Option<(i64, i64)> {
     let of = |name: &str| setting(&format!("proc/sys/net/netfilter/nf_conntrack_{name}"));
     of("count").zip(of("max"))

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  brain (socket, TCP) ─┐            ┌─► get, watch: print the state
-//!  saved state (file) ──┴─► source ──┼─► explain: oracle ─► path (what the kernel should hold) ─► kernel (whether it holds it)
+//!  saved state (file) ──┴─► source ──┼─► explain: oracle ─► path (what the kernel should hold) ─► kernel (what it holds)
 //!  brain's reasons ──────────────────┤       └─► causes: what is wrong, the likeliest first
 //!  kernel (netlink) ─────────────────┴─► diff, top, doctor
 //! ```
@@ -13,14 +13,14 @@
 //! | [`failure`] | the reasons why a command has no answer, and their exit codes |
 //! | [`source`] | reads the state from a brain or a file |
 //! | [`configuration`] | selects the configuration that answers are computed with |
-//! | [`origin`] | where that configuration comes from and its values, as answers show them; pure |
+//! | [`origin`] | the origin and the values of a configuration, as answers show them; pure |
 //! | [`output`] | prints tables, JSON, YAML and names |
 //! | [`table`], [`style`] | lay out tables; pure |
 //! | [`get`], [`watch`] | print the state and its changes |
 //! | [`question`] | parses a sender and a destination into a packet; pure |
 //! | [`status`] | the status of the brain and its backends as plain values; pure |
 //! | [`path`] | the chains, rules and elements that a packet meets; pure |
-//! | [`world`] | what answers are computed from; the outcome for a packet in the state |
+//! | [`world`] | the evidence that answers are computed from, and the outcome that the state determines for a packet |
 //! | [`flows`] | flows in connection tracking |
 //! | [`explain`] | follows one packet from the state to the kernel |
 //! | [`why_not`], [`evidence`] | gathers the evidence about a Service that does not answer |

@@ -1,4 +1,4 @@
-//! Where a configuration comes from and what its values are, as answers show both.
+//! The origin and the values of a configuration, as answers show them.
 
 use std::fmt;
 

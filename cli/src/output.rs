@@ -83,11 +83,10 @@ pub fn yaml_list<T: Serialize + Sync>(
     }
 }
 
-/// How many items a thread turns into text at a time. The texts are small enough for the allocator to reuse their memory.
+/// The number of items in a part of a list. The text of a part is small enough for the allocator to reuse its memory.
 const PART: usize = 100;
 
-/// Writes the texts of parts of a long list, one after the other. Several threads compute them, because the library for YAML
-/// is slow.
+/// Writes a long list part by part. Several threads compute the texts of the parts, because the library for YAML is slow.
 ///
 /// # Errors
 /// Returns an error if `out` cannot be written, or the error of `text`.

@@ -21,7 +21,7 @@ use localnet_nft::plan::{
 };
 use localnet_proto::{Family, Service, Snapshot};
 
-/// How many endpoints of a VIP are searched for in the kernel.
+/// The maximum number of a VIP's endpoints that are searched for in the kernel.
 const MOST_ENDPOINTS: usize = 256;
 
 /// A chain, rule or element that the packet meets.
@@ -280,7 +280,7 @@ fn range_has(element: &Element, key: &VipKey, source: IpAddr) -> bool {
     *start <= with && with <= *element.key.end().unwrap_or(start)
 }
 
-/// Returns the endpoint that an element of a map leads to, as text. For other elements it returns the verdict.
+/// Returns the endpoint or the verdict that an element leads to, as text.
 pub fn leads_to(element: &Element) -> String {
     match &element.data {
         ElementData::Value(value) => {

@@ -2,7 +2,7 @@
 //!
 //! | `--from` | |
 //! |---|---|
-//! | `10.244.0.7` | the node, if the address is its own; a pod of this node, if the detector recognizes it; otherwise any other sender |
+//! | `10.244.0.7` | the sender with this address: the node, a pod that the detector recognizes, or any other sender |
 //! | `pod`, `pod:10.244.0.7` | a pod of this node |
 //! | `node` | the node itself |
 //! | `outside`, `outside:203.0.113.2` | any other sender |
@@ -26,13 +26,13 @@ use localnet_proto::{Family, Port, Protocol, Service, ServiceKey, Snapshot};
 /// The sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum From {
-    /// A pod of this node.
+    /// A pod of this node, with its address if given.
     Pod(Option<IpAddr>),
     /// The node itself.
     Node,
-    /// Any other sender.
+    /// Any other sender, with its address if given.
     Outside(Option<IpAddr>),
-    /// The sender with that address.
+    /// The sender with this address: the node, a pod of this node, or any other sender.
     Address(IpAddr),
 }
 

@@ -84,7 +84,7 @@ impl Global {
     /// Waits for the brain's answer, at most for the time that `--timeout` gives.
     ///
     /// # Errors
-    /// Returns an error if there is no answer in time, or the brain's error.
+    /// Returns the brain's error, or an error if the brain does not answer in time.
     pub async fn in_time<T, E>(&self, answer: impl Future<Output = Result<T, E>>) -> anyhow::Result<T>
     where
         Result<T, E>: anyhow::Context<T, E>,

@@ -65,7 +65,7 @@ pub struct Backend {
     pub skipped_count: usize,
     /// The warnings of the backend.
     pub warnings: Vec<Diagnostic>,
-    /// The configuration that the backend reports, or why it cannot be read; `None` if it reports none.
+    /// The reported configuration, or why it cannot be read; `None` if the report contains no configuration.
     #[serde(serialize_with = "values")]
     pub configuration: Option<Result<Effective, Unreadable>>,
 }

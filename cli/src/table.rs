@@ -25,7 +25,7 @@ pub struct Table {
 /// One cell of a table.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
-    /// The end of its text in the table's text, in bytes.
+    /// The end of the cell's text in the table's text, in bytes.
     end: usize,
     /// The width in characters.
     width: usize,
@@ -56,7 +56,7 @@ impl Row<'_> {
         self.toned_list(items, None)
     }
 
-    /// Adds a list with an optional colour.
+    /// Adds a cell with a list, like [`list`](Self::list), and with an optional colour.
     pub fn toned_list<T: fmt::Display>(&mut self, items: impl IntoIterator<Item = T>, tone: Option<Tone>) -> &mut Self {
         self.written(tone, |text| {
             let mut comma = "";
@@ -114,10 +114,10 @@ fn wrapped(text: &str, width: usize, place: usize) -> Cow<'_, str> {
     Cow::Owned(lines)
 }
 
-/// The minimum width of a column when columns are narrowed, in characters.
+/// The minimum width of a narrowed column, in characters.
 const NARROWEST: usize = 8;
 
-/// Narrows the widest columns until a row fits. If it still does not fit, the last columns are omitted.
+/// Narrows the widest columns until a row fits. If the row still does not fit, the last columns are omitted.
 fn fit(widths: &mut Vec<usize>, room: usize, prose: bool) {
     let needed = |widths: &[usize]| widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
     if let Some(last) = widths.len().checked_sub(1).filter(|_| prose) {

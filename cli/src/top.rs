@@ -85,7 +85,7 @@ type Owners = std::collections::HashMap<(Protocol, SocketAddr), (String, std::sy
 /// The counters of each flow in the previous sample. Protocol, tuple and ID identify a flow.
 type Before = std::collections::HashMap<(Protocol, Tuple, u32), Option<Counters>>;
 
-/// Counts the flows of a sample. With a previous sample it also computes rates.
+/// Counts the flows of a sample. Also computes rates if there is a previous sample.
 pub fn count(state: &Snapshot, facts: &Facts, sample: &Sample, before: Option<&Sample>, by: By) -> Top {
     let wanted: std::collections::HashSet<SocketAddr> =
         sample.flows.iter().map(|(flow, _)| flow.original.destination).collect();
@@ -134,7 +134,7 @@ pub fn count(state: &Snapshot, facts: &Facts, sample: &Sample, before: Option<&S
     }
 }
 
-/// Returns the owners of the VIPs that flows use. It plans only those VIPs.
+/// Returns the owners of the VIPs that flows use. Plans only the Services of these VIPs.
 fn owners(state: &Snapshot, facts: &Facts, wanted: impl Fn(&SocketAddr) -> bool) -> Owners {
     let mut owners = Owners::new();
     for service in state.services.values() {

@@ -29,7 +29,7 @@ use crate::{
     world::{Judged, World},
 };
 
-/// How many endpoints are checked. A rule or route that is wrong for one endpoint is usually wrong for all.
+/// The maximum number of endpoints that are checked. A rule or route that is wrong for one endpoint is usually wrong for all.
 const MOST_ENDPOINTS: usize = 16;
 /// How long to wait for the brain's reasons.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -1,5 +1,4 @@
-//! The evidence that answers are computed from: the state, the node's configuration and the kernel. It also determines the
-//! outcome for a packet in the state.
+//! The evidence that answers are computed from, and the outcome that the state determines for a packet.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -36,7 +35,7 @@ pub struct World {
     pub kernel: Result<Kernel, Diagnostic>,
 }
 
-/// The outcome for a packet in the state, and the objects that it follows from.
+/// The outcome that the state determines for a packet, and the objects that lead to this outcome.
 #[derive(Debug)]
 pub struct Judged<'a> {
     /// The packet before any translation.
@@ -50,7 +49,7 @@ pub struct Judged<'a> {
 }
 
 impl World {
-    /// Returns the outcome that the oracle predicts for a packet. It does not read the kernel.
+    /// Returns the outcome that the oracle predicts for a packet, without reading the kernel.
     pub fn judge(&self, packet: Packet) -> Judged<'_> {
         let rules = question::rules(&self.facts, Family::of(packet.destination));
         let target = route::target(&self.state, &rules, &packet);
@@ -59,8 +58,8 @@ impl World {
         Judged { packet, target, vip, outcome: route::route(&self.state, &rules, &packet) }
     }
 
-    /// Builds the packet of a question. If pods are recognized by their interface, it reads the sender's interface from the
-    /// kernel.
+    /// Builds the packet of a question. If the detector recognizes pods by their interface, reads the sender's interface from
+    /// the kernel.
     pub async fn packet(&self, from: question::From, to: (SocketAddr, Protocol)) -> Packet {
         let by_interface = matches!(
             self.facts.pods(Family::of(to.0.ip())),

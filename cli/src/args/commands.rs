@@ -25,7 +25,7 @@ use crate::{
     world::World,
 };
 
-/// A command, in the order of the help.
+/// The commands, in the order of the help.
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     Get(get::Get),
@@ -73,7 +73,7 @@ impl Output {
         Ok(output::print(|out| output::write(answer, self.output, self.style(global), out))?)
     }
 
-    /// Returns the style of tables for this standard output.
+    /// Returns the style of tables, which also depends on the terminal.
     fn style(&self, global: &Global) -> Style {
         Style {
             wide: self.output == Format::Wide,
@@ -111,7 +111,7 @@ impl OfNode {
         self.kernel == When::Yes || (self.kernel == When::Auto && global.is_of_this_node())
     }
 
-    /// Gathers the state, the configuration, and the kernel if the command reads it.
+    /// Gathers the evidence: the state, the configuration, and the kernel if the command reads the kernel.
     async fn world(&self, global: &Global, status: &Result<Status, String>, state: Snapshot) -> Result<World, Failure> {
         let configuration = configured(&self.configuration, status)?;
         let is_here = self.reads_kernel(global);

@@ -81,7 +81,7 @@ fn port_missing(evidence: &Evidence, ports: &[String]) -> Diagnostic {
     }
 }
 
-/// Returns why the state itself sends the packet to no endpoint.
+/// Returns why the state sends the packet to no endpoint.
 pub(super) fn of_outcome(evidence: &Evidence, front: &Front) -> Diagnostic {
     let of = |code, problem: String| usual(code, Subject::Vip(front.to), problem);
     if let Some(other) = &front.taken_by {

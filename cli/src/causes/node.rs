@@ -75,7 +75,7 @@ pub(super) fn of_front(evidence: &Evidence, number: usize, front: &Front, rankin
     }
 }
 
-/// Adds one cause for each reason why endpoints have no route. The endpoints with the same reason share one cause.
+/// Adds one cause for each reason why endpoints have no route.
 pub(super) fn of_routes(evidence: &Evidence, ranking: &mut Ranking) {
     let mut by_reason: BTreeMap<&str, (usize, BTreeSet<IpAddr>)> = BTreeMap::new();
     for (number, front) in evidence.fronts.iter().enumerate() {

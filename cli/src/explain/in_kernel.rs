@@ -10,7 +10,7 @@ use crate::{
     world::World,
 };
 
-/// How many slots of session affinity are read.
+/// The maximum number of slots of session affinity that are read.
 const AFFINITY_SLOTS: u32 = 64;
 
 /// One step of a packet through the kernel.

@@ -34,7 +34,7 @@ pub(super) async fn run(flags: &Doctor, global: &Global) -> Answered {
     };
     evidence.state = Some(error.clone().map_or_else(|| Ok(doctor::count(&state)), Err));
     if error.is_some() {
-        // An unavailable brain is reported only once.
+        // The check of the state already reports that the brain is unavailable.
         evidence.status = evidence.status.filter(Result::is_ok);
     }
     let mut world = flags.node.world(global, &status, state).await?;

@@ -88,7 +88,7 @@ pub(super) async fn run(flags: Explain, global: &Global) -> Answered {
     Ok(!explanation.arrives())
 }
 
-/// Returns the packet of a question, and whether its source is known.
+/// Returns the packet of a question, and whether the packet's source is known.
 async fn packet(world: &World, from: Sender, to: &To) -> Result<(route::Packet, bool), Failure> {
     let destination = question::destination(to, from.address().map(Family::of), &world.state);
     let destination =
@@ -103,7 +103,7 @@ async fn packet(world: &World, from: Sender, to: &To) -> Result<(route::Packet, 
     Ok((packet, from.address().is_some() || from == Sender::Node))
 }
 
-/// Computes the outcome for each packet of a text.
+/// Computes the outcome for each packet in the text of `--packets`.
 async fn many(world: &World, text: &str) -> Result<Many, Failure> {
     let mut explanations = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
