@@ -215,7 +215,8 @@ impl Servers {
                         | Change::UpdateDestination(frontend, destination) => (*frontend, Some(destination.address)),
                         change => (*change.frontend(), None),
                     };
-                    // If the kernel refuses a virtual server, it also refuses the destinations. That needs no further message.
+                    // If the kernel refuses a virtual server, it also refuses the destinations. Only the refused virtual server
+                    // is reported.
                     if self.refused.contains_key(&(key.0, None)) {
                         continue;
                     }

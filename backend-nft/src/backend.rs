@@ -308,7 +308,7 @@ impl<K: Kernel> NftBackend<K> {
         }
     }
 
-    /// Reads the table if its contents are unknown. Returns whether it did.
+    /// Reads the table if its contents are unknown. Returns whether it was read.
     fn read_unknown(&mut self, family: Family) -> anyhow::Result<bool> {
         let has_other = self.desired.tables()[family.other()].is_known();
         let table = &self.desired.tables()[family];

@@ -43,7 +43,7 @@ struct Tables {
     /// `None` if it was removed.
     moved: HashMap<VipKey, Option<Endpoints>>,
     affinity: Affinity,
-    /// What the chains and sets of session affinity depend on.
+    /// The pools, sizes and timeouts that session affinity uses.
     shapes: ByFamily<Shape>,
 }
 
@@ -76,7 +76,7 @@ impl Desired {
         self.tables.tables.values().iter().map(TableState::content).collect()
     }
 
-    /// What the chains and sets of session affinity depend on in a family.
+    /// The pools, sizes and timeouts that session affinity uses in a family.
     pub fn affinity(&self, family: Family) -> &Shape {
         &self.tables.shapes[family]
     }

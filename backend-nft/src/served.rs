@@ -1,6 +1,6 @@
 //! The command `dump`: reads back what the tables serve. Pure, except for [`read`].
 //!
-//! It reads elements only, not rules. The rules are the same for all services, and tests with packets verify them.
+//! It reads elements only, not rules. The rules are the same for all Services, and tests with packets verify them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

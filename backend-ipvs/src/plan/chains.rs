@@ -109,8 +109,8 @@ fn masquerading(facts: &Facts) -> Chain {
         .rule(from_vip.comment("this node's own packets to a VIP have the VIP as their source"))
 }
 
-/// Rejects packets to the address of a VIP if their protocol and port belong to no VIP. The addresses of VIPs are local addresses of
-/// the node, so clients could otherwise reach the node's own ports through them.
+/// Rejects packets to the address of a VIP if their protocol and port belong to no VIP. The addresses of VIPs are local to the
+/// node, so clients could otherwise reach the node's own ports through them.
 fn access() -> Chain {
     Chain::new(names::ACCESS).comment("addresses of VIPs must not lead to the node's own ports").rule([
         Statement::is_in([Field::DestinationAddress], SetId::Addresses.name()),

@@ -192,7 +192,8 @@ fn lb(pool: Pool, size: u32, top: u32) -> Chain {
             Statement::jump(slot_chain(slot)),
         ])
     });
-    // A pick takes two lookups, one of the chain and one of the endpoint. The endpoint may be removed in between.
+    // A pick takes two lookups, one of the chain and one of the endpoint. The endpoint may be removed in between, so the chain
+    // may have to pick again.
     let tries = spread::tries(size).max(1);
     (0..tries).fold(chain, |chain, _| chain.rule(pick(size))).rule(pick(1))
 }
@@ -205,7 +206,8 @@ fn lb_chain(pool: Pool, size: u32) -> Name {
     .into()
 }
 
-/// Stores the ID of the VIP's Service port in the packet's priority. For VIPs without affinity the rule ends here.
+/// Stores the ID of the VIP's Service port in the packet's priority. If the VIP has no affinity, the rest of the rule is
+/// skipped.
 pub fn numbering() -> Statement {
     Statement::PriorityMap(VIP.into(), SetId::AffinityVips.name().into())
 }

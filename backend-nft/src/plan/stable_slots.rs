@@ -13,7 +13,7 @@ use std::{
 pub struct Slots {
     number: u32,
     used: BTreeMap<SocketAddr, Used>,
-    /// Slots without an endpoint that may still have clients.
+    /// Slots that have no endpoint but may still have clients.
     left: BTreeSet<u32>,
 }
 
@@ -26,7 +26,7 @@ struct Used {
 }
 
 impl Slots {
-    /// Creates the slots of the port with this ID. The port has none yet.
+    /// Creates an empty set of slots for the port with this ID.
     pub fn new(number: u32) -> Self {
         Self { number, ..Self::default() }
     }
@@ -123,7 +123,7 @@ impl Slots {
         self.left.remove(&slot);
     }
 
-    /// Whether no slot is used and none may have clients.
+    /// Whether every slot is free: it has no endpoint, and no clients to be deleted.
     pub fn is_empty(&self) -> bool {
         self.used.is_empty() && self.left.is_empty()
     }
