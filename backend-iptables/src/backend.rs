@@ -360,7 +360,6 @@ impl<K: Kernel> Backend for IptablesBackend<K> {
     }
 }
 
-/// A refused line of the input.
 struct Refusal {
     subject: Subject,
     rule: String,

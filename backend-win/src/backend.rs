@@ -150,7 +150,6 @@ impl<K: Kernel> WinBackend<K> {
         Ok(Synced { failed: outcome.failed, skipped: self.skipped(&plan), refused, full })
     }
 
-    /// The features of this HNS.
     fn features(&self) -> Features {
         self.version.map_or(Features::of(Version::default()), Features::of)
     }

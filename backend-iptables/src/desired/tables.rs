@@ -50,7 +50,6 @@ pub(super) struct Tables {
     /// Whether packets that connection tracking calls invalid are dropped instead of forwarded.
     pub(super) drop_invalid: bool,
     groups: ByFamily<Groups>,
-    /// The ports and groups whose chains may differ from the live state.
     stale: ByFamily<Stale>,
     pub(super) rulesets: ByFamily<Ruleset>,
     /// An empty comment. It replaces the comments of VIPs, which only other backends use.
@@ -97,7 +96,6 @@ pub(super) struct Shape {
 }
 
 impl Tables {
-    /// Empty tables.
     pub(super) fn new() -> Self {
         Self {
             ports: Default::default(),

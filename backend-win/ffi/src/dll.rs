@@ -251,7 +251,6 @@ pub(crate) struct Handle<'a> {
 }
 
 impl<'a> Handle<'a> {
-    /// Creates an empty handle.
     pub(crate) fn none(functions: &'a Functions, kind: Kind) -> Self {
         Self { functions, kind, raw: ptr::null_mut() }
     }
@@ -269,7 +268,6 @@ impl Drop for Handle<'_> {
 pub(crate) struct Text(PWSTR);
 
 impl Default for Text {
-    /// Creates an empty string.
     fn default() -> Self {
         Self(ptr::null_mut())
     }
@@ -311,14 +309,12 @@ type HnsCallFunction = unsafe extern "system" fn(PCWSTR, PCWSTR, PCWSTR, *mut PW
 pub(crate) struct HnsCall(HnsCallFunction);
 
 impl HnsCall {
-    /// Finds the function in the library.
     pub(crate) fn find(library: &Library) -> Result<Self, LoadError> {
         let found = library.function("HNSCall\0")?;
         // SAFETY: `found` is the function with that name, and `HnsCallFunction` is its type.
         Ok(Self(unsafe { mem::transmute::<unsafe extern "system" fn() -> isize, HnsCallFunction>(found) }))
     }
 
-    /// Calls the function.
     pub(crate) fn call(&self, method: &[u16], path: &[u16], object: &[u16], response: &mut Text) -> HRESULT {
         // SAFETY: the library is loaded; the texts end with a zero and outlive the call; the response is empty and owns the
         // output.
