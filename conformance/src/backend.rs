@@ -1,4 +1,4 @@
-//! The backend under test: runs its command, and reads the state that it holds.
+//! Runs the command of the backend under test, and reads the backend's state.
 
 use std::{
     fs::{self, File},
@@ -20,7 +20,7 @@ use crate::{
 
 /// The interval between two checks of a dump or of a process.
 const POLL: Duration = Duration::from_millis(3);
-/// The number of log lines that an error contains.
+/// The maximum number of log lines in an error.
 const TAIL: usize = 12;
 
 /// The command that starts a backend, with its placeholders.
@@ -49,7 +49,7 @@ impl BackendCommand {
         &self.api
     }
 
-    /// The path of the backend's dump; `None` if it writes none.
+    /// The path of the backend's dump; `None` if the backend writes no dump.
     pub fn dump(&self) -> Option<PathBuf> {
         (self.text.contains("{dump}") || self.text.contains("LOCALNET_DUMP")).then(|| self.folder.join("dump"))
     }
@@ -65,7 +65,7 @@ impl BackendCommand {
         text.replace("{folder}", &self.folder.display().to_string()).replace("{flags}", &flags.join(" "))
     }
 
-    /// Starts the command, in a namespace if there is one. `flags` are kube-proxy's flags for the node.
+    /// Starts the command, in the namespace `inside` if there is one. `flags` are kube-proxy's flags for the node.
     ///
     /// # Errors
     /// Returns an error if the process cannot be started.
@@ -186,7 +186,7 @@ impl Backend {
         }
     }
 
-    /// The state in the backend's dump, if it writes one.
+    /// The state in the backend's dump, if the backend writes a dump.
     pub fn dump(&self) -> Option<Dump> {
         let text = fs::read_to_string(self.dump.as_ref()?).ok()?;
         Dump::parse(&text)
@@ -200,7 +200,7 @@ impl Backend {
     /// Waits until the backend holds exactly `state`.
     ///
     /// # Errors
-    /// Returns an error if the backend does not hold `state` within `patience`, holds a different state with this revision, or
+    /// Returns an error if the backend does not hold `state` within `patience`, holds a different state under this revision, or
     /// reports an error.
     pub fn await_state(
         &mut self,

@@ -1,7 +1,7 @@
-//! The brain's end of the stream: a brain that answers correctly, or with a fault that a check requests.
+//! A brain that answers correctly, or with a fault that a check requests.
 //!
-//! The states come from the feed of `localnet-brain`, so the answers are those of a real brain, unless a fault changes them. The
-//! brain has a runtime of its own. When it stops, its connections break like those of a killed process.
+//! The states come from the feed of `localnet-brain`, so a real brain gives the same answers, unless a fault changes them. The
+//! brain has a runtime of its own. When the brain stops, its connections break like those of a killed process.
 //!
 //! | file | content |
 //! |---|---|
@@ -43,7 +43,7 @@ pub struct Brain {
     feed: Feed,
     state: Snapshot,
     runtime: Option<Runtime>,
-    /// The TCP listener.
+    /// The TCP listener, while the brain listens on a TCP address.
     listener: Option<net::TcpListener>,
 }
 
@@ -60,7 +60,7 @@ impl Brain {
         }
     }
 
-    /// Starts to serve. If `inside` is given, a TCP listener is in that namespace. Every namespace can reach a unix socket.
+    /// Starts to serve. If `inside` is given, a TCP listener is in this namespace. Every namespace can reach a unix socket.
     ///
     /// # Errors
     /// Returns an error if the address cannot be bound.
@@ -112,7 +112,7 @@ impl Brain {
     /// Stops the brain as abruptly as if its process were killed.
     pub fn stop(&mut self) {
         if let Some(listener) = self.listener.take() {
-            // Closing the socket may not free the port, because a program that another thread starts inherits it for a moment.
+            // Closing the socket may not free the port, because a program that another thread starts briefly inherits the socket.
             _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
         }
         if let Some(runtime) = self.runtime.take() {
@@ -148,7 +148,7 @@ impl Brain {
         lock(&self.shared.faults).extend(faults);
     }
 
-    /// Lets an answer that waits because of [`Fault::Hold`] continue.
+    /// Starts the answer that [`Fault::Hold`] delays.
     pub fn release(&self) {
         self.shared.release.notify_one();
     }
@@ -232,8 +232,8 @@ pub fn free_port(inside: Option<&Namespace>) -> anyhow::Result<u16> {
     ports.find(|port| connections::tcp(&loopback(*port), inside).is_ok()).context("no port is free")
 }
 
-/// The port to try next, from 12,100 to 32,099. Kits that run at the same time try different ports: a port that is free for
-/// both would be taken by the first one that listens there.
+/// The port to try next, from 12,100 to 32,099. Kits that run at the same time try different ports. Otherwise two kits
+/// could find the same free port, and only the first kit could listen there.
 fn port(process_id: u32, index: u16) -> u16 {
     let offset = (process_id % 20_000 * 97 + u32::from(index)) % 20_000;
     12_100 + offset as u16

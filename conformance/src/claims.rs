@@ -42,11 +42,11 @@ pub enum Claim {
     Drop,
     /// Passes packets unchanged if their destination belongs to no Service, and drops packets to unused ServiceCIDR addresses.
     Untouched,
-    /// If a traffic policy requires this, treats external traffic differently from the traffic of the node and its pods.
+    /// Treats external traffic differently from the traffic of the node and its pods, if a traffic policy requires this.
     Scopes,
     /// If a Service has session affinity, always sends a client to the same endpoint.
     Affinity,
-    /// Ends UDP flows to an endpoint that was removed, so that their next packet reaches another one.
+    /// Ends the UDP flows to a removed endpoint, so that the next packet of a flow reaches another endpoint.
     Flows,
 }
 
@@ -157,8 +157,8 @@ impl Claims {
         self.0.contains(&claim)
     }
 
-    /// The part of a flow that is claimed: the flow, but without the expected source address if its claim is missing. `None` if
-    /// the flow itself is not claimed.
+    /// Returns the flow, without the expected source address if the backend does not claim this address. Returns `None` if the
+    /// backend does not claim the flow.
     pub fn of_flow(&self, flow: &Flow, state: &Snapshot) -> Option<Flow> {
         if !needs(flow, state).iter().all(|claim| self.has(*claim)) {
             return None;
@@ -189,7 +189,7 @@ fn needs(flow: &Flow, state: &Snapshot) -> Vec<Claim> {
     };
     let mut needs = vec![protocol, family, outcome];
     needs.push(destination(flow, state));
-    // If the Service has a policy for external traffic, the verdict on a packet depends on the packet's sender.
+    // If the Service's external traffic policy is Local, the verdict on a packet depends on the packet's sender.
     let from_outside = matches!(flow.from, Sender::Client(_));
     let policy = state.services.values().any(|service| {
         service.external_traffic_to_local && !service.cluster_ips.contains(&flow.to.ip()) && is_of(service, flow.to)
@@ -224,7 +224,7 @@ fn destination(flow: &Flow, state: &Snapshot) -> Claim {
     } else if any(&|service| has(service, &|port| port.node_port == Some(number))) {
         Claim::NodePort
     } else {
-        // No Service owns the destination, so only a backend that filters packets affects it.
+        // No Service owns the destination, so only a backend that filters packets affects the packet.
         Claim::Untouched
     }
 }

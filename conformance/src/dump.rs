@@ -8,10 +8,10 @@
 //! endpoint default/web http 10.1.0.1 8080 internal+external+established
 //! affinity default/web 10800
 //! ```
-//! The first line identifies the state (InstanceID and Rev); the others come in any order. `vip` is `cluster`, `external` or
-//! `balancer`. `-` stands for the empty name of a port, and 0 for a port without NodePort. The scopes of an endpoint are
-//! `internal`, `external`, `shortcircuit` and `established`, in this order; `-` means none. A backend omits ports of protocols
-//! that it does not know, and the endpoints of these ports.
+//! The first line identifies the state (InstanceID and Rev); the others come in any order. The kind of a VIP is `cluster`,
+//! `external` or `balancer`. `-` stands for the empty name of a port, and 0 for a port without NodePort. The scopes of an
+//! endpoint are `internal`, `external`, `shortcircuit` and `established`, in this order; `-` means none. A backend omits ports
+//! of protocols that it does not know, and the endpoints of these ports.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 

@@ -19,12 +19,12 @@
 //! |---|---|
 //! | [`claims`] | what a backend claims to support; pure |
 //! | [`dump`] | the text in which a backend describes its state; pure |
-//! | [`brain`] | the other end of the stream |
+//! | [`brain`] | a brain that answers correctly, or with a fault |
 //! | `connections` | the brain's listener, which counts or refuses connections |
 //! | [`backend`] | the running COMMAND, and its state |
 //! | [`level`] | the levels of checks; pure |
 //! | [`levels`] | the checks |
-//! | [`outcome`] | their results, as a table and as JUnit XML; pure |
+//! | [`outcome`] | the results of the checks, as a table and as JUnit XML; pure |
 
 pub mod backend;
 pub mod brain;

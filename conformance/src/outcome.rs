@@ -11,7 +11,7 @@ pub enum Verdict {
     Passed,
     /// The backend failed, for this reason.
     Failed(String),
-    /// The check did not run or proved nothing, because a claim, a flag or root is missing. The reason names it.
+    /// The check did not run, or proved nothing. The reason names what is missing: a claim, a flag or root.
     NotClaimed(String),
 }
 

@@ -46,7 +46,7 @@ pub struct Log {
     pub reports: Vec<BackendReport>,
 }
 
-/// The state that the brain shares with its services.
+/// The data that the brain shares with its gRPC services.
 #[derive(Default)]
 pub(super) struct Shared {
     pub(super) log: Mutex<Log>,

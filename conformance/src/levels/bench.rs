@@ -129,7 +129,7 @@ impl<'a> Bench<'a> {
         self.await_kernel_state(state)
     }
 
-    /// Waits until the kernel serves a state, if there is a command that reads it back.
+    /// If `--read-back` is given, waits until the kernel serves a state.
     pub(super) fn await_kernel_state(&mut self, state: &Snapshot) -> anyhow::Result<()> {
         let Some(read_back) = &self.options.read_back else { return Ok(()) };
         let expected = Expected::without(state, &self.options.cannot_hold);

@@ -49,7 +49,7 @@ pub(super) fn serving(pods: usize) -> Snapshot {
     state([web(1, pods)])
 }
 
-/// The service with that number, and the first `pods` of [`PODS`] as its endpoints.
+/// The service with this number, and the first `pods` of [`PODS`] as its endpoints.
 pub(super) fn web(number: u16, pods: usize) -> Service {
     let addresses = PODS.iter().take(pods).filter_map(|pod| pod.parse().ok());
     let endpoints = addresses.map(|address| endpoint(address, "http", 8080)).collect();
@@ -73,7 +73,7 @@ impl<'a> Life<'a> {
         self.claimed(&[Claim::Tcp, Claim::Ipv4, Claim::ClusterIp, outcome])
     }
 
-    /// If packets are claimed, checks with packets that the backend serves the state with that many pods.
+    /// If the backend claims packets, sends packets to check that the backend serves a state with `pods` endpoints.
     pub(super) fn packets(&mut self, pods: usize) -> anyhow::Result<()> {
         let Some(lab) = self.claims_packets(pods) else { return Ok(()) };
         probe_flows(&lab.network, &[flow(pods)?])?;
@@ -81,7 +81,7 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// Waits until packets show the state with that many pods.
+    /// Waits until packets show that the backend serves a state with `pods` endpoints.
     pub(super) fn await_packets(&mut self, pods: usize) -> anyhow::Result<()> {
         self.eventually(|life| life.packets(pods))
     }
@@ -103,7 +103,7 @@ impl<'a> Life<'a> {
         self.bench.command.with_text(listing).output_lines(self.bench.namespace()).context("--listing")
     }
 
-    /// Checks that packets, the kernel's state and the listing still show the same.
+    /// Checks that packets and the kernel still show a state with `pods` endpoints, and that the listing is still `written`.
     pub(super) fn is_unchanged(&mut self, pods: usize, written: &[String]) -> anyhow::Result<()> {
         self.packets(pods)?;
         if self.bench.options.read_back.is_some() {

@@ -147,7 +147,7 @@ fn killed_and_changed(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.bench.start_backend()?;
     life.bench.await_state(revision, &serving(1))?;
     life.await_packets(1)?;
-    // The killed process wrote this service, and its successor removes it.
+    // The successor also removes the service that the killed process wrote.
     life.bench.apply(&state([service(2, 0)]))?;
     Ok(life.bench.verdict())
 }

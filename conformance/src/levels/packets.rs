@@ -1,4 +1,4 @@
-//! The level `packets`: creates a network for each Case, runs the backend on its node, and sends real packets.
+//! The level `packets`: creates a network for each Case, runs the backend on the network's node, and sends real packets.
 
 use anyhow::Context as _;
 use localnet_lab::{Case, DetectLocal, Flow, Network, NodeOptions, Servers, case::read_cases, check::probe_flows};

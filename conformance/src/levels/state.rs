@@ -13,7 +13,7 @@ pub(super) fn run(options: &Options, report: &impl Fn(&Outcome)) -> anyhow::Resu
     for case in cases.iter().filter(|case| options.selects(Level::State, &case.name)) {
         outcomes.push(check(Level::State, &case.name, report, || {
             let state = state_of_case(&case.cluster(), &case.flows.node.name)?;
-            // The next Case needs a running backend, whatever the previous one did to it.
+            // The next Case needs a running backend, even if the previous Case made the backend exit.
             if bench.backend()?.is_alive().is_err() {
                 bench.start_backend()?;
             }

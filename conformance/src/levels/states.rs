@@ -27,13 +27,13 @@ pub(super) fn state(services: impl IntoIterator<Item = Service>) -> Snapshot {
     Snapshot { node, services, ..Snapshot::default() }
 }
 
-/// The ClusterIP of the service with that number.
+/// The ClusterIP of the service with this number.
 pub(super) fn vip(number: u16) -> Ipv4Addr {
     let [high, low] = number.to_be_bytes();
     Ipv4Addr::new(172, 30, high, low)
 }
 
-/// A service with one TCP port and that many endpoints.
+/// A service with one TCP port and `endpoints` endpoints.
 pub(super) fn service(number: u16, endpoints: u16) -> Service {
     named(&format!("web-{number}"), number, "http", endpoints)
 }
@@ -49,7 +49,7 @@ pub(super) fn port(name: &str, protocol: Protocol, number: u16) -> Port {
     Port { name: name.into(), protocol, port: number, ..Port::default() }
 }
 
-/// The address of the endpoint with that number.
+/// The address of the endpoint with this index.
 pub(super) fn pod(index: u16) -> IpAddr {
     let [high, low] = (index + 1).to_be_bytes();
     Ipv4Addr::new(10, 180, high, low).into()

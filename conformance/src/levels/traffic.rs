@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{brain::Fault, claims::Claim, outcome::Verdict};
 
-/// How many changes happen while traffic flows.
+/// How many changes the brain publishes while the client sends traffic.
 const CHANGES: u16 = 20;
 /// How many connections test affinity. If a backend chose one of two endpoints at random, one test in 32,768 would pass.
 const AFFINITY_PROBES: usize = 16;
@@ -103,7 +103,7 @@ pub(super) fn half_an_answer(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let backend = life.bench.backend()?;
     backend.signal(Signal::KILL)?;
     backend.await_exit(patience)?;
-    // The token, the node and one service; then nothing until the brain restarts.
+    // The answer contains the token, the node and one service, and then hangs until the brain restarts.
     life.bench.brain.faults([Fault::Hang(3)]);
     life.bench.start_backend()?;
     life.bench.brain.wait(patience, "an answer", |log| (log.hung > 0).then_some(()))?;
@@ -129,7 +129,7 @@ pub(super) fn affinity(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
         met.insert(answered(lab.network.client(), Protocol::Tcp, at(1))?);
     }
     anyhow::ensure!(met.len() == 1, "despite session affinity, one client reached several endpoints: {met:?}");
-    // Remove the endpoint: its clients move to the other one.
+    // Remove the endpoint. The client then moves to the other endpoint.
     let left: Vec<_> =
         PODS.iter().filter_map(|pod| pod.parse().ok()).filter(|pod| met.iter().all(|by| by.ip() != *pod)).collect();
     let endpoints = left.iter().map(|pod| endpoint(*pod, "http", 8080)).collect();

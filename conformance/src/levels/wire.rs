@@ -147,7 +147,7 @@ const CHECKS: &[(&str, Check)] = &[
     }),
 ];
 
-/// The checks that need only the backend's requests. The other checks need the backend's state, so something must show it.
+/// The checks that need only the backend's requests. The other checks also need to observe the backend's state.
 const BY_CALLS: &[&str] = &[
     "starts-without-a-token",
     "continues-with-the-token-of-the-last-answer",
@@ -232,7 +232,8 @@ fn cut(bench: &mut Bench<'_>, fault: Fault) -> anyhow::Result<()> {
     bench.await_state(revision, &after)
 }
 
-/// Waits until the backend repeats its request after a cut answer. Checks that the request has the token of `held`, or none.
+/// Waits until the backend repeats its request after a cut answer. Checks that the request has the token
+/// of `held` or no token, and that the backend does not report the incomplete state `cut` as applied.
 fn await_repeated_request(bench: &mut Bench<'_>, held: Revision, cut: Revision) -> anyhow::Result<()> {
     bench.brain.wait(bench.options.patience, "another call of Next after the stream was cut", |log| {
         (log.held > 0).then_some(())
@@ -283,7 +284,7 @@ fn another_brain(bench: &mut Bench<'_>, before: &Snapshot, after: &Snapshot) -> 
     await_token(bench, revision).map(drop)
 }
 
-/// `edit` modifies the items of the first answer. A backend that ignores unknown content still reads them as `state`.
+/// `edit` modifies the items of the first answer. A backend that ignores unknown content still reads `state`.
 fn edited(bench: &mut Bench<'_>, edit: fn(Vec<Bytes>) -> Vec<Bytes>, state: &Snapshot) -> anyhow::Result<()> {
     bench.brain.faults([Fault::Edit(edit)]);
     bench.apply(state)?;
