@@ -1,7 +1,7 @@
 //! [`Check`]: a complete document whose values are being checked. The errors have kube-proxy's wording.
 //!
 //! kube-proxy does not validate values that the configured mode does not use. If such a value is invalid, localnet skips
-//! it with a warning. If `configHardFail` is set, the value is an error.
+//! the value with a warning, or reports an error if `configHardFail` is set.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ use crate::{
 pub struct Reader {
     /// The operating system of the node.
     pub platform: Platform,
-    /// The meaning of an empty `mode`. In kube-proxy, it means `iptables` on Linux and `kernelspace` on Windows.
+    /// The meaning of an empty `mode`. In kube-proxy, an empty mode means `iptables` on Linux and `kernelspace` on Windows.
     pub empty_mode: Mode,
 }
 
@@ -64,8 +64,8 @@ impl Check<'_> {
         self.findings.invalid(field.path, value, why, remedy);
     }
 
-    /// Adds a finding about an invalid value. If the mode uses the field, or if `configHardFail` is set, the finding is
-    /// an error. Otherwise it is a warning that the value is skipped.
+    /// Adds a finding about an invalid value: an error if the mode uses the field or if `configHardFail` is set, otherwise a
+    /// warning that the value is skipped.
     pub(crate) fn invalid_if_used(&mut self, used: bool, path: &str, value: &str, why: &str, remedy: &str) {
         if used || self.document.get("configHardFail") == true {
             self.findings.invalid(path, value, why, remedy);

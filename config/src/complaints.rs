@@ -16,7 +16,7 @@ use crate::{
 pub struct Node<'a> {
     /// The family of the node's first primary address.
     pub primary: Family,
-    /// Whether the node supports both families.
+    /// Whether the node's kernel supports both families.
     pub dual_stack: bool,
     /// Whether the node has addresses of both families.
     pub has_both: bool,
@@ -25,8 +25,8 @@ pub struct Node<'a> {
 }
 
 impl Config {
-    /// Returns the problems of this configuration on a node, mostly in kube-proxy's words. If one of them is an error, the
-    /// program cannot start.
+    /// Returns the problems of this configuration on a node, mostly in kube-proxy's words. If one of the problems is an
+    /// error, the program cannot start.
     pub fn complaints(&self, node: &Node<'_>) -> Vec<Diagnostic> {
         let mut found = Vec::new();
         found.extend(self.node_ports(node));
@@ -41,8 +41,8 @@ impl Config {
         found
     }
 
-    /// The severity of a value that may not work. With `configHardFail` it is an error, which keeps the program from
-    /// starting. Otherwise it is a warning.
+    /// The severity of a value that may not work: with `configHardFail` an error, which keeps the program from starting;
+    /// otherwise a warning.
     fn doubtful(&self) -> Severity {
         if self.config_hard_fail { Severity::Error } else { Severity::Warning }
     }

@@ -15,7 +15,7 @@ use crate::{
 
 const API_VERSION: &str = "apiVersion";
 
-/// Converts a [complete](Document::complete) document of v1alpha1 to v1alpha2. Its meaning does not change. Also returns a
+/// Converts a [complete](Document::complete) document of v1alpha1 to v1alpha2, without changing its meaning. Also returns a
 /// diagnostic for each value that v1alpha2 cannot express.
 pub fn convert(old: &Document) -> (Document, Vec<Diagnostic>) {
     let (mut new, mut findings) = (Document::new(Version::V1alpha2), Findings::default());
@@ -97,8 +97,8 @@ impl Config {
         if self.node_port_addresses.0.is_empty() && self.mode == Mode::Nftables {
             new.set("nodePortAddresses", json!(["0.0.0.0/0", "::/0"]));
         }
-        // Two fields of v1alpha2 are written to `iptables.masqueradeBit`, and the last write applies. The loop
-        // runs in reverse order, so that the first of the two fields is written last.
+        // Two fields of v1alpha2 are written to `iptables.masqueradeBit`, and the last write applies. The loop runs in reverse
+        // order, so that the field that comes first in the table is written last.
         for field in FIELDS.iter().rev() {
             if let Formerly::InModes(paths) = field.formerly {
                 paths.iter().for_each(|(path, _)| old.set(path, field.kind.zero()));

@@ -12,7 +12,7 @@ pub(crate) const GROUP: &str = "kubeproxy.config.k8s.io";
 /// The kind of the documents.
 pub(crate) const KIND: &str = "KubeProxyConfiguration";
 
-/// A `KubeProxyConfiguration` of either version: a value for each field of the version, in its [normal form](crate::Kind).
+/// A `KubeProxyConfiguration` of either version: a value in [normal form](crate::Kind) for each field of the version.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Document {
     pub(crate) version: Version,

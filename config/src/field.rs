@@ -18,7 +18,7 @@ pub struct Field {
     pub flag: Option<&'static str>,
     /// kube-proxy's flag in the mode ipvs, if that mode has a flag of its own.
     pub ipvs_flag: Option<&'static str>,
-    /// Whether the flag overrides the file of `--config`. Any other flag is ignored whenever there is a file.
+    /// Whether the flag overrides the file of `--config`. If not, the flag is ignored whenever `--config` is given.
     pub flag_overrides_file: bool,
     /// The effect of the field in localnet.
     pub effect: Effect,
@@ -56,20 +56,20 @@ pub enum Effect {
 /// The place of a field in v1alpha1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Formerly {
-    /// The same place.
+    /// The same place as in v1alpha2.
     Same,
-    /// Another place.
+    /// This path.
     At(&'static str),
-    /// v1alpha1 has one field for each of several modes, each with its own default. The configured mode selects the
-    /// section that contains its field: `ipvs`, `nftables`, or for all other modes `iptables`. Zero counts as missing.
+    /// v1alpha1 has one field for each of several modes: these paths, each with a default. The field that applies is the
+    /// one in the section `ipvs`, `nftables`, or for all other modes `iptables`. Zero counts as missing.
     InModes(&'static [(&'static str, &'static str)]),
-    /// v1alpha1 has a single string instead of a list. An empty string counts as missing.
+    /// v1alpha1 has a single string instead of a list, at this path and of this type. An empty string counts as missing.
     Text(&'static str, Kind),
     /// v1alpha1 has no such field.
     New,
 }
 
-/// A field with the same path in v1alpha1, without a default, flag or note.
+/// A field with the same path in v1alpha1, and without a default or a flag.
 pub(crate) const fn field(path: &'static str) -> Field {
     Field {
         path,

@@ -1,7 +1,6 @@
 //! Log filters, which suppress messages of the libraries that the programs use.
 
-/// The libraries whose messages are useful only to the authors of the libraries, each with the least severe level that is
-/// logged.
+/// The libraries whose messages are useful only to their authors, each with the least severe level that is logged.
 ///
 /// Each suppressed line repeats an event that our programs log once with its cause, or traces a frame of a connection.
 /// `h2` and `netlink_proto` warn about each peer that closes its connection early, so a peer could flood the log.
@@ -54,11 +53,11 @@ fn check(text: &str) -> Result<(), String> {
     }
 }
 
-/// Returns the log filter for a level such as `debug`. The filter suppresses messages of libraries. Directives in the text,
+/// Returns the log filter for a level such as `debug`. The filter suppresses messages of libraries. Directives in `level`,
 /// as in `debug,h2=debug`, take precedence. The level `trace` logs everything.
 ///
 /// # Errors
-/// Returns an error if a directive of the text has no level.
+/// Returns an error if a directive in `level` has no level, as in `debug,h2`.
 pub fn directives(level: &str) -> Result<String, String> {
     check(level)?;
     if level.split(',').any(|directive| directive.trim().eq_ignore_ascii_case("trace")) {

@@ -65,7 +65,7 @@ localnet_core::names! {
     }
 }
 
-/// Makes a document contain a value as its text.
+/// Serializes the values of these types as their text.
 macro_rules! serialize_as_text {
     ($($name:ident)*) => { $(
         impl Serialize for $name {

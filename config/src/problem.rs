@@ -1,4 +1,4 @@
-//! The errors and warnings of a configuration. Their texts follow kube-proxy's `field: Invalid value: …`.
+//! The errors and warnings of a configuration. Their texts have kube-proxy's form `field: Invalid value: …`.
 
 use std::{error::Error, fmt};
 
@@ -35,7 +35,7 @@ impl Findings {
         self.add(Code::ValueInvalid, field, format!("Invalid value: {value}: {why}"), remedy);
     }
 
-    /// Adds a diagnostic with its own text.
+    /// Adds a diagnostic with the usual severity of `code`.
     pub(crate) fn add(&mut self, code: Code, field: &str, problem: impl Into<String>, remedy: &str) {
         self.0.push(Diagnostic::new(code, Subject::text(0), problem).field(field).remedy(remedy));
     }

@@ -30,12 +30,12 @@ const LARGEST: usize = 1 << 20;
 /// The maximum nesting depth. A configuration has five levels.
 const DEEPEST: usize = 32;
 
-/// The contents of a text.
+/// A configuration that was read, with its version and problems.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reading {
     /// The configuration.
     pub config: Config,
-    /// The version of the text. If only flags were read, v1alpha1.
+    /// The version of the text; v1alpha1 if only flags were read.
     pub version: Version,
     /// Problems that do not invalidate the configuration. Report them once.
     pub warnings: Vec<Diagnostic>,

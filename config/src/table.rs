@@ -6,11 +6,11 @@
 //!
 //! | column | meaning |
 //! |---|---|
-//! | `as Rule` | the rules for the field's values, from [`types`](crate::types); without it, the rules of its type |
+//! | `as Rule` | the rules for the field's values, from [`types`](crate::types), unless the rules of the field's type apply |
 //! | `default` | the default, unless it is false, zero or empty |
 //! | `empty_is_default` | zero or an empty string counts as missing |
-//! | `v1alpha1`, `v1alpha1_in_modes`, `v1alpha1_text`, `new_in_v1alpha2` | the field's place in v1alpha1, unless it is the same |
-//! | `v1alpha1_default` | the field's default in v1alpha1, unless it is the same |
+//! | `v1alpha1`, `v1alpha1_in_modes`, `v1alpha1_text`, `new_in_v1alpha2` | the field's place in v1alpha1, unless the place is the same |
+//! | `v1alpha1_default` | the field's default in v1alpha1, unless the default is the same |
 //! | `flag`, `ipvs_flag` | kube-proxy's flag |
 //! | `overriding_flag` | kube-proxy's flag, if it overrides the file of `--config` |
 //! | `brain`, `backend` | the part of localnet that uses the field, unless both do |

@@ -45,8 +45,8 @@ impl Document {
         Self { version, values }
     }
 
-    /// Reads the fields of this version from a document. The types of their values must already have been checked. Fields
-    /// that the version does not have are skipped.
+    /// Reads the fields of a version from JSON, and skips all other fields. The types of the values must already have been
+    /// checked.
     ///
     /// # Errors
     /// Returns each value that is out of range or does not have the notation of its type.

@@ -23,8 +23,8 @@ pub enum Begin {
     },
 }
 
-/// Reads the configuration from the flags and the file. If `--write-config-to` is given, it writes the configuration to that
-/// file.
+/// Reads the configuration from the flags and the file. If `--write-config-to` is given, writes the configuration to
+/// that file.
 ///
 /// # Errors
 /// Returns every problem of the flags and the file, or an error if a file cannot be read or written.

@@ -1,5 +1,5 @@
 //! The configuration of a running program. The program reads it at the start from the flags and the file of `--config`,
-//! and reads the file again whenever it changes. This crate does the I/O for `localnet-config`, which is pure. The brain
+//! and reads the file again whenever the file changes. This crate does the I/O for `localnet-config`, which is pure. The brain
 //! and the backends use it.
 //!
 //! ```text

@@ -31,7 +31,7 @@ pub fn last_words(error: &anyhow::Error) -> String {
     text.lines().map(|line| format!("error: {line}\n")).collect()
 }
 
-/// Adds the file to a diagnostic, unless it is about a flag.
+/// Adds the file to a diagnostic, unless the diagnostic is about a flag.
 pub(crate) fn placed(diagnostic: &Diagnostic, file: Option<&Path>) -> Diagnostic {
     let diagnostic = diagnostic.clone();
     match file {

@@ -25,7 +25,7 @@ pub struct Running {
     flags: KubeProxyFlags,
     reader: Reader,
     file: Option<PathBuf>,
-    /// The text of the last read; `None` if the file could not be read.
+    /// The text that was read last; `None` if the file could not be read.
     text: Option<String>,
     reading: Reading,
     watch: Option<Watch>,
@@ -62,7 +62,7 @@ impl Running {
         self.file.as_ref().map_or_else(|| "flags".to_owned(), |file| file.display().to_string())
     }
 
-    /// Logs that a program starts: its version, the node if any, its source, the mode and the origin of the configuration.
+    /// Logs that a program starts, with the version, the node if any, the source, the mode and the origin of the configuration.
     pub fn log_start(&self, program: &str, node: Option<&str>, source: impl Display) {
         info!(
             version = env!("CARGO_PKG_VERSION"),
@@ -110,7 +110,7 @@ impl Running {
     /// forever. Cancel-safe. Requires a tokio runtime.
     pub async fn changed(&mut self) -> &Config {
         let Some(file) = self.file.clone() else { return std::future::pending().await };
-        // Watching begins before the first check. Otherwise a change between the two would be missed.
+        // The watch begins before the first check. Otherwise a change between the check and the watch would be missed.
         let mut first = self.watch.is_none();
         loop {
             let watch = self.watch.get_or_insert_with(|| Watch::new(&file));
@@ -188,7 +188,7 @@ impl Current {
     }
 }
 
-/// The task that follows the file. Dropping it ends the task.
+/// The task that follows the file. Dropping this value ends the task.
 #[derive(Debug)]
 #[must_use = "the file is followed until this is dropped"]
 pub struct Following {

@@ -72,7 +72,7 @@ impl Watch {
             // The watch of a deleted folder no longer exists.
             let _ = watcher.unwatch(&old);
         }
-        // A ConfigMap has two links: file → ..data/file, and ..data → ..2026_…, in the same folder as the first.
+        // In the volume of a ConfigMap, file → ..data/file and ..data → ..2026_… are links in the same folder.
         let real = fs::canonicalize(&self.file).ok();
         for folder in [Some(self.file.as_path()), real.as_deref()].into_iter().flatten().filter_map(Path::parent) {
             if !self.armed.iter().any(|armed| armed == folder)

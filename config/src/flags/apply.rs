@@ -17,9 +17,8 @@ use crate::{
 };
 
 impl KubeProxyFlags {
-    /// Returns the configuration that the flags define. If `--config` is given, `text` is the content of its file, and
-    /// the text defines the configuration instead. In that case only a few flags apply, and a warning names each of the
-    /// others.
+    /// Returns the configuration that the flags define. If `--config` is given, returns the configuration in `text`, the
+    /// content of the file. Then only a few flags apply, and a warning names each of the other flags.
     ///
     /// # Errors
     /// Returns a diagnostic for each flag that belongs to another operating system. If there is no such flag, returns
@@ -35,7 +34,8 @@ impl KubeProxyFlags {
         }
     }
 
-    /// Applies the flags that take precedence over a file. The patterns of `--vmodule` are placed before the file's.
+    /// Applies the flags that take precedence over a file. The patterns of `--vmodule` are placed before
+    /// the patterns of the file.
     fn beside(&self, reader: Reader, mut reading: Reading) -> Result<Reading, Invalid> {
         let (flags, ignored): (Vec<_>, Vec<_>) = self.given.iter().partition(|given| given.flag.beside_config);
         let ignored = ignored.into_iter().map(|given| {
@@ -59,7 +59,7 @@ impl KubeProxyFlags {
     fn alone(&self, reader: Reader) -> Result<Reading, Invalid> {
         let (mut document, _) = convert(&Document::new(Version::V1alpha1).complete());
         let (flags, mode) = (self.given.iter().collect::<Vec<_>>(), self.text("proxy-mode").unwrap_or_default());
-        // Without a file, kube-proxy's default is 1 s in every mode. With a file, it is zero in the mode ipvs.
+        // Without a file, kube-proxy's default is 1 s in every mode. With a file, the default is zero in the mode ipvs.
         document.set(MIN_SYNC_PERIOD, json!("1s"));
         // This field opens the node's loopback addresses to its neighbours. It is set only if the command line explicitly
         // selects kube-proxy's mode iptables, as k3s does. A user who only tries a backend does not select the mode.
@@ -102,7 +102,7 @@ fn resolved(
     min_sync_period: bool,
 ) -> Result<(Config, Vec<Diagnostic>), Invalid> {
     let mut findings = Findings::default();
-    // If a flag sets zero, the default does not replace it.
+    // Only addresses are completed, because a default must not replace a zero that a flag has set.
     document.complete_addresses();
     let config = resolve(&document, reader, min_sync_period, &mut findings);
     for found in findings.iter_mut() {

@@ -21,7 +21,7 @@ pub struct Flag {
     pub kind: Kind,
     /// What the flag sets.
     pub sets: Sets,
-    /// Whether the flag applies even if `--config` is given. If not, it is ignored in that case.
+    /// Whether the flag applies even if `--config` is given. If not, the flag is ignored whenever `--config` is given.
     pub beside_config: bool,
     /// The platform that has the flag; `None` means every platform.
     pub platform: Option<Platform>,
@@ -75,7 +75,7 @@ impl Flag {
         }
     }
 
-    /// The flag of a field.
+    /// The flag of a field. `mode` is appended to the help text.
     fn of(field: &Field, name: &'static str, mode: &str) -> Self {
         let kind = match field.formerly {
             Formerly::Text(_, kind) => kind,

@@ -72,15 +72,14 @@ impl FieldType for Option<IpAddr> {
         let ip = address::ip(given);
         if ip.is_none() && !given.is_empty() {
             let value = format!("{given:?}");
-            // When kube-proxy parses this value, it is too late to refuse an invalid one. kube-proxy then runs without
-            // the value.
+            // kube-proxy parses this value too late to refuse an invalid value, and runs without the value.
             check.invalid_if_used(false, field.path, &value, "must be a valid IP", "write it like 10.0.0.1");
         }
         ip
     }
 }
 
-/// Returns the valid CIDRs of a list, and adds a finding for each of the others.
+/// Returns the valid CIDRs of a list, and adds a finding for each invalid CIDR.
 fn cidrs(check: &mut Check<'_>, field: &Field, used: bool, why: &str, remedy: &str) -> Vec<IpNet> {
     let mut cidrs = Vec::new();
     for (position, text) in check.document.texts(field.path).into_iter().enumerate() {

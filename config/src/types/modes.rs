@@ -42,7 +42,7 @@ impl FieldType for Mode {
     }
 }
 
-/// Adds an error if a string is neither empty nor one of the supported ones.
+/// Adds an error if the value of a field is neither empty nor in `supported`.
 fn supported(check: &mut Check<'_>, field: &Field, supported: &[&str]) {
     let given = check.document.text(field.path);
     if !given.is_empty() && !supported.contains(&given) {
@@ -76,7 +76,7 @@ impl FieldType for DetectLocalMode {
     }
 }
 
-/// The name of an interface, or a prefix of such names. It is required if `detectLocalMode` selects this field.
+/// The name of an interface, or a prefix of such names. The field must be set if `detectLocalMode` selects it.
 pub(crate) enum Interface {}
 
 impl FieldType<String> for Interface {

@@ -23,7 +23,7 @@ impl FieldType for f32 {
     }
 }
 
-/// Returns an integer. Adds an error and returns 0 if it is negative.
+/// Returns an integer. If the integer is negative, adds an error and returns 0.
 fn count(check: &mut Check<'_>, field: &Field, remedy: &str) -> u32 {
     let given = check.document.get(field.path).as_i64().unwrap_or_default();
     u32::try_from(given).unwrap_or_else(|_| {
@@ -109,7 +109,7 @@ impl FieldType for Option<Duration> {
     }
 }
 
-/// Returns a duration. Adds an error if it is not more than zero.
+/// Returns a duration. If the duration is not more than zero, adds an error.
 pub(super) fn more_than_zero(check: &mut Check<'_>, field: &Field, why: &str, remedy: &str) -> Duration {
     let given = check.document.duration(field.path);
     given.positive().filter(|period| !period.is_zero()).unwrap_or_else(|| {
