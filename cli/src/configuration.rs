@@ -1,5 +1,4 @@
-//! Selects the configuration that answers are computed with: the one that the backend reports, the command line's, or the
-//! defaults.
+//! Selects the configuration that answers are computed with: from the backend's report, the command line, or the defaults.
 //!
 //! | given | configuration |
 //! |---|---|

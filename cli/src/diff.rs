@@ -24,7 +24,7 @@ use crate::{
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Differences {
-    /// One entry per differing object, up to the limit.
+    /// The objects that differ: all, or the first [`MOST`].
     pub differences: Vec<Difference>,
     /// The total number of differences.
     pub count: usize,

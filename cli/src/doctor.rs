@@ -52,7 +52,7 @@ pub enum Verdict {
     Unknown,
 }
 
-/// Our table of a family: whether it exists, and the chains that differ from the plan.
+/// A family, whether the table of this family exists, and the chains in the table that differ from the plan.
 pub type OwnTable = (Family, bool, Vec<String>);
 
 /// The evidence about the node.

@@ -87,7 +87,7 @@ pub struct OnNode {
 }
 
 impl Evidence {
-    /// The brain's diagnostics about the parts of the Service that it skips.
+    /// The brain's diagnostics about the parts of the Service that the brain skips.
     pub fn errors(&self) -> impl Iterator<Item = &Diagnostic> {
         self.why.iter().flat_map(|why| &why.findings).filter(|of| of.severity == Severity::Error)
     }

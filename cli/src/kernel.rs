@@ -226,7 +226,7 @@ fn read_table(socket: &mut Socket, table: &Table) -> Result<Option<TableDump>, n
     Err(nft::Error::Changing)
 }
 
-/// Reads and sorts the elements of a set if the plan fills the set. The other sets contain clients, and packets fill them.
+/// Reads and sorts the elements of a set if the plan fills the set. Packets fill the other sets, which contain clients.
 fn read_elements(table: &Table, of: &mut SetDump) -> Result<(), nft::Error> {
     if let Some(set) = of.set.as_ref().filter(|set| SetId::of_name(&set.name).is_some()) {
         of.elements = Socket::open()?.elements(table, set)?.unwrap_or_default();
@@ -248,7 +248,7 @@ pub async fn addresses() -> anyhow::Result<Vec<IpAddr>> {
     Ok(Addresses::watch()?.list().await?.into_iter().map(|address| address.ip).collect())
 }
 
-/// Returns the routes to some addresses.
+/// Returns the route to each address.
 ///
 /// # Errors
 /// Returns an error if rtnetlink does not answer.

@@ -46,7 +46,7 @@ pub enum Thing {
     Element(SetId, Element),
 }
 
-/// Plans a Service on this node, and returns the plan of one of its VIPs.
+/// Plans a Service on this node, and returns the plan of the VIP `key`.
 pub fn vip(service: &Service, facts: &Facts, key: &VipKey) -> Option<Vip> {
     service::plan(service, facts).vips.into_iter().find(|(vip, _)| vip == key).map(|(_, vip)| vip)
 }
@@ -245,7 +245,7 @@ impl<'a> Path<'a> {
         self.rule(point, jumps);
     }
 
-    /// Adds the rule of a chain that looks up a set.
+    /// Adds the rule that looks up a set in a chain.
     fn lookup(&mut self, chain: &str, set: SetId) {
         self.rule(chain, |statement| statement.set().is_some_and(|name| **name == *set.name()));
     }

@@ -12,7 +12,7 @@ use serde::{Serialize, Serializer};
 
 use crate::origin::Values;
 
-/// The revision that the brain and each backend have reached, and their problems.
+/// The revisions that the brain and the backends have reached, and the problems that they report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {

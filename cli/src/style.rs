@@ -3,7 +3,7 @@
 /// The sign for an empty value in tables.
 pub const NONE: &str = "-";
 
-/// How to print for people.
+/// The style of output for people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Style {
     /// Whether tables have the additional columns of the format `wide`.

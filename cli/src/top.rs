@@ -79,7 +79,7 @@ pub struct Row {
     pub bytes_per_second: Option<f64>,
 }
 
-/// The owner and the eligible endpoints of each VIP.
+/// For each VIP: the name of the owner's port, and the eligible endpoints.
 type Owners = std::collections::HashMap<(Protocol, SocketAddr), (String, std::sync::Arc<[SocketAddr]>)>;
 
 /// The counters of each flow in the previous sample. Protocol, tuple and ID identify a flow.

@@ -29,7 +29,7 @@ pub(crate) fn cidr(text: &str) -> Option<IpNet> {
     let (address, prefix) = text.split_once('/')?;
     let plain = !prefix.is_empty() && prefix.bytes().all(|byte| byte.is_ascii_digit());
     let prefix = prefix.parse().ok().filter(|_| plain)?;
-    // The prefix of an IPv4-mapped IPv6 address is counted in IPv6 bits.
+    // An IPv4-mapped IPv6 address stays an IPv6 address, because the prefix counts the bits of the IPv6 address.
     let address = v4(address).map(IpAddr::from).or_else(|| address.parse().ok())?;
     IpNet::new(address, prefix).ok().map(|net| net.trunc())
 }

@@ -58,7 +58,7 @@ pub enum Effect {
 pub enum Formerly {
     /// The same place as in v1alpha2.
     Same,
-    /// This path.
+    /// A different path.
     At(&'static str),
     /// v1alpha1 has one field for each of several modes: these paths, each with a default. The field that applies is the
     /// one in the section `ipvs`, `nftables`, or for all other modes `iptables`. Zero counts as missing.
@@ -170,7 +170,7 @@ impl Field {
     }
 }
 
-/// Returns the section of a v1alpha1 document whose options apply in a mode.
+/// Returns the section that applies in a v1alpha1 document with this mode.
 pub(crate) fn section_of_mode(mode: &str) -> &'static str {
     match mode {
         "ipvs" => "ipvs",
@@ -213,7 +213,7 @@ impl Field {
         }
     }
 
-    /// The path in a v1alpha1 document of a mode.
+    /// The path in a v1alpha1 document with this mode.
     pub(crate) fn v1alpha1_path(&self, mode: &str) -> Option<&'static str> {
         match self.formerly {
             Formerly::Same => Some(self.path),
@@ -231,7 +231,7 @@ impl Field {
         self.ipvs_flag.filter(|_| mode == "ipvs").or(self.flag)
     }
 
-    /// The last step of the path.
+    /// The last part of the path, such as `min` in `linux.conntrack.min`.
     pub(crate) fn name(&self) -> &'static str {
         self.path.rsplit('.').next().unwrap_or(self.path)
     }

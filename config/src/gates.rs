@@ -1,7 +1,7 @@
 //! Feature gates. kube-proxy accepts every gate of Kubernetes, but uses only a few of them. Only these few have an effect
 //! in localnet.
 //!
-//! localnet accepts all other names, with a warning that they have no effect. kube-proxy refuses names that its release
+//! localnet accepts every other name, with a warning that the gate has no effect. kube-proxy refuses names that its release
 //! does not know. localnet cannot do the same: gates come and go with each release, and a ConfigMap that was made for
 //! another release must still work.
 

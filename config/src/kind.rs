@@ -39,7 +39,7 @@ pub enum Kind {
 type Wrong = (String, String, &'static str);
 
 impl Kind {
-    /// Zero, false or empty.
+    /// The zero value of this type: 0, false, or an empty string, list or map.
     pub(crate) fn zero(self) -> Value {
         match self {
             Self::Bool => json!(false),
@@ -53,12 +53,12 @@ impl Kind {
         }
     }
 
-    /// Returns the value, or zero instead of null.
+    /// Returns the value, or the zero value of this type for null.
     pub(crate) fn or_zero(self, value: Value) -> Value {
         if value.is_null() { self.zero() } else { value }
     }
 
-    /// Parses a default of the table.
+    /// Parses the text of a default in the table.
     pub(crate) fn value(self, text: &str) -> Value {
         match self.zero() {
             Value::String(_) => json!(text),

@@ -1,5 +1,5 @@
-//! kube-proxy's configuration and flags: `KubeProxyConfiguration` v1alpha1 as in kube-proxy v1.37, v1alpha2 as in KEP-784, the
-//! conversion between them, and kube-proxy's flags. This crate reads neither files nor the clock.
+//! kube-proxy's configuration: `KubeProxyConfiguration` v1alpha1 as in kube-proxy v1.37, v1alpha2 as in KEP-784, the
+//! conversion between the two versions, and kube-proxy's flags. This crate reads neither files nor the clock.
 //!
 //! ```text
 //!  text  ──► Reader::read ──────┐

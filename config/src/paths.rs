@@ -5,7 +5,7 @@ use crate::{
     table::{DROPPED, FIELDS},
 };
 
-/// Converts the path of a v1alpha2 field, with or without an index, to the path in a v1alpha1 document of a mode.
+/// Converts the path of a v1alpha2 field, with or without an index, to the path in a v1alpha1 document with this mode.
 pub(crate) fn v1alpha1_path(path: &str, mode: &str) -> String {
     let (name, index) = path.split_at(path.find('[').unwrap_or(path.len()));
     let Some(field) = FIELDS.iter().find(|field| field.path == name) else { return path.to_owned() };
@@ -16,7 +16,7 @@ pub(crate) fn v1alpha1_path(path: &str, mode: &str) -> String {
     }
 }
 
-/// Returns the remedy for a field or section of v1alpha1 in a v1alpha2 document.
+/// Returns the remedy for a v1alpha2 document that contains a field or section of v1alpha1.
 pub(crate) fn remedy_in_v1alpha2(path: &str) -> Option<String> {
     if let Some((_, remedy)) = DROPPED.iter().find(|(dropped, _)| *dropped == path) {
         return Some((*remedy).to_owned());

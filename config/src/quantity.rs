@@ -28,7 +28,7 @@ pub(crate) fn parse(text: &str) -> Option<i64> {
     i64::try_from(if negative { -value } else { value }).ok()
 }
 
-/// Returns the factor and the power of ten of a suffix.
+/// Returns the multiplier that a suffix means: a factor and a power of ten.
 fn unit(suffix: &str) -> Option<(i128, i32)> {
     let position =
         |names: &[&str]| (0_i32..).zip(names).find(|(_, name)| **name == suffix).map(|(position, _)| position);

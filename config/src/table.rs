@@ -386,8 +386,8 @@ section! {
 }
 
 impl Config {
-    /// Reads a complete document of v1alpha2. The result is valid only if there are no errors among the findings. A complete
-    /// document does not show whether `minSyncPeriod` is explicit; the caller sets that.
+    /// Reads a complete document of v1alpha2. The result is valid only if there are no errors among the findings. The
+    /// caller sets `explicit.min_sync_period`, which a complete document does not show.
     pub(crate) fn read(check: &mut Check<'_>) -> Self {
         Section::read(check)
     }

@@ -205,8 +205,8 @@ fn is_of(service: &localnet_proto::Service, to: SocketAddr) -> bool {
     external.clone().any(|ip| *ip == to.ip()) || service.ports.iter().any(|port| port.node_port == Some(to.port()))
 }
 
-/// The claim for the flow's destination. A Service owns all ports of its ClusterIPs. On its other addresses, it owns only its own
-/// ports.
+/// The claim for the flow's destination. A Service owns all port numbers at its ClusterIPs. At other
+/// addresses, the Service owns only the port numbers that it declares.
 fn destination(flow: &Flow, state: &Snapshot) -> Claim {
     let (ip, number) = (flow.to.ip(), flow.to.port());
     let any = |of: &dyn Fn(&Service) -> bool| state.services.values().any(|service| of(service));

@@ -1,4 +1,4 @@
-//! The brain's listener. It counts connections, to detect a backend that leaks them, and can refuse them all.
+//! The brain's listener. It counts connections, to detect a backend that leaks connections, and can refuse all connections.
 
 use std::{
     io,

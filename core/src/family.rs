@@ -45,12 +45,12 @@ impl Family {
 pub struct ByFamily<T>([T; 2]);
 
 impl<T> ByFamily<T> {
-    /// The two values.
+    /// The value `v4` for IPv4, and the value `v6` for IPv6.
     pub const fn new(v4: T, v6: T) -> Self {
         Self([v4, v6])
     }
 
-    /// The value that the function returns for each family, IPv4 first.
+    /// Calls the function for each family, IPv4 first, and stores the values that it returns.
     pub fn from_fn(of: impl FnMut(Family) -> T) -> Self {
         Self(Family::BOTH.map(of))
     }

@@ -1,8 +1,7 @@
 //! The types that every crate shares. They do no I/O, and depend neither on the wire format, nor on Kubernetes, nor on a
 //! kernel.
 //!
-//! - [`diagnostic`]: a problem with its code, subject, field and remedy. One type serves all programs, from the parser of a file
-//!   to the command that explains a Service.
+//! - [`diagnostic`]: a problem with its code, subject, field and remedy.
 //! - [`ServiceKey`]: the name of a Service.
 //! - [`Family`], [`ByFamily`] and [`Protocol`]: the family of an address, a value for each family, and the protocol of a
 //!   port.

@@ -49,7 +49,7 @@ pub struct Arguments {
 /// With `--once`, every other failure is an error as well; without it, the program retries.
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     arguments.backend.check()?;
-    // The backend to use if no mode is configured.
+    // If no mode is configured, the mode of this backend applies.
     let preferred = arguments.backend.chosen.unwrap_or(&BACKENDS[0]);
     let Some(running) = arguments.config.begin(preferred.mode)? else { return Ok(()) };
     let config = running.config();

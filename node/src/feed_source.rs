@@ -4,7 +4,7 @@ use localnet_brain::{feed::Feed, reports::Reports};
 use localnet_client::{Report, Revision, Source, SourceError};
 use localnet_proto::Update;
 
-/// A source of the states of a feed. It records the reports of its backend together with the reports of other backends.
+/// A [`Source`] that reads states from a feed, and records the backend's reports together with those of other backends.
 #[derive(Clone, Debug)]
 pub struct FeedSource {
     feed: Feed,

@@ -36,7 +36,7 @@ pub fn removed_item(key: &ServiceKey) -> wire::NextItem {
 }
 
 /// The items of a service. If the service has more than [`ENDPOINTS_PER_ITEM`] endpoints, or if its endpoints need more
-/// than [`BYTES_PER_ITEM`] bytes, there are several: the first item and its continuations.
+/// than [`BYTES_PER_ITEM`] bytes, there are several items: the first item and its continuations.
 pub fn service_items(service: &Service) -> Vec<wire::NextItem> {
     let item = |head: wire::Service, endpoints: &[Endpoint], continues: bool| wire::NextItem {
         endpoints: Some(wire::ServiceEndpoints {
@@ -64,7 +64,7 @@ pub fn service_items(service: &Service) -> Vec<wire::NextItem> {
 /// The size of the service's largest item in bytes, if it exceeds [`MAX_ITEM_BYTES`]; otherwise `None`.
 pub fn too_large(service: &Service) -> Option<usize> {
     let endpoints = service.endpoints.iter().map(endpoint_bytes);
-    // Because of this estimate, nearly all services need not be encoded.
+    // If this upper bound is small enough, as it nearly always is, the service need not be encoded.
     if endpoints.max().unwrap_or_default().max(head_bytes(service)) + BYTES_PER_ITEM <= MAX_ITEM_BYTES {
         return None;
     }

@@ -269,7 +269,7 @@ pub struct Scopes {
     #[serde(default, skip_serializing_if = "is_default")]
     pub internal: bool,
     /// Whether the endpoint serves traffic to external addresses and NodePorts. If the external traffic policy is Local,
-    /// traffic from this node and its pods does not count.
+    /// `short_circuit` replaces this value for traffic from this node and its pods.
     #[serde(default, skip_serializing_if = "is_default")]
     pub external: bool,
     /// Whether the endpoint serves traffic from this node and its pods to external addresses and NodePorts. Always false

@@ -101,7 +101,7 @@ fn nearness<S: Serializer>(of: &Nearness, serializer: S) -> Result<S::Ok, S::Err
 }
 
 impl Ineligible {
-    /// Whether the endpoint belongs to this family. If its address cannot be parsed, it belongs to both families.
+    /// Whether the endpoint belongs to this family. An endpoint whose address cannot be parsed belongs to both families.
     pub fn is_of(&self, family: Family) -> bool {
         self.address.parse::<IpAddr>().map_or(true, |address| Family::of(address) == family)
     }

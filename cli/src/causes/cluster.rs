@@ -114,8 +114,8 @@ pub(super) fn of_outcome(evidence: &Evidence, front: &Front) -> Diagnostic {
         let remedy = family.map_or("the pods must have addresses of the family of the VIP", |of| of.remedy.as_str());
         return of(code(Rule::Family), problem).remedy(remedy);
     }
-    // If a policy excludes endpoints that are otherwise eligible, the policy is the cause. Otherwise the cause is the most
-    // frequent rule; of equally frequent rules, the first.
+    // If a policy excludes endpoints that are otherwise eligible, the policy is the cause. Otherwise the cause is the rule
+    // that excludes the most endpoints; of several such rules, the first.
     let policy = ineligible.iter().find(|of| matches!(of.rule, Rule::InternalLocal | Rule::ExternalLocal));
     let count = |of: &Ineligible| ineligible.iter().filter(|other| other.rule == of.rule).count();
     let Some(found) = policy.or_else(|| ineligible.iter().rev().max_by_key(|of| count(of))) else {
@@ -127,7 +127,7 @@ pub(super) fn of_outcome(evidence: &Evidence, front: &Front) -> Diagnostic {
     of(code(found.rule), problem).field(found.field.clone()).remedy(found.remedy.clone())
 }
 
-/// The code of the cause if a rule excludes all endpoints.
+/// The code of the cause if this rule excludes the endpoints.
 fn code(rule: Rule) -> Code {
     match rule {
         Rule::NotReady | Rule::NotServing | Rule::Terminating => Code::EndpointsNotReady,

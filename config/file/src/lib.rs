@@ -1,6 +1,6 @@
 //! The configuration of a running program. The program reads it at the start from the flags and the file of `--config`,
 //! and reads the file again whenever the file changes. This crate does the I/O for `localnet-config`, which is pure. The brain
-//! and the backends use it.
+//! and the backends use this crate.
 //!
 //! ```text
 //!  flags ─┐

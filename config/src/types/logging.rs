@@ -105,7 +105,7 @@ fn needs_gate(check: &mut Check<'_>, field: &Field, is_set: bool) {
     }
 }
 
-/// `splitStream`
+/// `splitStream`, which needs a feature gate.
 pub(crate) enum SplitStream {}
 
 impl FieldType<bool> for SplitStream {
@@ -118,7 +118,7 @@ impl FieldType<bool> for SplitStream {
     }
 }
 
-/// `infoBufferSize`, a number of bytes. A negative number means no buffer.
+/// `infoBufferSize`, a number of bytes, which needs a feature gate. A negative number means no buffer.
 pub(crate) enum BufferSize {}
 
 impl FieldType<u64> for BufferSize {

@@ -27,7 +27,7 @@ pub(crate) trait FieldType<T: Serialize = Self> {
     /// Reads the value of a field. For an invalid value, adds a finding and returns some valid value.
     fn read(check: &mut Check<'_>, field: &Field) -> T;
 
-    /// Returns the value in the form that documents use. For null, documents contain the zero value of [`Self::KIND`].
+    /// Returns the value in the form that documents use. If this is null, documents contain the zero value of [`Self::KIND`].
     fn write(value: &T) -> Value {
         serde_json::to_value(value).unwrap_or_default()
     }

@@ -14,7 +14,7 @@ use crate::{
 /// The minor version of the kube-proxy whose rules this crate follows.
 const KUBERNETES: MinorVersion = MinorVersion { major: 1, minor: 37 };
 
-/// The kernel's `IFNAMSIZ` without the byte that terminates a name.
+/// The maximum length of an interface's name in bytes: the kernel's `IFNAMSIZ` without the terminating byte.
 const LONGEST_INTERFACE: usize = 15;
 
 impl FieldType for FeatureGates {

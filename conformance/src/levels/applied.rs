@@ -24,8 +24,8 @@ pub(super) fn token_after_state(life: &mut Life<'_>) -> anyhow::Result<Verdict> 
     Ok(life.bench.verdict())
 }
 
-/// The backend retries a failed change without a further change from the brain. Until the retry succeeds, it does not report the
-/// change as applied.
+/// The backend retries a failed change without a further change from the brain. Until the retry succeeds, the backend does not
+/// report the change as applied.
 pub(super) fn apply_fails(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let (Some(obstruct), Some(clear)) = (life.bench.options.obstruct.clone(), life.bench.options.clear.clone()) else {
         return Ok(Verdict::NotClaimed("no --obstruct was given".to_owned()));

@@ -20,7 +20,7 @@ pub(super) struct Bench<'a> {
     pub(super) options: &'a Options,
     pub(super) brain: Brain,
     pub(super) command: BackendCommand,
-    /// The backend. It is dropped before its network.
+    /// The backend, which is dropped before the network in `node`.
     pub(super) backend: Option<Backend>,
     /// Whether anything has shown the backend's state: its dump, the kernel's state, or packets.
     pub(super) shown: bool,
@@ -34,7 +34,7 @@ pub(super) enum Node<'a> {
     Lent(&'a Namespace),
     /// In a network of its own.
     Own(Box<Network>),
-    /// On this machine, whose rules it cannot change, because the kit does not run as root.
+    /// On this machine, whose rules the backend cannot change, because the kit does not run as root.
     Here,
 }
 

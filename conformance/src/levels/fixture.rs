@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{claims::Claim, outcome::Verdict};
 
-/// The pods of these checks.
+/// The addresses of the pods.
 pub(super) const PODS: [&str; 2] = ["10.180.0.1", "10.180.0.2"];
 
 /// A network with two pods that answer.

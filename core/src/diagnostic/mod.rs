@@ -1,7 +1,7 @@
 //! [`Diagnostic`]: a problem with its code, subject, field and remedy.
 //!
-//! Programs recognize a diagnostic by its [`Code`], which never changes between releases and is part of the wire protocol. The
-//! texts are for people and may change at any time, so programs must not depend on them.
+//! Programs recognize a diagnostic by its [`Code`]. Codes are part of the wire protocol and never change. The texts are for
+//! people and may change at any time, so programs must not depend on them.
 
 mod code;
 mod subject;
@@ -34,7 +34,7 @@ crate::names! {
 pub struct Diagnostic {
     /// What the diagnostic concerns.
     pub subject: Subject,
-    /// The field at fault, as in the text or object: `spec.ports[1].port`. Empty if the diagnostic concerns the whole subject.
+    /// The path of the field at fault, such as `spec.ports[1].port`. Empty if the diagnostic concerns the whole subject.
     pub field: String,
     /// The kind of problem, for programs.
     pub code: Code,

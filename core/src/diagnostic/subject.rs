@@ -16,7 +16,7 @@ pub enum Subject {
         file: Option<Arc<Path>>,
         /// The line, from 1; 0 for the text as a whole.
         line: u64,
-        /// The object at that place.
+        /// The object at this line, if there is one.
         object: Option<Box<Object>>,
     },
     /// A flag, named without dashes.
@@ -57,19 +57,19 @@ impl Object {
         Self { kind: kind.into(), namespace: namespace.into(), name: name.into() }
     }
 
-    /// A Service.
+    /// The Service `namespace/name`.
     pub fn service(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self::new(SERVICE, namespace, name)
     }
 }
 
 impl Subject {
-    /// A Service.
+    /// The Service with this key.
     pub fn service(key: &ServiceKey) -> Self {
         Object::service(Arc::clone(&key.namespace), Arc::clone(&key.name)).into()
     }
 
-    /// A Node.
+    /// The Node with this name.
     pub fn node(name: &str) -> Self {
         Object::new("Node", "", name).into()
     }
@@ -79,7 +79,7 @@ impl Subject {
         Self::Text { file: None, line, object: None }
     }
 
-    /// A line of a file, and the object at that place.
+    /// A line of a file, and the object at this line.
     pub fn in_file_of(file: Arc<Path>, line: u64, object: Option<Object>) -> Self {
         Self::Text { file: Some(file), line, object: object.map(Box::new) }
     }

@@ -22,7 +22,7 @@ pub struct Tree {
 /// A value without its line.
 #[derive(Debug)]
 pub enum Node {
-    /// No value. A field with this value counts as missing.
+    /// `null`. A field with this value counts as missing.
     Null,
     /// `true` or `false`.
     Bool(bool),

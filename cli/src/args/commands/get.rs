@@ -61,7 +61,7 @@ pub(super) async fn run(flags: Get, global: &Global) -> Answered {
     }
 }
 
-/// The maximum number of Services about which the brain is queried. Each needs a call of its own.
+/// The maximum number of Services about which the brain is queried. Each Service needs a call of its own.
 const MAX_QUERIED: usize = 1000;
 
 /// Returns the brain's reasons about each Service. The result is empty without a brain or for too many Services.
