@@ -48,7 +48,7 @@ codes! {
     /// A file or folder cannot be read.
     FileUnreadable = "file-unreadable", Error, "Check the path, and that the program's user may read it.";
     /// A file is not UTF-8 text.
-    FileNotText = "file-not-text", Error, "Save it as UTF-8.";
+    FileNotText = "file-not-text", Error, "Save the file as UTF-8.";
     /// The path does not lead to a regular file, or the file is too large.
     FileUnsuitable = "file-unsuitable", Error, "Use a regular file within the size limit that the message names.";
     /// A file had objects and is now empty. The brain keeps the objects, because a program may still be writing the file.
@@ -92,7 +92,7 @@ codes! {
     /// The flag belongs to another operating system.
     FlagOfOtherSystem = "flag-of-other-system", Error, "Remove the flag.";
     /// Two flags contradict each other.
-    FlagConflict = "flag-conflict", Error, "Use only one of them. To get both effects, run the program twice.";
+    FlagConflict = "flag-conflict", Error, "Use only one of the two flags. To get both effects, run the program twice.";
     /// The feature gate is unknown.
     GateUnknown = "gate-unknown", Warning, "Remove the feature gate.";
     /// The field needs a feature gate that is disabled.
@@ -111,7 +111,7 @@ codes! {
 
     // Objects of the cluster.
     /// A value is not an IP address.
-    AddressInvalid = "address-invalid", Error, "Write it like 10.0.0.1 or 2001:db8::1.";
+    AddressInvalid = "address-invalid", Error, "Write the address like 10.0.0.1 or 2001:db8::1.";
     /// The address is reserved, for instance a loopback or link-local address.
     AddressReserved = "address-reserved", Error, "Use an address that is routed to the node.";
     /// An older Service claims the same address and port, or the same NodePort. The older Service gets the traffic.
@@ -121,7 +121,7 @@ codes! {
     /// spec.ipFamilies and spec.clusterIPs contain the families in different orders.
     AddressFamilyMismatch = "address-family-mismatch", Error, "Give both lists the same order.";
     /// A value is not a CIDR.
-    CidrInvalid = "cidr-invalid", Error, "Write it like 203.0.113.0/24 or 2001:db8::/32.";
+    CidrInvalid = "cidr-invalid", Error, "Write the CIDR like 203.0.113.0/24 or 2001:db8::/32.";
     /// A value is not a port number.
     PortInvalid = "port-invalid", Error, "Use a number from 1 to 65535.";
     /// Two ports of a Service have the same name, number or NodePort.
@@ -131,7 +131,7 @@ codes! {
     /// A Service of type LoadBalancer with externalTrafficPolicy Local has no port for health checks.
     HealthCheckPortMissing = "health-check-port-missing", Error, "Set spec.healthCheckNodePort.";
     /// A Service is too large to be sent to backends.
-    ServiceTooLarge = "service-too-large", Error, "Split it into several Services.";
+    ServiceTooLarge = "service-too-large", Error, "Split the Service into several Services.";
     /// A list in a Node or ServiceCIDR is too long. The brain uses only the first items.
     ListTooLong = "list-too-long", Error, "Shorten the list.";
     /// The Node object was deleted. The brain uses the last version of the object.
@@ -187,7 +187,7 @@ codes! {
     /// The Service is headless: clients connect to its endpoints directly.
     ServiceHeadless = "service-headless", Error, "Check DNS and the pods, or give the Service a ClusterIP.";
     /// The Service is of type ExternalName, which is only a DNS name.
-    ServiceExternalName = "service-external-name", Error, "Check that the name resolves.";
+    ServiceExternalName = "service-external-name", Error, "Check that spec.externalName resolves.";
     /// The Service has no ClusterIP.
     ServiceWithoutAddress = "service-without-address", Error, "Set spec.clusterIP; an API server allocates one.";
     /// A label assigns the Service to another proxy.
@@ -233,11 +233,11 @@ codes! {
     /// The kernel does not have localnet's table.
     TableMissing = "table-missing", Error, "Start the backend: it creates the table within a second. The backend's log names the program that deleted the table.";
     /// Chains in localnet's table are missing, or differ from the plan (the desired state).
-    RulesDiffer = "rules-differ", Error, "Start the backend: it repairs this within a second. localnet diff lists all differences.";
+    RulesDiffer = "rules-differ", Error, "Start the backend: it repairs the table within a second. localnet diff lists all differences.";
     /// An element in localnet's table differs from the plan (the desired state).
-    ElementsDiffer = "elements-differ", Error, "Start the backend: it repairs this within a second. localnet diff lists all differences.";
+    ElementsDiffer = "elements-differ", Error, "Start the backend: it repairs the table within a second. localnet diff lists all differences.";
     /// An element is missing in localnet's table.
-    ElementsMissing = "elements-missing", Error, "Start the backend: it repairs this within a second. localnet diff lists all differences.";
+    ElementsMissing = "elements-missing", Error, "Start the backend: it repairs the table within a second. localnet diff lists all differences.";
     /// The program lacks the privileges to read the kernel's tables.
     KernelDenied = "kernel-denied", Error, "Run the program as root, on the node.";
     /// localnet did not read the kernel, so it checked only the state.
@@ -267,7 +267,7 @@ codes! {
     /// The kernel also has kube-proxy's rules. The first matching rule, localnet's or kube-proxy's, translates a packet.
     OtherProxy = "other-proxy", Warning, "Stop kube-proxy, then run localnet-nft cleanup --kube-proxy.";
     /// ip_tables (iptables-legacy) has rules, which localnet does not read.
-    LegacyRules = "legacy-rules", Warning, "List them with iptables-legacy-save.";
+    LegacyRules = "legacy-rules", Warning, "List the rules with iptables-legacy-save.";
     /// A rule of another program drops or rejects the packets.
     ForeignRule = "foreign-rule", Error, "Check the rule with nft -a list chain.";
 }
