@@ -89,7 +89,6 @@ fn slots(dump: &TableDump) -> LiveTable {
 }
 
 impl Differences {
-    /// Compares a planned table with the live table.
     fn compare(&mut self, planned: &TableContent, live: Option<&TableDump>) {
         let family = planned.table.family;
         let table = format!("{} {}", family_name(family), planned.table.name);

@@ -22,7 +22,6 @@ pub struct Table {
     prose: bool,
 }
 
-/// One cell of a table.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     /// The end of the cell's text in the table's text, in bytes.

@@ -43,7 +43,6 @@ pub(crate) struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// The mode in use.
     pub(crate) fn mode(&self) -> Mode {
         let given = Mode::named(self.document.text("mode"));
         given.filter(|mode| self.reader.platform.modes().contains(mode)).unwrap_or(self.reader.empty_mode)

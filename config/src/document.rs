@@ -25,7 +25,6 @@ impl Document {
         self.values.get(path).unwrap_or(&Value::Null)
     }
 
-    /// Sets the value of a field.
     pub(crate) fn set(&mut self, path: &'static str, value: Value) {
         self.values.insert(path, value);
     }

@@ -88,7 +88,6 @@ impl FeatureGates {
         Self { named: given.as_object().cloned().unwrap_or_default() }
     }
 
-    /// Checks the named gates.
     pub(crate) fn check(&self, findings: &mut Findings) {
         for (name, on) in &self.named {
             let field = format!("featureGates.{name}");

@@ -23,7 +23,6 @@ trait Both: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Both for T {}
 
-/// A listening socket.
 pub(crate) enum Listener {
     Unix(UnixListener),
     Tcp(TcpListener),

@@ -106,7 +106,6 @@ struct OfNode {
 }
 
 impl OfNode {
-    /// Whether the command reads the kernel of this machine.
     fn reads_kernel(&self, global: &Global) -> bool {
         self.kernel == When::Yes || (self.kernel == When::Auto && global.is_of_this_node())
     }

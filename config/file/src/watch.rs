@@ -36,7 +36,6 @@ impl fmt::Debug for Watch {
 }
 
 impl Watch {
-    /// Starts to watch a file.
     pub(crate) fn new(file: &Path) -> Self {
         let changed = Arc::new(Notify::new());
         let notify = Arc::clone(&changed);

@@ -23,7 +23,6 @@ pub(super) fn name(kind: Kind) -> &'static str {
     }
 }
 
-/// Creates a diagnostic about a flag.
 pub(super) fn about(code: Code, given: &Given, problem: String, remedy: &str) -> Diagnostic {
     Diagnostic::new(code, Subject::Flag(given.flag.name), problem).remedy(remedy)
 }

@@ -86,7 +86,6 @@ impl<'a> Bench<'a> {
         self.brain.start(self.node.namespace())
     }
 
-    /// Makes the brain refuse connections.
     pub(super) fn refuse_connections(&mut self) -> anyhow::Result<()> {
         self.brain.refuse_connections(self.node.namespace())
     }
@@ -105,7 +104,6 @@ impl<'a> Bench<'a> {
         self.node.namespace()
     }
 
-    /// The last lines of the backend's log.
     pub(super) fn log_tail(&self) -> String {
         self.backend.as_ref().map(Backend::log_tail).unwrap_or_default()
     }

@@ -14,7 +14,6 @@ use localnet_proto::{Endpoint, EndpointPort, Family, Node, Port, Protocol, Scope
 
 const SERVES: Scopes = Scopes { internal: true, external: true, short_circuit: false, established: true };
 
-/// A state with these services.
 pub(super) fn state(services: impl IntoIterator<Item = Service>) -> Snapshot {
     let node = Node {
         name: "node-a".to_owned(),
