@@ -80,8 +80,8 @@ pub fn differences(plan: &mut Desired, live: &Live, most: usize) -> Differences 
     found
 }
 
-/// Returns the slots of session affinity in a table. Only the kernel knows which endpoint has which slot, because this depends
-/// on history.
+/// Returns the slots of session affinity in a table. Only the kernel knows which endpoint has which slot, because earlier
+/// states determine the slots.
 fn slots(dump: &TableDump) -> LiveTable {
     let is_slots = |set: &Arc<Set>| SetId::of_name(&set.name).is_some_and(SetId::is_optional);
     let sets = dump.sets.iter().filter_map(|of| Some((of.set.clone().filter(is_slots)?, of.elements.clone())));

@@ -1,7 +1,7 @@
 //! `localnet top`: lists the Services, endpoints or clients with the most flows in connection tracking. Counting is pure.
 //!
-//! Rates cover the flows that both samples contain, and the flows that are new in the second sample. They miss flows that ended
-//! between the samples.
+//! Rates cover the flows that both samples contain, and the flows that are new in the second sample. Rates do not
+//! include flows that ended between the samples.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Instant};
 

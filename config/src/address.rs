@@ -41,7 +41,7 @@ pub(crate) struct BadSocket<'a> {
     pub(crate) why: &'static str,
 }
 
-/// The reason for a port that is 0, too large or not a number.
+/// The reason why a port is invalid: it is 0, too large or not a number.
 pub(crate) const NO_PORT: &str = "must be a valid port";
 
 /// Parses `IP:port`, with IPv6 addresses in brackets and a port of at least 1.

@@ -46,7 +46,7 @@ impl Findings {
         self.0.push(diagnostic.severity(Severity::Warning));
     }
 
-    /// All diagnostics, so that the caller can set their fields and lines.
+    /// Mutable references to all diagnostics, whose fields and lines the caller sets.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Diagnostic> {
         self.0.iter_mut()
     }

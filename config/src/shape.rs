@@ -113,7 +113,7 @@ fn is_number_too(path: &str) -> bool {
     path == "logging.flushFrequency" || path.ends_with(".infoBufferSize")
 }
 
-/// Returns the expected type of a field and the remedy.
+/// Returns the expected type, for a message about a value of another type, and the remedy.
 fn wanted(found: &Node, pattern: &Value) -> (&'static str, &'static str) {
     let wanted = match pattern {
         Value::String(default) if matches!(found, Node::Number(_)) && default.parse::<GoDuration>().is_ok() => {

@@ -60,7 +60,7 @@ impl Brain {
         }
     }
 
-    /// Starts to serve. If `inside` is given, a TCP listener is in this namespace. Every namespace can reach a unix socket.
+    /// Starts to serve. A TCP address belongs to the namespace `inside`, if there is one; a unix socket needs no namespace.
     ///
     /// # Errors
     /// Returns an error if the address cannot be bound.

@@ -77,7 +77,7 @@ impl Diagnostic {
         Self { severity, ..self }
     }
 
-    /// If the subject is a place in a text, sets the file of that text.
+    /// Sets the file of the text to `name`, if the subject is a place in a text.
     #[must_use]
     pub fn in_file(self, name: &Path) -> Self {
         Self { subject: self.subject.in_file(name), ..self }

@@ -84,7 +84,7 @@ impl Subject {
         Self::Text { file: Some(file), line, object: object.map(Box::new) }
     }
 
-    /// The same subject. If it is a place in a text, sets the file of that text to `name`.
+    /// Sets the file of the text to `name`, if the subject is a place in a text.
     #[must_use]
     pub fn in_file(self, name: &Path) -> Self {
         match self {
