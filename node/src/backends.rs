@@ -20,7 +20,7 @@ use crate::FeedSource;
 
 /// All backends.
 pub static BACKENDS: &[Entry] = &[
-    // The first backend is also the default for kube-proxy's modes that have no backend here.
+    // The first backend is also the default for the modes of kube-proxy that have no backend in this list.
     Entry::of::<localnet_nft::Nft>(),
     Entry::of::<localnet_iptables::Iptables>(),
     Entry::of::<localnet_ipvs::Ipvs>(),

@@ -137,7 +137,7 @@ codes! {
     /// The Node object was deleted. The brain uses the last version of the object.
     NodeGone = "node-gone", Warning, "Check the name of the node (--node-name), and that its Node exists.";
 
-    // Problems that keep the brain from reading the cluster. Meanwhile, the brain serves its last state.
+    // Problems that keep the brain from reading the cluster. The brain serves its last state until these problems end.
     /// The API server does not answer.
     ApiUnreachable = "api-unreachable", Error, "Check the API server, and the network between it and the node.";
     /// The program has no credentials for the API server.
