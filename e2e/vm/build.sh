@@ -107,14 +107,14 @@ if [ -z "$package" ] || ! (cd "$work" && download "$package") 2>/dev/null; then
     (cd "$work" && download "$package") || fail "downloading $package"
 fi
 version=${package#linux-image-}
-# Newer releases keep kernel and modules in packages of their own.
-for part in "linux-binary-$version" "linux-modules-$version"; do
+# Newer releases keep kernel, lists and modules in packages of their own.
+for part in "linux-base-$version" "linux-binary-$version" "linux-modules-$version"; do
     [ -z "$(apt-cache show "$part" 2>/dev/null)" ] || (cd "$work" && download "$part") || fail "downloading $part"
 done
 for deb in "$work"/*.deb; do
     # A package need not have a file for each of these; what must be there is looked for below.
     dpkg-deb --fsys-tarfile "$deb" | tar -x -C "$work" --wildcards --no-wildcards-match-slash --no-anchored --warning=none \
-        'boot/vmlinuz-*' 'modules.builtin*' 'modules.order' \
+        'boot/vmlinuz-*' 'modules/*/vmlinuz' 'modules.builtin*' 'modules.order' \
         'kernel/arch' 'kernel/crypto' 'kernel/lib' 'kernel/net' 'kernel/drivers/virtio' 'kernel/drivers/net/*.ko*' \
         'kernel/drivers/net/vxlan' 'kernel/drivers/net/ipvlan' \
         'kernel/fs/9p' 'kernel/fs/netfs' 'kernel/fs/fscache' 'kernel/fs/overlayfs' 2>/dev/null || true
@@ -122,8 +122,10 @@ for deb in "$work"/*.deb; do
 done
 [ -d "$work/lib/modules" ] || ln -s usr/lib "$work/lib"
 [ -n "$(find "$work/lib/modules/$version/kernel/net/netfilter/ipvs" -name 'ip_vs.ko*')" ] || fail "$package has no IPVS"
-unpack_kernel "$work/boot/vmlinuz-$version" "$work/vmlinux"
-rm -r "$work/boot"
+# Newer releases keep the kernel beside its modules.
+packed=$(find "$work/boot" "$work/lib/modules/$version" -name 'vmlinuz*' 2>/dev/null | head -n 1)
+unpack_kernel "$packed" "$work/vmlinux"
+rm -r "$packed"
 depmod -b "$work" "$version"
 initramfs "$work" "$version"
 echo "$stamp" >"$work/stamp"
