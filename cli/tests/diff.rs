@@ -1,5 +1,5 @@
-//! `localnet diff` against a kernel: silent after whatever happened to endpoints under session affinity, and not silent when somebody
-//! else has changed something. It used to plan fresh slots where the kernel keeps those that endpoints had.
+//! Tests `localnet diff` against a kernel: it reports only changes by other programs, whatever endpoints a Service with session
+//! affinity had before. Regression: it planned new slots, but the kernel keeps the slots that endpoints had.
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ use proptest::{
     test_runner::{Config as Cases, TestRunner},
 };
 
-/// Of two Services: whether external traffic goes to local endpoints, and whether clients keep their endpoint, of which these are all.
+/// For each Service: whether external traffic goes to local endpoints, whether it has session affinity, and its endpoints.
 type Services = Vec<(bool, bool, Vec<u8>)>;
 
 fn any_services() -> impl Strategy<Value = Services> {
@@ -48,7 +48,7 @@ fn state(services: &Services) -> anyhow::Result<Snapshot> {
     localnet::source::read(&text)
 }
 
-/// What `localnet diff` names.
+/// The differences that `localnet diff` reports.
 fn differences(state: &Snapshot) -> anyhow::Result<Vec<Difference>> {
     let mut plan = diff::plan(state, &Config::default(), &[]);
     let found = diff::differences(&mut plan, &Live::read()?, diff::MOST);

@@ -36,7 +36,7 @@ pub struct Case {
 /// All Cases, sorted by name.
 ///
 /// # Panics
-/// If a Case cannot be read, because then every test that reads Cases must fail.
+/// Panics if a Case cannot be read, because then every test that reads Cases must fail.
 pub fn cases() -> Vec<Case> {
     read_cases(&folder()).unwrap_or_else(|error| panic!("{error:#}"))
 }
@@ -50,7 +50,7 @@ impl Case {
     /// Reads the Case in `dir`.
     ///
     /// # Errors
-    /// `flows.yaml` cannot be read or is invalid.
+    /// Returns an error if `flows.yaml` cannot be read or is invalid.
     pub fn load(dir: &Path) -> anyhow::Result<Self> {
         let name =
             dir.file_name().and_then(|name| name.to_str()).ok_or_else(|| anyhow!("{} has no name", dir.display()))?;
@@ -93,7 +93,7 @@ impl Case {
     /// The endpoints at which servers have to run: [`Self::slice_endpoints`], and those that the flows name.
     ///
     /// # Errors
-    /// `cluster.yaml` cannot be read or is invalid.
+    /// Returns an error if `cluster.yaml` cannot be read or is invalid.
     pub fn endpoints(&self) -> anyhow::Result<BTreeSet<Endpoint>> {
         let mut endpoints = self.slice_endpoints()?;
         endpoints.extend(self.flows.endpoints());
@@ -103,7 +103,7 @@ impl Case {
     /// Every endpoint in an EndpointSlice that is a pod or uses the node's network, eligible or not.
     ///
     /// # Errors
-    /// `cluster.yaml` cannot be read or is invalid.
+    /// Returns an error if `cluster.yaml` cannot be read or is invalid.
     pub fn slice_endpoints(&self) -> anyhow::Result<BTreeSet<Endpoint>> {
         let path = self.cluster();
         let objects = read(&path).and_then(|text| Ok(serde_saphyr::from_multiple(&text)?));
@@ -115,7 +115,7 @@ impl Case {
 /// The Cases in a folder, sorted by name.
 ///
 /// # Errors
-/// The folder or one of the Cases cannot be read.
+/// Returns an error if the folder or one of the Cases cannot be read.
 pub fn read_cases(root: &Path) -> anyhow::Result<Vec<Case>> {
     let entries = std::fs::read_dir(root).with_context(|| format!("listing {}", root.display()))?;
     let mut dirs = Vec::new();

@@ -28,7 +28,7 @@ const PROBES_INTO_SILENCE: usize = 3;
 /// `program` lives as long as the check, such as a [`crate::Running`] process.
 ///
 /// # Errors
-/// The network cannot be built, `program` fails, or a flow differs from its expectation.
+/// Returns an error if the network cannot be built, `program` fails, or a flow differs from its expectation.
 pub fn check_case<G>(case: &Case, program: impl FnOnce(&Network) -> anyhow::Result<G>) -> anyhow::Result<()> {
     let checked = || {
         let endpoints = case.endpoints()?;
@@ -68,7 +68,7 @@ pub fn check_cases<G>(cases: &[Case], program: impl Fn(&Case, &Network) -> anyho
 /// of `program`; while it lives, [`probe_flows`] can check further flows.
 ///
 /// # Errors
-/// `program` fails, or a flow differs from its expectation.
+/// Returns an error if `program` fails, or a flow differs from its expectation.
 pub fn check_flows<G>(
     network: &Network,
     flows: &Flows,
@@ -82,7 +82,7 @@ pub fn check_flows<G>(
 /// Checks flows without changing the node.
 ///
 /// # Errors
-/// At least one flow differs from its expectation; the error lists each with its outcome.
+/// Returns an error if at least one flow differs from its expectation. The error lists each such flow with its outcome.
 pub fn probe_flows(network: &Network, flows: &[Flow]) -> anyhow::Result<()> {
     let mut wrong = String::new();
     let mut count = 0;

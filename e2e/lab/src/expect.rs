@@ -8,10 +8,10 @@ use similar::TextDiff;
 /// Lines shown before and after a difference.
 const CONTEXT: usize = 3;
 
-/// Compares `actual` with the content of the file. If `UPDATE_EXPECT=1` is in the environment, writes it to the file instead.
+/// Compares `actual` with the content of the file. If `UPDATE_EXPECT=1` is in the environment, writes `actual` to the file instead.
 ///
 /// # Panics
-/// If they differ, or the file does not exist. The message shows the lines that differ and how to accept them.
+/// Panics if the two differ, or if the file does not exist. The message shows the lines that differ and how to accept them.
 #[track_caller]
 pub fn expect_file(path: &Path, actual: &str) {
     let update = std::env::var_os("UPDATE_EXPECT").is_some_and(|value| value == "1");

@@ -28,7 +28,7 @@ impl ForeignTables {
     /// Loads the tables `ip cni-masquerade`, `ip6 cni-masquerade` and `inet firewall`.
     ///
     /// # Errors
-    /// `nft` is missing or refuses the tables.
+    /// Returns an error if `nft` is missing or refuses the tables.
     pub fn install(namespace: &Namespace) -> anyhow::Result<Self> {
         let mut batch = Batch::new();
         cni(&mut batch, NfFamily::IP, "ip", ("10.180.0.0", 24), ("10.180.0.0", 16));
@@ -44,7 +44,7 @@ impl ForeignTables {
     /// Checks that the tables are exactly as installed.
     ///
     /// # Errors
-    /// They differ; the error shows both listings.
+    /// Returns an error if the tables have changed. The error shows both listings.
     pub fn check_unchanged(&self, namespace: &Namespace) -> anyhow::Result<()> {
         let now = listing(namespace)?;
         if now != self.listing {

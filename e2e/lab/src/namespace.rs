@@ -21,11 +21,11 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const NAMED: &str = "/run/netns";
 const PREFIX: &str = "lab-";
-// Above the ports of our programs, below NodePorts and below the kernel's ephemeral ports. So a flow of a load generator in the
-// same namespace never has the port of a probe.
+// The source ports of probes are above the ports of our programs, below NodePorts and below the kernel's ephemeral ports. So a
+// flow of a load generator in the same namespace never has the port of a probe.
 const FIRST_SOURCE_PORT: u16 = 14_000;
 const LAST_SOURCE_PORT: u16 = 29_999;
-/// Above the kernel's ephemeral ports.
+/// The source ports of flows that stay open, above the kernel's ephemeral ports.
 const KEPT_PORTS: [u16; 2] = [61_000, 65_500];
 
 /// A network namespace of the lab.
@@ -73,7 +73,7 @@ impl Namespace {
     /// inside as well. A panic of `work` continues in the caller.
     ///
     /// # Errors
-    /// The namespace cannot be entered, or `work` fails.
+    /// Returns an error if the namespace cannot be entered, or `work` fails.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
         let inside = || {
             enter(&self.handle, &self.name)?;
@@ -88,7 +88,7 @@ impl Namespace {
     /// Runs a command to its end inside of the namespace and returns its standard output.
     ///
     /// # Errors
-    /// The command fails; the error contains its standard error.
+    /// Returns an error if the command fails. The error contains its standard error.
     pub fn output(&self, command: &mut Command) -> anyhow::Result<String> {
         self.run(|| output(command, None))
     }
@@ -96,7 +96,7 @@ impl Namespace {
     /// As [`Namespace::output`], with `input` on the command's standard input.
     ///
     /// # Errors
-    /// As [`Namespace::output`].
+    /// Returns the errors of [`Namespace::output`].
     pub fn output_with_input(&self, command: &mut Command, input: &str) -> anyhow::Result<String> {
         self.run(|| output(command, Some(input)))
     }
@@ -105,7 +105,7 @@ impl Namespace {
     /// the result is dropped, or when this process ends for any reason.
     ///
     /// # Errors
-    /// The program cannot be started.
+    /// Returns an error if the program cannot be started.
     pub fn spawn(
         &self,
         program: impl AsRef<OsStr>,
@@ -120,7 +120,7 @@ impl Namespace {
             enter(&handle, &name)?;
             command.spawn().with_context(|| format!("starting {command:?} (setpriv is in util-linux)"))
         };
-        // The kernel's parent-death signal refers to the thread that started the program, so this thread lives as long.
+        // The kernel's parent-death signal refers to the thread that started the program, so this thread lives as long as the program.
         let parent = std::thread::Builder::new().name("lab-parent".to_owned()).spawn(move || {
             if sender.send(start()).is_ok() {
                 let Err(mpsc::RecvError) = dropped.recv();
@@ -134,7 +134,7 @@ impl Namespace {
     /// Writes sysctls of this namespace, by their path below /proc/sys: `("net/ipv4/ip_forward", "1")`.
     ///
     /// # Errors
-    /// A setting cannot be written.
+    /// Returns an error if a setting cannot be written.
     pub fn sysctl(&self, settings: &[(&str, &str)]) -> anyhow::Result<()> {
         self.run(|| {
             for (key, value) in settings {
@@ -148,7 +148,7 @@ impl Namespace {
     /// Runs the lines as one `ip -batch` inside of the namespace.
     ///
     /// # Errors
-    /// A line fails; the error contains the script.
+    /// Returns an error if a line fails. The error contains the script.
     pub fn ip(&self, lines: impl IntoIterator<Item = String>) -> anyhow::Result<()> {
         ip_batch(Some(&self.name), lines)
     }
@@ -181,7 +181,7 @@ impl Drop for Namespace {
 #[derive(Debug)]
 pub struct Running {
     child: Child,
-    /// The thread that started it, and a sender: the thread ends when the sender is dropped.
+    /// The thread that started the process, and a sender: the thread ends when the sender is dropped.
     parent: Option<(mpsc::Sender<Infallible>, JoinHandle<()>)>,
 }
 

@@ -19,7 +19,7 @@ use anyhow::{Context, anyhow, bail};
 use crate::namespace::{Namespace, ip_batch, remove};
 use crate::topology::{CLIENT, CLIENT_GATEWAY, CLIENT_TWO, NODE, Place, Pod, ROUTER, Topology, of_family};
 
-/// A running network. Dropping it removes it.
+/// A running network. Dropping this value removes the network.
 #[derive(Debug)]
 pub struct Network {
     topology: Topology,
@@ -31,10 +31,10 @@ pub struct Network {
 }
 
 impl Network {
-    /// Builds a network. All addresses are usable when it returns.
+    /// Builds a network. All addresses are usable when this returns.
     ///
     /// # Errors
-    /// The process is not root, `ip` is missing, or the links do not come up.
+    /// Returns an error if the process is not root, `ip` is missing, or the links do not come up.
     pub fn build(topology: Topology) -> anyhow::Result<Self> {
         let network = Self::create(topology)?;
         network.set_sysctls()?;
@@ -82,7 +82,7 @@ impl Network {
     /// The pod that has `address`.
     ///
     /// # Errors
-    /// No pod of this network has the address.
+    /// Returns an error if no pod of this network has the address.
     pub fn pod(&self, address: IpAddr) -> anyhow::Result<&Namespace> {
         let pod = Pod::at(address).ok_or_else(|| anyhow!("{address} is not a pod address of the lab"))?;
         self.pods.get(&pod).ok_or_else(|| anyhow!("this network has no pod {address}: add it to the topology"))
@@ -91,7 +91,7 @@ impl Network {
     /// The namespace of a server at `address`: a pod, the node, the client, or else the outside world.
     ///
     /// # Errors
-    /// The address belongs to a pod that this network does not have.
+    /// Returns an error if the address belongs to a pod that this network does not have.
     pub fn namespace_of(&self, address: IpAddr) -> anyhow::Result<&Namespace> {
         if Pod::at(address).is_some() {
             self.pod(address)

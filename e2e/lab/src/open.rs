@@ -27,8 +27,8 @@ pub struct OpenFlow {
     association: Option<u32>,
 }
 
-/// The socket of a flow. Its drop ends the connection with RST and frees the port for the next one: after FIN, the kernel would
-/// keep the connection until its data is acknowledged, and the next one from this port would fail (EADDRNOTAVAIL).
+/// The socket of a flow. Dropping it ends the connection with RST, which frees the port at once. After FIN, the kernel would keep
+/// the connection until its data is acknowledged, and the next connection from this port would fail (EADDRNOTAVAIL).
 #[derive(Debug)]
 struct Socket(OwnedFd);
 
@@ -51,10 +51,10 @@ impl OpenFlow {
 
     /// Sends a request, after opening the flow if necessary, and waits for the answer up to `timeout`.
     ///
-    /// About rejects of SCTP, see [`Namespace::probe`].
+    /// For rejects of SCTP, see [`Namespace::probe`].
     ///
     /// # Errors
-    /// The request cannot be sent, or the answer is not from a server of the lab.
+    /// Returns an error if the request cannot be sent, or the answer is not from a server of the lab.
     pub fn exchange(&mut self, namespace: &Namespace, timeout: Duration) -> anyhow::Result<Outcome> {
         self.probe.timeout = timeout;
         if let Some(Socket(socket)) = &self.socket {

@@ -31,7 +31,7 @@ use crate::{
 /// the files are written instead.
 ///
 /// # Panics
-/// If one of them differs.
+/// Panics if one of the files differs.
 pub fn expect_plan<State: DeserializeOwned>(case: &Case, name: &str, plan: impl Fn(&Flows, &State) -> String) {
     let mut former: Option<Planned> = None;
     for planned in plans_of(case, plan) {
@@ -50,7 +50,7 @@ pub fn expect_plan<State: DeserializeOwned>(case: &Case, name: &str, plan: impl 
 
 /// A plan.
 struct Planned {
-    /// The folder of its golden file, in `e2e`.
+    /// The folder of the plan's golden file, in `e2e`.
     folder: PathBuf,
     text: String,
 }
@@ -108,7 +108,7 @@ impl NodeOptions {
 /// time, at every `step`th line: it removes the line, repeats it, and swaps it with the next one.
 ///
 /// # Panics
-/// If a mistake leaves the changes equal.
+/// Panics if a mistake leaves the changes equal.
 pub fn check_that_mistakes_show<State: DeserializeOwned>(
     case: &Case,
     step: usize,
@@ -152,7 +152,7 @@ fn changes(base: &str, text: &str) -> String {
         let next = old[removed.end..].iter().find(|line| !line.is_empty());
         let next = next.filter(|next| !ends_block(next));
         if next.is_none() {
-            // Behind the end of a table.
+            // After the end of a table.
             let last = old[..removed.start].iter().rev().find(|line| !line.is_empty());
             last.filter(|last| ends_block(last) && level(last) == 1).into_iter().for_each(|last| push(' ', last));
         }

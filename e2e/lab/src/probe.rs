@@ -102,7 +102,7 @@ impl Namespace {
     /// because raw sockets have no ports.
     ///
     /// # Errors
-    /// The probe cannot be sent, or its outcome is none of [`Outcome`].
+    /// Returns an error if the probe cannot be sent, or its outcome is none of [`Outcome`].
     pub fn probe(&self, probe: Probe) -> anyhow::Result<Outcome> {
         self.run(|| self.probe_from_inside(&probe))
     }
@@ -110,7 +110,7 @@ impl Namespace {
     /// Repeats a probe up to `limit` times, until `enough` returns `true` for an outcome.
     ///
     /// # Errors
-    /// As [`Self::probe`].
+    /// Returns the errors of [`Self::probe`].
     pub fn probe_until(
         &self,
         probe: Probe,
@@ -271,7 +271,7 @@ impl Probe {
 /// Ends a connection (TCP: with RST) and frees its pair of addresses at once. Closing the socket would do so only when no other
 /// process holds it; a process that another thread has just started holds all sockets until it runs its program.
 pub(crate) fn disconnect(socket: &OwnedFd) {
-    // It fails for a socket without a connection, which holds no pair of addresses.
+    // This fails for a socket without a connection, which holds no pair of addresses.
     let _ = connect_unspec(socket);
 }
 

@@ -24,7 +24,7 @@ pub struct Segment {
     pub from: SocketAddrV4,
     /// The destination.
     pub to: SocketAddrV4,
-    /// Whether it is a SYN; otherwise it is an ACK.
+    /// Whether the segment is a SYN. Otherwise, it is an ACK.
     pub syn: bool,
     /// The sequence number.
     pub sequence: u32,
@@ -74,7 +74,7 @@ impl Namespace {
     /// Opens a raw socket at `address`, which the namespace must have.
     ///
     /// # Errors
-    /// The process is not root, or the namespace does not have the address.
+    /// Returns an error if the process is not root, or the namespace does not have the address.
     pub fn segments(&self, address: Ipv4Addr) -> anyhow::Result<Segments> {
         self.run(|| {
             let flags = SocketFlags::CLOEXEC;
@@ -91,7 +91,7 @@ impl Segments {
     /// Sends a segment from the socket's address.
     ///
     /// # Errors
-    /// The kernel refuses the segment.
+    /// Returns an error if the kernel refuses the segment.
     pub fn send(&self, segment: &Segment) -> anyhow::Result<()> {
         let to = SocketAddrV4::new(*segment.to.ip(), 0);
         sendto(&self.socket, &segment.encode(), SendFlags::empty(), &to).context("sending a segment")?;
@@ -101,7 +101,7 @@ impl Segments {
     /// Receives segments up to the first for which `is_last` returns `true`, and returns all of them.
     ///
     /// # Errors
-    /// That segment does not arrive before the timeout.
+    /// Returns an error if that segment does not arrive before the timeout.
     pub fn receive_until(&self, is_last: impl Fn(&Segment) -> bool) -> anyhow::Result<Vec<Segment>> {
         let mut heard = Vec::new();
         let mut buffer = [0; 2048];
@@ -131,7 +131,7 @@ impl Segments {
 /// address that it never contacted.
 ///
 /// # Errors
-/// The connection fails or is masqueraded, or the segment after the invalid ones does not arrive.
+/// Returns an error if the connection fails or is masqueraded, or the segment after the invalid ones does not arrive.
 pub fn invalid_is_forwarded(
     network: &Network,
     client: Ipv4Addr,

@@ -2,8 +2,8 @@
 //! TCP connection, or keeps it open and answers every further request, if started so.
 //!
 //! Sockets are opened inside of the namespace that has the address. One thread serves all of them, so that many endpoints are
-//! cheap. SCTP uses one raw socket per address, which answers INIT. It ignores ports without a server, because several
-//! [`Servers`] may share an address.
+//! cheap. SCTP uses one raw socket per address, which answers INIT. The socket ignores ports without a server,
+//! because several [`Servers`] may share an address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -39,7 +39,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Servers, which run until this is dropped.
+/// Servers, which run until this value is dropped.
 #[derive(Debug)]
 pub struct Servers {
     stop: Arc<OwnedFd>,
@@ -51,7 +51,7 @@ impl Servers {
     /// Duplicates are ignored.
     ///
     /// # Errors
-    /// An address belongs to a pod that the network does not have, or an address and port are in use.
+    /// Returns an error if an address belongs to a pod that the network does not have, or an address and port are in use.
     pub fn start(network: &Network, endpoints: impl IntoIterator<Item = Endpoint>) -> anyhow::Result<Self> {
         Self::begin(network, endpoints, false)
     }
@@ -59,7 +59,7 @@ impl Servers {
     /// As [`Servers::start`], but TCP connections stay open until their client closes them.
     ///
     /// # Errors
-    /// As [`Servers::start`].
+    /// Returns the errors of [`Servers::start`].
     pub fn start_with_open_connections(
         network: &Network,
         endpoints: impl IntoIterator<Item = Endpoint>,
@@ -168,7 +168,7 @@ impl Connection {
     /// Answers a further request.
     ///
     /// # Errors
-    /// The connection has ended.
+    /// Returns an error if the connection has ended.
     fn answer(&mut self) -> io::Result<()> {
         match self.stream.read(&mut [0; 1024])? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),

@@ -4,7 +4,7 @@
 //!  kernel ──dump──► ForeignRules (chains with a hook, rules) ──stops(packet)──► Stop: table, chain, handle; certain or possible
 //! ```
 //!
-//! This is for diagnosis and never part of a sync. It reads all tables of the families `ip`, `ip6` and `inet`, except those
+//! This module is for diagnosis and never part of a sync. It reads all tables of the families `ip`, `ip6` and `inet`, except those
 //! that the caller excludes. It does not see `bridge` and `netdev` tables, nor the rules of ip_tables (iptables-legacy). A rule
 //! may compare something that is unknown here, such as a mark, an interface or a limit. Then its match, and so its effect, is
 //! possible and not certain.

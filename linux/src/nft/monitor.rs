@@ -19,7 +19,7 @@ use super::answer::Error;
 use super::uapi::{self, generation, msg, table};
 use super::wire::{Message, family_of_number, messages};
 
-/// Room for the notifications of a commit of some ten thousand elements.
+/// Room for the notifications of a commit of about 10,000 elements.
 const RECEIVE_BUFFER: usize = 8 << 20;
 
 /// A change of the ruleset.

@@ -30,13 +30,13 @@ pub struct ChainDump {
 }
 
 impl ChainDump {
-    /// Whether it equals `chain`, rules included.
+    /// Whether the live chain equals `chain`, rules included.
     pub fn is(&self, family: Family, chain: &Chain) -> bool {
         let same_rules = || self.rules.iter().zip(&chain.rules).all(|(live, desired)| live.is(family, desired));
         self.is_declared(chain) && self.rules.len() == chain.rules.len() && same_rules()
     }
 
-    /// Whether its name, hook and comment equal those of `chain`.
+    /// Whether the live chain has the name, hook and comment of `chain`.
     pub fn is_declared(&self, chain: &Chain) -> bool {
         !self.foreign && self.name == chain.name && self.hook == chain.hook && self.comment == chain.comment
     }
@@ -53,7 +53,7 @@ pub struct RuleDump {
 }
 
 impl RuleDump {
-    /// Whether it equals `rule`.
+    /// Whether the live rule equals `rule`.
     pub fn is(&self, family: Family, rule: &Rule) -> bool {
         let mut writer = Writer::default();
         expression::write(&mut writer, family, rule);
@@ -61,8 +61,8 @@ impl RuleDump {
     }
 }
 
-/// A normalized expression. A dump may differ from what was sent in the order of attributes, in zeros and in repeated
-/// registers. The normalized expressions do not differ.
+/// A normalized expression: the attributes are sorted, and those with a default value (zeros and repeated registers) are
+/// omitted. A dump and the request that it results from may differ in both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Expression {
     pub(super) name: String,

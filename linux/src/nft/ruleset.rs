@@ -82,15 +82,15 @@ localnet_core::names! {
 
     /// The hook of a base chain, in the order of the kernel's `enum nf_inet_hooks`.
     HookPoint {
-        /// Received, not routed yet.
+        /// Packets that were received and are not routed yet.
         Prerouting = "prerouting",
-        /// For this node.
+        /// Packets for this node.
         Input = "input",
-        /// Routed to another machine or namespace.
+        /// Packets that are routed to another machine or namespace.
         Forward = "forward",
-        /// Sent by this node.
+        /// Packets that this node sends.
         Output = "output",
-        /// About to leave.
+        /// Packets that are about to leave this node.
         Postrouting = "postrouting",
     }
 }
@@ -175,7 +175,7 @@ impl Set {
         self
     }
 
-    /// Whether it is a map, so that elements have data.
+    /// Whether the set is a map, whose elements have data.
     pub fn is_map(&self) -> bool {
         self.data != SetData::None
     }

@@ -98,7 +98,7 @@ impl Socket {
                         errno if errno == Errno::NOENT.raw_os_error() => return Ok(Dumped::Absent),
                         errno if errno == Errno::INTR.raw_os_error() => return Ok(Dumped::Interrupted),
                         errno if errno == Errno::PERM.raw_os_error() => return Err(Error::NotPermitted),
-                        // Our requests are well formed, so nfnetlink answers this only if the kernel has no nf_tables.
+                        // Our requests are well formed, so nfnetlink returns this error only without nf_tables.
                         errno if errno == Errno::INVAL.raw_os_error() => return Err(Error::Unsupported),
                         errno => return Err(Error::TransactionRefused { errno, message: None }),
                     },

@@ -175,7 +175,7 @@ pub enum Field {
 }
 
 impl Field {
-    /// The type of its value in a table of that family.
+    /// The type of the field's value in a table of that family.
     pub fn field_type(self, family: Family) -> FieldType {
         match self {
             Field::SourceAddress | Field::DestinationAddress | Field::OriginalDestinationAddress => {

@@ -21,7 +21,7 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Subscribes to all commits except those of the socket with this netlink port. If that fails, it logs a warning and retries
+    /// Subscribes to all commits except those of the socket with this netlink port. If that fails, logs a warning and retries
     /// every second. Must be called within a tokio runtime.
     pub fn subscribe(port: u32) -> Self {
         let mut subscription = Self { port, monitor: None, retry_at: None };

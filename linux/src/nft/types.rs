@@ -26,8 +26,8 @@ localnet_core::names! {
         InetProto = "inet_proto",
         /// A port.
         InetService = "inet_service",
-        /// The number that a number generator yields: 32 bits in the machine's byte order. nft has no name for it, so its
-        /// sets are declared with `typeof` and example expressions.
+        /// The number that a number generator yields: 32 bits in the machine's byte order. nft has no name for
+        /// this type, so sets with it are declared with `typeof` and example expressions.
         Index = "integer",
         /// 32 bits in the machine's byte order.
         Mark = "mark",

@@ -1,6 +1,6 @@
-//! The userdata of nft 1.0.6. With it, nft prints a set's declaration and comments in a form that it can load.
+//! The userdata of nft 1.0.6. From userdata, nft prints a set's declaration and comments in a form that nft can load.
 //!
-//! The kernel does not need it, but without it `nft list ruleset` prints keys as raw numbers that nft cannot load.
+//! The kernel does not need userdata, but without it, `nft list ruleset` prints keys as raw numbers that nft cannot load.
 
 use localnet_core::Family;
 
@@ -166,7 +166,7 @@ fn byte_order(fields: &[FieldType]) -> u32 {
     }
 }
 
-/// nft's own number for a type. `linux/netfilter/nf_tables.h` does not define them.
+/// nft's own number for a type. `linux/netfilter/nf_tables.h` does not define these numbers.
 pub(super) fn type_number(field: FieldType) -> u32 {
     match field {
         FieldType::Index => 4,
