@@ -315,7 +315,7 @@ impl<K: Kernel> WinBackend<K> {
             info!(
                 balancers = diff.balancers.len() + diff.delete_balancers.len(),
                 endpoints = diff.create_endpoints.len() + diff.delete_endpoints.len(),
-                "HNS differs from the desired state; repairing it"
+                "HNS differs from the desired state; repairing HNS"
             );
         }
         Ok(!diff.is_empty())
