@@ -3,7 +3,9 @@
 
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_iptables::{Flavour, IptablesBackend, LinuxBackend as _, Tools, desired::Desired};
-use localnet_lab::{DetectLocal, Flows, cases, check_cases, check_that_mistakes_show, expect_plan};
+use localnet_lab::{
+    Case, DetectLocal, Flows, Namespace, cases, check_between_nodes, check_cases, check_that_mistakes_show, expect_plan,
+};
 use localnet_proto::{Changes, Snapshot};
 
 fn config(flows: &Flows) -> Config {
@@ -45,20 +47,33 @@ fn a_mistake_in_any_line_of_a_plan_is_detected() {
     }
 }
 
-/// The packets of all Cases that got an unexpected verdict. `many_vips`: the number of VIPs above which they are grouped.
-fn wrong_packets(flavour: Flavour, many_vips: usize) -> Vec<String> {
-    check_cases(&cases(), |case, network| {
-        network.node().run(|| {
-            let mut desired = Desired::new(config(&case.flows));
-            desired.set_many_vips(many_vips);
-            let mut backend = IptablesBackend::new(desired, Tools::find(flavour)?);
-            backend.set_local_addresses(case.flows.local_addresses());
-            backend.apply(&case.read_state()?, &Changes::everything())?.whole()?;
-            // The backend reads exactly what it wrote, so a restart would write nothing.
-            anyhow::ensure!(!backend.needs_repair()?, "the tables read back differ from those written");
-            Ok(())
-        })
+/// Programs a node with the state of the Case. `many_vips`: the number of VIPs above which they are grouped.
+fn program(case: &Case, node: &Namespace, flavour: Flavour, many_vips: usize) -> anyhow::Result<()> {
+    node.run(|| {
+        let mut desired = Desired::new(config(&case.flows));
+        desired.set_many_vips(many_vips);
+        let mut backend = IptablesBackend::new(desired, Tools::find(flavour)?);
+        backend.set_local_addresses(case.flows.local_addresses());
+        backend.apply(&case.read_state()?, &Changes::everything())?.whole()?;
+        // The backend reads exactly what it wrote, so a restart would write nothing.
+        anyhow::ensure!(!backend.needs_repair()?, "the tables read back differ from those written");
+        Ok(())
     })
+}
+
+/// The packets of all Cases that got an unexpected verdict.
+fn wrong_packets(flavour: Flavour, many_vips: usize) -> Vec<String> {
+    check_cases(&cases(), |case, network| program(case, network.node(), flavour, many_vips))
+}
+
+#[test]
+fn packets_between_nodes_match_the_flows() {
+    let between: Vec<_> = cases().into_iter().filter(|case| case.between_nodes.is_some()).collect();
+    for flavour in [Flavour::Nft, Flavour::Legacy] {
+        let check = |case| check_between_nodes(case, |case, node| program(case, node, flavour, USUAL)).err();
+        let wrong: Vec<_> = between.iter().filter_map(check).collect();
+        assert!(wrong.is_empty(), "{flavour:?}: {wrong:#?}");
+    }
 }
 
 const USUAL: usize = 1000;

@@ -1,7 +1,10 @@
 //! Verifies every Case: its state gives the plan in `nft.txt`, and real packets go where `flows.yaml` expects.
 
 use localnet_client::vips::{Config, Detector, NodePortAddresses};
-use localnet_lab::{DetectLocal, Flows, cases, check_case, check_cases, check_that_mistakes_show, expect_plan};
+use localnet_lab::{
+    Case, DetectLocal, Flows, Namespace, cases, check_between_nodes, check_case, check_cases, check_that_mistakes_show,
+    expect_plan,
+};
 use localnet_nft::{LinuxBackend as _, Netlink, NftBackend, desired::Desired};
 use localnet_proto::{Changes, Snapshot};
 
@@ -28,6 +31,15 @@ fn plan(flows: &Flows, state: &Snapshot) -> String {
     desired.text(state, &Changes::everything())
 }
 
+/// Programs a node with the state of the Case.
+fn program(case: &Case, node: &Namespace) -> anyhow::Result<()> {
+    node.run(|| {
+        let mut backend = NftBackend::new(config(&case.flows), Netlink::open()?);
+        backend.set_local_addresses(case.flows.local_addresses());
+        backend.apply(&case.read_state()?, &Changes::everything())?.whole()
+    })
+}
+
 #[test]
 fn states_give_plans() {
     let cases = cases();
@@ -46,14 +58,15 @@ fn a_mistake_in_any_line_of_a_plan_is_detected() {
 
 #[test]
 fn packets_match_the_flows() {
-    let wrong = check_cases(&cases(), |case, network| {
-        network.node().run(|| {
-            let mut backend = NftBackend::new(config(&case.flows), Netlink::open()?);
-            backend.set_local_addresses(case.flows.local_addresses());
-            backend.apply(&case.read_state()?, &Changes::everything())?.whole()
-        })
-    });
+    let wrong = check_cases(&cases(), |case, network| program(case, network.node()));
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[test]
+fn packets_between_nodes_match_the_flows() {
+    let between = cases().into_iter().filter(|case| case.between_nodes.is_some());
+    let wrong: Vec<_> = between.filter_map(|case| check_between_nodes(&case, program).err()).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]

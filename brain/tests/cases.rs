@@ -70,7 +70,8 @@ fn every_case_has_its_state() {
     let cases = cases();
     assert!(cases.len() >= 12, "there are only {} Cases", cases.len());
     let mut wrong = Vec::new();
-    for case in cases {
+    let of_both_nodes = cases.into_iter().flat_map(|case| [case.on_other_node(), Some(case)]).flatten();
+    for case in of_both_nodes {
         let (snapshot, localized) = snapshot(&case.cluster(), &case.flows.node.name);
         let text = skipped(&localized) + &yaml(&snapshot);
         for yaml in [&text, &serde_saphyr::to_string(&snapshot).unwrap()] {

@@ -68,7 +68,7 @@ fn case_dirs() -> Vec<PathBuf> {
 
 /// The failures of these Cases. The node has the same addresses in all of them.
 fn wrong_cases(cases: &[Case]) -> anyhow::Result<Vec<String>> {
-    let mut all = Flows { node: cases[0].flows.node.clone(), flows: Vec::new() };
+    let mut all = Flows { node: cases[0].flows.node.clone(), ..Flows::default() };
     let mut endpoints = BTreeSet::new();
     for case in cases {
         all.flows.extend(case.flows.flows.iter().cloned());

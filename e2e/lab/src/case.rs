@@ -6,6 +6,8 @@
 //! | `flows.yaml` | which packets go where, see [`crate::flow`] | hand |
 //! | `state.yaml` | the expected state of the node | `UPDATE_EXPECT=1`, then reviewed |
 //! | `nft.txt` … | the expected plan of a backend | `UPDATE_EXPECT=1`, then reviewed |
+//! | `between-nodes.yaml` | the packets of two programmed nodes, and the configuration of the other node; most Cases have none | hand |
+//! | `other-state.yaml` | the expected state of the other node | `UPDATE_EXPECT=1`, then reviewed |
 //!
 //! The lab reads the flows. Of the cluster it reads only the addresses of endpoints, so that servers run at all of them,
 //! including those that a backend must not choose.
@@ -20,7 +22,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::flow::Flows;
 use crate::serve::Endpoint;
-use crate::topology::{NODE, Pod};
+use crate::topology::{NODE, Place, Pod};
 
 /// A scenario.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub struct Case {
     pub dir: PathBuf,
     /// The expectations about packets.
     pub flows: Flows,
+    /// The expectations if the other node is programmed, too.
+    pub between_nodes: Option<Flows>,
 }
 
 /// All Cases, sorted by name.
@@ -54,10 +58,18 @@ impl Case {
     pub fn load(dir: &Path) -> anyhow::Result<Self> {
         let name =
             dir.file_name().and_then(|name| name.to_str()).ok_or_else(|| anyhow!("{} has no name", dir.display()))?;
-        let path = dir.join("flows.yaml");
-        let flows =
-            read(&path).and_then(|text| Flows::parse(&text)).with_context(|| format!("reading {}", path.display()))?;
-        Ok(Self { name: name.to_owned(), dir: dir.to_owned(), flows })
+        let flows = |path: PathBuf| {
+            read(&path).and_then(|text| Flows::parse(&text)).with_context(|| format!("reading {}", path.display()))
+        };
+        let between = dir.join("between-nodes.yaml");
+        let between_nodes = if between.exists() { Some(flows(between)?) } else { None };
+        Ok(Self { name: name.to_owned(), dir: dir.to_owned(), flows: flows(dir.join("flows.yaml"))?, between_nodes })
+    }
+
+    /// The same Case for the other node, with the packets between nodes; `None` if the Case has none.
+    pub fn on_other_node(&self) -> Option<Self> {
+        let flows = Flows { place: Place::Remote, ..self.between_nodes.clone()? };
+        Some(Self { flows, ..self.clone() })
     }
 
     /// The path of the Kubernetes objects.
@@ -67,7 +79,10 @@ impl Case {
 
     /// The path of the expected state of the node.
     pub fn state(&self) -> PathBuf {
-        self.dir.join("state.yaml")
+        self.dir.join(match self.flows.place {
+            Place::Local => "state.yaml",
+            Place::Remote => "other-state.yaml",
+        })
     }
 
     /// Reads [`Self::state`] into a type for states.

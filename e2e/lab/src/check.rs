@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
 
 use anyhow::{Context, bail};
+use localnet_core::Protocol;
 
 use crate::case::Case;
 use crate::flow::{Expect, Flow, Flows, Sender, Source};
@@ -15,6 +16,7 @@ use crate::namespace::Namespace;
 use crate::network::Network;
 use crate::probe::{Outcome, Probe, SILENCE_TIMEOUT};
 use crate::serve::Servers;
+use crate::topology::Topology;
 
 /// The minimum number of probes. With fewer, an endpoint that must not answer could escape by chance.
 const LEAST_PROBES: usize = 16;
@@ -40,6 +42,26 @@ pub fn check_case<G>(case: &Case, program: impl FnOnce(&Network) -> anyhow::Resu
         check_flows(&network, &case.flows, program).map(drop)
     };
     checked().with_context(|| format!("case {} ({})", case.name, case.dir.display()))
+}
+
+/// Builds a network with the other node for a Case that has packets between nodes, and starts its servers. `program` programs each
+/// node, and the result lives as long as the check.
+///
+/// # Errors
+/// The network cannot be built, `program` fails, or a flow differs from its expectation.
+pub fn check_between_nodes<G>(
+    case: &Case,
+    program: impl Fn(&Case, &Namespace) -> anyhow::Result<G>,
+) -> anyhow::Result<()> {
+    let checked = || {
+        let other = case.on_other_node().context("the Case has no packets between nodes")?;
+        let endpoints = other.endpoints()?;
+        let network = Network::build(Topology { other_node: true, ..other.flows.topology(&endpoints) })?;
+        let _servers = Servers::start(&network, endpoints)?;
+        let _guards = (program(case, network.node())?, program(&other, network.other_node()?)?);
+        probe_flows(&network, &other.flows.flows)
+    };
+    checked().with_context(|| format!("case {} between nodes ({})", case.name, case.dir.display()))
 }
 
 /// Checks Cases as [`check_case`] does, several at a time because they mostly wait. Returns the errors in the order of the Cases.
@@ -86,8 +108,19 @@ pub fn check_flows<G>(
 pub fn probe_flows(network: &Network, flows: &[Flow]) -> anyhow::Result<()> {
     let mut wrong = String::new();
     let mut count = 0;
-    for flow in flows {
-        if let Err(error) = probe_flow(network, flow) {
+    // Silence takes time, so await it for all flows at once. One SCTP probe receives the ICMP errors of another.
+    let waits = |flow: &Flow| flow.expect == Expect::Drop && flow.protocol != Protocol::Sctp;
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let waiting: Vec<_> =
+            flows.iter().map(|flow| waits(flow).then(|| scope.spawn(|| probe_flow(network, flow)))).collect();
+        let join = |(flow, waiting): (_, Option<ScopedJoinHandle<'_, _>>)| match waiting {
+            Some(waiting) => waiting.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            None => probe_flow(network, flow),
+        };
+        flows.iter().zip(waiting).map(join).collect()
+    });
+    for (flow, outcome) in flows.iter().zip(outcomes) {
+        if let Err(error) = outcome {
             count += 1;
             let _ = write!(wrong, "\n- {flow}\n    expected {}\n    got {error:#}", flow.expect);
         }
@@ -102,6 +135,7 @@ fn probe_flow(network: &Network, flow: &Flow) -> anyhow::Result<()> {
     let sender = match flow.from {
         Sender::Client(_) => network.client(),
         Sender::Node => network.node(),
+        Sender::OtherNode => network.other_node()?,
         Sender::Pod(pod) => network.pod(pod.addresses()[0])?,
     };
     let mut probe = Probe::new(flow.protocol, flow.to);
@@ -109,14 +143,19 @@ fn probe_flow(network: &Network, flow: &Flow) -> anyhow::Result<()> {
         probe = probe.from(address);
     }
     let to = flow.to.ip();
-    // The source of a packet from the node to one of its own addresses is that address.
-    let to_itself = flow.from == Sender::Node && (to.is_loopback() || network.topology().node_has(to));
+    // The source of a packet from a node to one of its own addresses is that address.
+    let to_itself = match flow.from {
+        Sender::Node => to.is_loopback() || network.topology().node_has(to),
+        Sender::OtherNode => network.topology().other_node_has(to),
+        Sender::Client(_) | Sender::Pod(_) => false,
+    };
     let own = if to_itself { to } else { flow.from.source(to) };
     match &flow.expect {
         Expect::Answers { by, source } => {
             let seen_as = |seen: IpAddr| match source {
                 Some(Source::Kept) => seen == own,
                 Some(Source::Masqueraded) => network.topology().node_has(seen),
+                Some(Source::MasqueradedByOtherNode) => network.topology().other_node_has(seen),
                 None => true,
             };
             answers(sender, probe, by, seen_as)

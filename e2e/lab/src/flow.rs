@@ -12,13 +12,15 @@
 //!   - {from: pod:10.180.0.2, proto: tcp, to: 172.30.0.41, port: 80, answers: [10.180.0.1:80, 10.180.1.1:80], source: kept}
 //!   - {from: client, proto: udp, to: 172.30.0.41, port: 53, outcome: reject, because: nothing serves it}
 //! ```
-//! `from` is `client` (or `client:ADDRESS`), `node`, `pod:ADDRESS` or `remote-pod:ADDRESS`, with either address of the pod. A flow
+//! `from` is `client` (or `client:ADDRESS`), `node`, `pod:ADDRESS` or `remote-pod:ADDRESS`, with either address of the pod, or in
+//! `between-nodes.yaml`, which has the same format, `other-node`. A flow
 //! has either `answers` or an `outcome`. `answers` lists the endpoints that must all answer over many probes, and no others. An
 //! outcome is `reject`, `drop` or `untouched`: the packet arrives at its destination unchanged.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
 
 use anyhow::{Context, bail};
 use ipnet::IpNet;
@@ -26,7 +28,7 @@ use localnet_core::Protocol;
 use serde::Deserialize;
 
 use crate::serve::Endpoint;
-use crate::topology::{CLIENT, CLIENT_TWO, LOOPBACK, NODE, NODE_TO_PODS, Place, Pod, Topology, of_family};
+use crate::topology::{CLIENT, CLIENT_TWO, LOOPBACK, NODE, OTHER_NODE, Place, Pod, Topology, of_family};
 
 /// The content of a `flows.yaml`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -37,6 +39,9 @@ pub struct Flows {
     pub node: NodeOptions,
     /// The expectations about packets.
     pub flows: Vec<Flow>,
+    /// The node that [`Flows::node`] configures.
+    #[serde(skip)]
+    pub place: Place,
 }
 
 /// The node's configuration, which a backend needs besides the state that it receives.
@@ -107,6 +112,8 @@ pub enum Sender {
     Client(Option<IpAddr>),
     /// The node itself.
     Node,
+    /// The other node itself.
+    OtherNode,
     /// A pod.
     Pod(Pod),
 }
@@ -131,12 +138,14 @@ pub enum Expect {
 
 /// The source address that an endpoint sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Source {
     /// The sender's address.
     Kept,
     /// An address of the node. For packets from the node itself it may be the sender's address.
     Masqueraded,
+    /// An address of the other node.
+    MasqueradedByOtherNode,
 }
 
 impl Flows {
@@ -167,17 +176,22 @@ impl Flows {
 
     /// The addresses of the node's interfaces, without link-local ones.
     pub fn local_addresses(&self) -> Vec<IpAddr> {
-        NODE.into_iter().chain(NODE_TO_PODS).chain(self.node.addresses.iter().copied()).chain(LOOPBACK).collect()
+        let own = self.place.addresses().into_iter().chain(self.place.gateways());
+        own.chain(self.node.addresses.iter().copied()).chain(LOOPBACK).collect()
     }
 
     /// The network that the flows and the endpoints need.
     pub fn topology(&self, endpoints: &BTreeSet<Endpoint>) -> Topology {
         let senders = self.flows.iter().filter_map(|flow| match flow.from {
             Sender::Pod(pod) => Some(pod),
-            Sender::Client(_) | Sender::Node => None,
+            Sender::Client(_) | Sender::Node | Sender::OtherNode => None,
         });
         let servers = endpoints.iter().filter_map(|endpoint| Pod::at(endpoint.address.ip()));
-        Topology { pods: senders.chain(servers).collect(), node_addresses: self.node.addresses.clone() }
+        Topology {
+            pods: senders.chain(servers).collect(),
+            node_addresses: self.node.addresses.clone(),
+            ..Topology::default()
+        }
     }
 }
 
@@ -188,11 +202,16 @@ impl Sender {
             Self::Client(Some(address)) => address,
             Self::Client(None) => of_family(CLIENT, to),
             Self::Node => of_family(NODE, to),
+            Self::OtherNode => of_family(OTHER_NODE, to),
             Self::Pod(pod) => of_family(pod.addresses(), to),
         }
     }
+}
 
-    fn parse(text: &str) -> anyhow::Result<Self> {
+impl FromStr for Sender {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
         let (kind, address) = match text.split_once(':') {
             Some((kind, address)) => {
                 (kind, Some(address.parse::<IpAddr>().with_context(|| format!("reading the address in from: {text}"))?))
@@ -201,13 +220,16 @@ impl Sender {
         };
         match (kind, address) {
             ("node", None) => Ok(Self::Node),
+            ("other-node", None) => Ok(Self::OtherNode),
             ("client", None) => Ok(Self::Client(None)),
             ("client", Some(own)) if CLIENT.contains(&own) || CLIENT_TWO.contains(&own) => Ok(Self::Client(Some(own))),
             ("pod" | "remote-pod", Some(address)) => match Pod::at(address) {
                 Some(pod) if (pod.place == Place::Local) == (kind == "pod") => Ok(Self::Pod(pod)),
                 _ => bail!("from: {text} is not a {kind} of the lab (10.180.0.N are pods, 10.180.1.N remote pods)"),
             },
-            _ => bail!("from: {text} is none of client, client:ADDRESS, node, pod:ADDRESS, remote-pod:ADDRESS"),
+            _ => bail!(
+                "from: {text} is none of client, client:ADDRESS, node, other-node, pod:ADDRESS, remote-pod:ADDRESS"
+            ),
         }
     }
 }
@@ -218,6 +240,7 @@ impl fmt::Display for Sender {
             Self::Client(None) => f.write_str("client"),
             Self::Client(Some(address)) => write!(f, "client:{address}"),
             Self::Node => f.write_str("node"),
+            Self::OtherNode => f.write_str("other-node"),
             Self::Pod(pod) if pod.place == Place::Local => write!(f, "pod:{}", pod.addresses()[0]),
             Self::Pod(pod) => write!(f, "remote-pod:{}", pod.addresses()[0]),
         }
@@ -243,6 +266,7 @@ impl fmt::Display for Expect {
                 match source {
                     Some(Source::Kept) => f.write_str(" which see the sender's address"),
                     Some(Source::Masqueraded) => f.write_str(" which see an address of the node"),
+                    Some(Source::MasqueradedByOtherNode) => f.write_str(" which see an address of the other node"),
                     None => Ok(()),
                 }
             }
@@ -286,7 +310,7 @@ impl TryFrom<Written> for Flow {
             (None, None, Some(WrittenOutcome::Untouched)) => Expect::Untouched,
             _ => return Err("a flow has either answers (with or without source) or an outcome".to_owned()),
         };
-        let from = Sender::parse(&written.from).map_err(|error| format!("{error:#}"))?;
+        let from = written.from.parse::<Sender>().map_err(|error| format!("{error:#}"))?;
         let to = SocketAddr::new(written.to, written.port);
         let addresses = match &expect {
             Expect::Answers { by, .. } => by.iter().map(SocketAddr::ip).collect(),

@@ -3,7 +3,7 @@
 //! ```text
 //!   client 203.0.113.2 ── router ── node 192.168.0.2 ──┬── pod 10.180.0.1
 //!                           │                          └── pod 10.180.0.2
-//!                           └── remote pod 10.180.1.1
+//!                           └── (other node 192.168.0.3) ── remote pod 10.180.1.1
 //! ```
 //!
 //! | file | content |
@@ -11,11 +11,13 @@
 //! | [`topology`] | the addresses of such a network; pure |
 //! | [`namespace`] | a network namespace: create, enter, remove |
 //! | [`network`] | builds a topology |
+//! | `lines` | the `ip` lines of its namespaces; pure |
 //! | [`serve`] | servers at endpoints, which answer with their name and the client's address |
 //! | [`probe`] | sends a single request and reports the outcome |
 //! | [`segment`] | hand-made TCP segments |
 //! | [`sctp`] | the few SCTP packets that servers and probes need, as bytes; pure |
 //! | [`flow`] | the format of `flows.yaml`; pure |
+//! | [`journey`](mod@journey) | the path of a packet through both nodes; pure |
 //! | [`case`](mod@case) | the folders of `e2e/cases` |
 //! | [`check`] | checks flows with real packets |
 //! | [`open`] | flows that stay open for several requests |
@@ -31,6 +33,8 @@ pub mod check;
 pub mod expect;
 pub mod flow;
 pub mod foreign;
+pub mod journey;
+mod lines;
 pub mod namespace;
 pub mod network;
 pub mod open;
@@ -42,9 +46,10 @@ pub mod serve;
 pub mod topology;
 
 pub use case::{Case, cases};
-pub use check::{check_case, check_cases, check_flows, probe_flows};
+pub use check::{check_between_nodes, check_case, check_cases, check_flows, probe_flows};
 pub use expect::expect_file;
 pub use flow::{DetectLocal, Flow, Flows, NodeOptions, Sender};
+pub use journey::journey;
 pub use localnet_core::Protocol;
 pub use namespace::{Namespace, Running};
 pub use network::Network;

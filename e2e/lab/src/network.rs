@@ -1,12 +1,17 @@
-//! Builds a topology: namespaces, links, addresses and routes.
+//! Builds a topology: namespaces and links, with the addresses and routes of [`crate::lines`].
 //!
 //! ```text
 //!  pod 10.180.0.N ── eth0/podN ── node ── uplink/uplink ── router ── client/eth0 ── client
 //!                                  └─ outside/node ── outside   └─── podN/eth0 ──── remote pod 10.180.1.N
 //! ```
+//! If the topology has the other node, this node is between the router and the remote pods:
+//! ```text
+//!  router ── uplink2/uplink ── other node ── podN/eth0 ── remote pod 10.180.1.N
+//!             outside ── node2/outside ─┘
+//! ```
 //!
 //! The router sends every packet of the client and of remote pods to the node, like a network in which the node announces all
-//! Service addresses. The outside world has every address that nothing else has, so it answers packets that leave the node
+//! Service addresses. The other node serves its own pods, and is reached at its own addresses. The outside world has every address that nothing else has, so it answers packets that leave the node
 //! untranslated. Replies of remote pods to the client do not pass the node, as in reality; so a missing masquerade is detected.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,8 +21,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 
+use crate::lines;
 use crate::namespace::{Namespace, ip_batch, remove};
-use crate::topology::{CLIENT, CLIENT_GATEWAY, CLIENT_TWO, NODE, Place, Pod, ROUTER, Topology, of_family};
+use crate::topology::{CLIENT, CLIENT_TWO, Place, Pod, Topology};
 
 /// A running network. Dropping this value removes the network.
 #[derive(Debug)]
@@ -27,6 +33,7 @@ pub struct Network {
     router: Namespace,
     outside: Namespace,
     client: Namespace,
+    other_node: Option<Namespace>,
     pods: BTreeMap<Pod, Namespace>,
 }
 
@@ -39,16 +46,25 @@ impl Network {
         let network = Self::create(topology)?;
         network.set_sysctls()?;
         ip_batch(None, network.links()).context("creating the links of a network")?;
-        network.node.ip(network.node_lines())?;
-        network.router.ip(network.router_lines())?;
-        network.outside.ip(outside_lines())?;
-        network.client.ip(client_lines())?;
-        for (pod, namespace) in &network.pods {
-            namespace.ip(pod_lines(*pod))?;
+        network.node.ip(lines::node(&network.topology, Place::Local))?;
+        if let Some(other_node) = &network.other_node {
+            other_node.ip(lines::node(&network.topology, Place::Remote))?;
         }
-        await_links(&network.node, 2 + network.pods_at(Place::Local).count())?;
-        await_links(&network.router, 2 + network.pods_at(Place::Remote).count())?;
-        for namespace in [&network.outside, &network.client].into_iter().chain(network.pods.values()) {
+        network.router.ip(lines::router(&network.topology))?;
+        network.outside.ip(lines::outside(&network.topology))?;
+        network.client.ip(lines::client())?;
+        for (pod, namespace) in &network.pods {
+            namespace.ip(lines::pod(*pod))?;
+        }
+        let remote_pods = network.topology.pods_at(Place::Remote).count();
+        await_links(&network.node, 2 + network.topology.pods_at(Place::Local).count())?;
+        if let Some(other_node) = &network.other_node {
+            await_links(other_node, 2 + remote_pods)?;
+        }
+        let others = usize::from(network.other_node.is_some());
+        await_links(&network.router, 2 + if others > 0 { others } else { remote_pods })?;
+        await_links(&network.outside, 1 + others)?;
+        for namespace in [&network.client].into_iter().chain(network.pods.values()) {
             await_links(namespace, 1)?;
         }
         Ok(network)
@@ -62,6 +78,25 @@ impl Network {
     /// The node: the namespace that a backend programs.
     pub fn node(&self) -> &Namespace {
         &self.node
+    }
+
+    /// The other node, which a backend may program, too.
+    ///
+    /// # Errors
+    /// The network has no other node.
+    pub fn other_node(&self) -> anyhow::Result<&Namespace> {
+        self.other_node.as_ref().context("this network has no other node: set `other_node` in the topology")
+    }
+
+    /// A node.
+    ///
+    /// # Errors
+    /// The network has no other node.
+    pub fn node_at(&self, place: Place) -> anyhow::Result<&Namespace> {
+        match place {
+            Place::Local => Ok(&self.node),
+            Place::Remote => self.other_node(),
+        }
     }
 
     /// The router between the node, the client and the remote pods.
@@ -88,7 +123,7 @@ impl Network {
         self.pods.get(&pod).ok_or_else(|| anyhow!("this network has no pod {address}: add it to the topology"))
     }
 
-    /// The namespace of a server at `address`: a pod, the node, the client, or else the outside world.
+    /// The namespace of a server at `address`: a pod, a node, the client, or else the outside world.
     ///
     /// # Errors
     /// Returns an error if the address belongs to a pod that this network does not have.
@@ -97,6 +132,8 @@ impl Network {
             self.pod(address)
         } else if self.topology.node_has(address) || address.is_loopback() {
             Ok(&self.node)
+        } else if self.topology.other_node_has(address) {
+            self.other_node()
         } else if CLIENT.contains(&address) || CLIENT_TWO.contains(&address) {
             Ok(&self.client)
         } else {
@@ -106,18 +143,21 @@ impl Network {
 
     /// Every namespace of the network.
     pub fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
-        [&self.node, &self.router, &self.outside, &self.client].into_iter().chain(self.pods.values())
+        let fixed = [&self.node, &self.router, &self.outside, &self.client];
+        fixed.into_iter().chain(&self.other_node).chain(self.pods.values())
     }
 
     fn create(topology: Topology) -> anyhow::Result<Self> {
         static RUN: AtomicU32 = AtomicU32::new(0);
         let mut roles = ["node", "router", "outside", "client"].map(str::to_owned).to_vec();
+        roles.extend(topology.other_node.then(|| "other-node".to_owned()));
         roles.extend(topology.pods.iter().map(|pod| format!("pod-{}", pod.addresses()[0])));
         let mut created = Namespace::create_all(RUN.fetch_add(1, Ordering::Relaxed), &roles)?.into_iter();
         let mut next = || created.next().context("fewer namespaces were created than requested");
         let (node, router, outside, client) = (next()?, next()?, next()?, next()?);
+        let other_node = if topology.other_node { Some(next()?) } else { None };
         let pods = topology.pods.iter().copied().zip(created).collect();
-        Ok(Self { topology, node, router, outside, client, pods })
+        Ok(Self { topology, node, router, outside, client, other_node, pods })
     }
 
     /// Sets sysctls before there are links, because a new link copies most of them.
@@ -125,8 +165,9 @@ impl Network {
         for namespace in self.namespaces() {
             namespace.sysctl(EVERYWHERE)?;
         }
-        self.node.sysctl(FORWARDING)?;
-        self.router.sysctl(FORWARDING)?;
+        for namespace in [&self.node, &self.router].into_iter().chain(&self.other_node) {
+            namespace.sysctl(FORWARDING)?;
+        }
         self.outside.sysctl(&[("net/ipv6/ip_nonlocal_bind", "1")])
     }
 
@@ -139,9 +180,14 @@ impl Network {
             ("outside".to_owned(), node, "node", self.outside.name()),
             ("client".to_owned(), router, "eth0", self.client.name()),
         ];
+        let other_node = self.other_node.as_ref().map(Namespace::name);
+        if let Some(other_node) = other_node {
+            ends.push((lines::UPLINK_TO_OTHER.to_owned(), router, "uplink", other_node));
+            ends.push(("outside".to_owned(), other_node, "node2", self.outside.name()));
+        }
         for (pod, namespace) in &self.pods {
-            let at = if pod.place == Place::Local { node } else { router };
-            ends.push((interface(*pod), at, "eth0", namespace.name()));
+            let at = if pod.place == Place::Local { node } else { other_node.unwrap_or(router) };
+            ends.push((lines::interface(*pod), at, "eth0", namespace.name()));
         }
         let line = |(number, (name, at, peer, peer_at)): (usize, &(String, &str, &str, &str))| {
             let (index, peer_index) = (10 + 2 * number, 11 + 2 * number);
@@ -150,41 +196,6 @@ impl Network {
             )
         };
         ends.iter().enumerate().map(line).collect()
-    }
-
-    fn node_lines(&self) -> Vec<String> {
-        let mut lines = up("lo");
-        lines.extend(NODE.map(|address| add_address(address, network_length(address), "uplink")));
-        lines.extend(
-            self.topology.node_addresses.iter().map(|address| add_address(*address, host_length(*address), "uplink")),
-        );
-        lines.extend(up("uplink"));
-        lines.push(format!("addr add {NODE_ON_OUTSIDE}/64 dev outside nodad"));
-        lines.extend(up("outside"));
-        // `onlink`, because the kernel cannot verify the gateway while the other end is down.
-        for (router, [client, remote_pods]) in ROUTER.into_iter().zip(BEHIND_ROUTER) {
-            lines.push(format!("route add {client} via {router} dev uplink onlink"));
-            lines.push(format!("route add {remote_pods} via {router} dev uplink onlink"));
-        }
-        lines.push(format!("route add default via {OUTSIDE_V4} dev outside onlink src {}", NODE[0]));
-        lines.push(format!("route add default via {OUTSIDE} dev outside src {}", NODE[1]));
-        lines.extend(self.pods_at(Place::Local).flat_map(link_to_pod));
-        lines
-    }
-
-    fn router_lines(&self) -> Vec<String> {
-        let mut lines = up("lo");
-        lines.extend(ROUTER.map(|address| add_address(address, network_length(address), "uplink")));
-        lines.extend(up("uplink"));
-        lines.extend(CLIENT_GATEWAY.map(|address| add_address(address, network_length(address), "client")));
-        lines.extend(up("client"));
-        lines.extend(NODE.map(|node| format!("route add default via {node} dev uplink onlink")));
-        lines.extend(self.pods_at(Place::Remote).flat_map(link_to_pod));
-        lines
-    }
-
-    fn pods_at(&self, place: Place) -> impl Iterator<Item = Pod> {
-        self.pods.keys().copied().filter(move |pod| pod.place == place)
     }
 }
 
@@ -195,18 +206,6 @@ impl Drop for Network {
     }
 }
 
-/// Link-local addresses on the link between node and outside world, which needs no others.
-const NODE_ON_OUTSIDE: &str = "fe80::2";
-const OUTSIDE: &str = "fe80::1";
-/// The addresses from which the outside world sends ICMP errors.
-const OUTSIDE_V4: &str = "192.0.2.1";
-const OUTSIDE_V6: &str = "2001:db8:f::1";
-const BEHIND_ROUTER: [[&str; 2]; 2] = [["203.0.113.0/24", "10.180.1.0/24"], ["2001:db8:2::/64", "fd00:10:180:1::/64"]];
-/// The networks that the outside world reaches through the node.
-const ELSEWHERE: [&[&str]; 2] = [
-    &["192.168.0.0/24", "203.0.113.0/24", "10.180.0.0/16"],
-    &["2001:db8::/64", "2001:db8:1::/64", "2001:db8:2::/64", "fd00:10:180::/48"],
-];
 const LINKS_TIMEOUT: Duration = Duration::from_secs(60);
 
 const FORWARDING: &[(&str, &str)] = &[("net/ipv4/ip_forward", "1"), ("net/ipv6/conf/all/forwarding", "1")];
@@ -234,24 +233,6 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("net/ipv4/icmp_ratemask", "0"),
     ("net/ipv6/icmp/ratemask", "0"),
 ];
-
-/// The `ip` lines of the outside world: every address is local, except those behind the node.
-fn outside_lines() -> Vec<String> {
-    let mut lines = up("lo");
-    lines.push(format!("addr add {OUTSIDE_V4}/32 dev node"));
-    lines.push(format!("addr add {OUTSIDE}/64 dev node nodad"));
-    lines.push(format!("addr add {OUTSIDE_V6}/128 dev node nodad"));
-    lines.extend(up("node"));
-    for (node, elsewhere) in NODE.into_iter().zip(ELSEWHERE) {
-        let via = if node.is_ipv4() { node.to_string() } else { NODE_ON_OUTSIDE.to_owned() };
-        let route = |network| format!("route add {network} via {via} dev node onlink table local");
-        lines.extend(elsewhere.iter().map(route));
-    }
-    lines.push("route add fe80::/64 dev node table local".to_owned());
-    lines.push("route add local 0.0.0.0/0 dev lo table local".to_owned());
-    lines.push("route add local ::/0 dev lo table local".to_owned());
-    lines
-}
 
 /// Waits until the kernel finished its work after links came up: each link has a link-local address made from its hardware
 /// address, and each of the namespace's addresses has a route. Before that, packets to an IPv6 address are lost.
@@ -287,66 +268,6 @@ fn local_address(route: &str) -> Option<&str> {
     let words: Vec<&str> = route.split_whitespace().collect();
     let [address, "80", .., flags, _] = words[..] else { return None };
     (u32::from_str_radix(flags, 16).ok()? & LOCAL != 0).then_some(address)
-}
-
-fn client_lines() -> Vec<String> {
-    let mut lines = up("lo");
-    lines.extend(CLIENT.map(|address| add_address(address, network_length(address), "eth0")));
-    // With the full prefix length, so that the kernel never chooses them as a source address.
-    lines.extend(CLIENT_TWO.map(add_unchosen_address));
-    lines.extend(up("eth0"));
-    lines.extend(CLIENT_GATEWAY.map(|gateway| format!("route add default via {gateway} dev eth0 onlink")));
-    lines
-}
-
-fn pod_lines(pod: Pod) -> Vec<String> {
-    let mut lines = up("lo");
-    lines.extend(pod.addresses().map(|address| add_address(address, host_length(address), "eth0")));
-    lines.extend(up("eth0"));
-    for gateway in pod.gateways() {
-        lines.push(format!("route add {gateway}/{} dev eth0", host_length(gateway)));
-        let source = of_family(pod.addresses(), gateway);
-        lines.push(format!("route add default via {gateway} dev eth0 onlink src {source}"));
-    }
-    lines
-}
-
-/// The `ip` lines for the node's (or router's) end of a pod's link, set up like the ptp CNI plugin does.
-fn link_to_pod(pod: Pod) -> Vec<String> {
-    let interface = interface(pod);
-    let mut lines: Vec<_> =
-        pod.gateways().into_iter().map(|gateway| add_address(gateway, host_length(gateway), &interface)).collect();
-    lines.extend(up(&interface));
-    lines
-        .extend(pod.addresses().map(|address| format!("route add {address}/{} dev {interface}", host_length(address))));
-    lines
-}
-
-/// The name of a pod's link on its node. All begin with `pod`.
-fn interface(pod: Pod) -> String {
-    format!("pod{}", pod.number)
-}
-
-fn up(interface: &str) -> Vec<String> {
-    vec![format!("link set {interface} up")]
-}
-
-fn add_address(address: IpAddr, length: u8, interface: &str) -> String {
-    let nodad = if address.is_ipv6() { " nodad" } else { "" };
-    format!("addr add {address}/{length} dev {interface}{nodad}")
-}
-
-fn add_unchosen_address(address: IpAddr) -> String {
-    let unchosen = if address.is_ipv6() { " nodad preferred_lft 0" } else { "" };
-    format!("addr add {address}/{} dev eth0{unchosen}", host_length(address))
-}
-
-fn network_length(address: IpAddr) -> u8 {
-    if address.is_ipv4() { 24 } else { 64 }
-}
-
-fn host_length(address: IpAddr) -> u8 {
-    if address.is_ipv4() { 32 } else { 128 }
 }
 
 #[test]

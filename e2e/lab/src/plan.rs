@@ -24,6 +24,7 @@ use crate::{
     case::{self, Case},
     expect::expect_file,
     flow::{DetectLocal, Flows, NodeOptions},
+    topology::Place,
 };
 
 /// Compares a plan with the golden file `name` of a Case, and the plans of a node without Services with those of its
@@ -85,7 +86,7 @@ impl Flows {
             masquerade_all: self.node.masquerade_all,
             ..NodeOptions::default()
         };
-        Self { node, flows: Vec::new() }
+        Self { node, flows: Vec::new(), place: Place::Local }
     }
 }
 

@@ -6,7 +6,9 @@
 //! | node, further addresses | as configured, such as 192.168.1.2 | as configured, such as 2001:db8:1::2 |
 //! | pod number N of the node | 10.180.0.N | fd00:10:180::N |
 //! | the node, on the links to these pods | 10.180.0.254 | fd00:10:180::fe |
-//! | pod number N of another node | 10.180.1.N | fd00:10:180:1::N |
+//! | other node, if the network has one | 192.168.0.3 | 2001:db8::3 |
+//! | pod number N of the other node | 10.180.1.N | fd00:10:180:1::N |
+//! | the other node (or the router), on the links to these pods | 10.180.1.254 | fd00:10:180:1::fe |
 //! | all pods | 10.180.0.0/16 | fd00:10:180::/48 |
 //! | external client | 203.0.113.2, 203.0.113.130 | 2001:db8:2::2, 2001:db8:2::82 |
 //! | Services | 172.30.0.0/16 | fd00:172:30::/112 |
@@ -22,6 +24,9 @@ use anyhow::{Context, bail};
 /// The node's first address in each family: for NodePorts, and for masquerading packets to other machines.
 pub const NODE: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 168, 0, 2)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2))];
+/// The other node's address in each family.
+pub const OTHER_NODE: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(192, 168, 0, 3)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 3))];
 /// The node's addresses on the links to its pods.
 pub const NODE_TO_PODS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(10, 180, 0, GATEWAY_NUMBER)),
@@ -50,13 +55,32 @@ pub const SERVICE_CIDRS: [&str; 2] = ["172.30.0.0/16", "fd00:172:30::/112"];
 
 const GATEWAY_NUMBER: u8 = 254;
 
-/// The node that a pod runs on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// A node of the lab.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// The node under test.
+    #[default]
     Local,
-    /// Another node, reached through the router.
+    /// The other node, reached through the router. A network without this node has only its pods.
     Remote,
+}
+
+impl Place {
+    /// Both nodes.
+    pub const BOTH: [Self; 2] = [Self::Local, Self::Remote];
+
+    /// The node's first address in each family.
+    pub fn addresses(self) -> [IpAddr; 2] {
+        match self {
+            Self::Local => NODE,
+            Self::Remote => OTHER_NODE,
+        }
+    }
+
+    /// The addresses of the node on the links to its pods. Without the other node, the router has those of [`Place::Remote`].
+    pub fn gateways(self) -> [IpAddr; 2] {
+        Pod::subnet_addresses(self, GATEWAY_NUMBER)
+    }
 }
 
 /// A pod, identified by its node and its number there.
@@ -92,11 +116,6 @@ impl Pod {
         Self::subnet_addresses(self.place, self.number)
     }
 
-    /// The addresses of the node (for a remote pod: of the router) on the pod's link.
-    pub fn gateways(self) -> [IpAddr; 2] {
-        Self::subnet_addresses(self.place, GATEWAY_NUMBER)
-    }
-
     fn subnet_addresses(place: Place, number: u8) -> [IpAddr; 2] {
         let subnet = match place {
             Place::Local => 0,
@@ -116,6 +135,8 @@ pub struct Topology {
     pub pods: BTreeSet<Pod>,
     /// Addresses of the node beyond [`NODE`].
     pub node_addresses: Vec<IpAddr>,
+    /// Whether the other node exists. Otherwise the router stands for it, and translates nothing.
+    pub other_node: bool,
 }
 
 impl Topology {
@@ -149,6 +170,34 @@ impl Topology {
     /// Whether the node itself has `address`.
     pub fn node_has(&self, address: IpAddr) -> bool {
         NODE.contains(&address) || NODE_TO_PODS.contains(&address) || self.node_addresses.contains(&address)
+    }
+
+    /// Whether the other node itself has `address`.
+    pub fn other_node_has(&self, address: IpAddr) -> bool {
+        let [uplink, to_pods] = [Place::Remote.addresses(), Place::Remote.gateways()];
+        self.other_node && (uplink.contains(&address) || to_pods.contains(&address))
+    }
+
+    /// Whether the node at `place` itself has `address`.
+    pub fn is_of(&self, place: Place, address: IpAddr) -> bool {
+        match place {
+            Place::Local => self.node_has(address),
+            Place::Remote => self.other_node_has(address),
+        }
+    }
+
+    /// The pods of a node.
+    pub fn pods_at(&self, place: Place) -> impl Iterator<Item = Pod> {
+        self.pods.iter().copied().filter(move |pod| pod.place == place)
+    }
+
+    /// The node that has `address` itself or in one of its pods; `None` for an address elsewhere.
+    pub fn home(&self, address: IpAddr) -> Option<Place> {
+        match Pod::at(address) {
+            Some(pod) => Some(pod.place),
+            None if self.node_has(address) => Some(Place::Local),
+            None => self.other_node_has(address).then_some(Place::Remote),
+        }
     }
 }
 

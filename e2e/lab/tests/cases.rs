@@ -5,9 +5,19 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use localnet_lab::flow::Expect;
-use localnet_lab::{Case, Endpoint, Flow, Protocol, cases, check_case};
+use localnet_lab::{Case, Endpoint, Flow, Protocol, cases, check_between_nodes, check_case};
 
-const FILES: [&str; 7] = ["cluster.yaml", "flows.yaml", "state.yaml", "nft.txt", "iptables.txt", "ipvs.txt", "win.txt"];
+const FILES: [&str; 9] = [
+    "cluster.yaml",
+    "flows.yaml",
+    "state.yaml",
+    "nft.txt",
+    "iptables.txt",
+    "ipvs.txt",
+    "win.txt",
+    "between-nodes.yaml",
+    "other-state.yaml",
+];
 
 fn case(name: &str) -> Case {
     cases().into_iter().find(|case| case.name == name).expect("the case exists")
@@ -79,6 +89,14 @@ fn an_unprogrammed_node_passes_only_untouched_flows() {
         let expected = format!("{wrong} of {} flows are wrong", flows.len());
         assert!(text.contains(&format!("case {name}")) && text.contains(&expected), "{expected}, not {text}");
     }
+}
+
+#[test]
+fn between_unprogrammed_nodes_all_flows_are_wrong() {
+    let case = case("two-nodes");
+    let all = case.on_other_node().unwrap().flows.flows.len();
+    let text = format!("{:#}", check_between_nodes(&case, |_, _| Ok(())).unwrap_err());
+    assert!(text.contains(&format!("{all} of {all} flows are wrong")), "{text}");
 }
 
 /// The texts between backticks in the last column of the tables in `docs/cases.md`, by row.

@@ -101,8 +101,16 @@ impl Programs {
     /// # Errors
     /// See [`Self::start`].
     pub fn start_brain(&self, namespace: &Namespace, source: &str) -> anyhow::Result<Running> {
+        self.start_brain_of(namespace, source, "node-a")
+    }
+
+    /// Starts the brain with a source, for a node.
+    ///
+    /// # Errors
+    /// See [`Self::start`].
+    pub fn start_brain_of(&self, namespace: &Namespace, source: &str, node: &str) -> anyhow::Result<Running> {
         let api = self.api();
-        self.start(namespace, "localnet-brain", &["--source", source, "--node-name", "node-a", "--listen", &api])
+        self.start(namespace, "localnet-brain", &["--source", source, "--node-name", node, "--listen", &api])
     }
 
     /// Starts a backend for the lab's pods.

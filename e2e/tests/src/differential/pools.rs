@@ -105,7 +105,7 @@ pub(crate) fn pod(place: Place, number: u8) -> Pod {
 
 pub(crate) fn topology() -> Topology {
     let pods = [Place::Local, Place::Remote].into_iter().flat_map(|place| PODS.map(|number| pod(place, number)));
-    Topology { pods: pods.collect(), node_addresses: [&SECOND[..], &[LINK_LOCAL]].concat() }
+    Topology { pods: pods.collect(), node_addresses: [&SECOND[..], &[LINK_LOCAL]].concat(), ..Topology::default() }
 }
 
 /// All servers.

@@ -95,7 +95,7 @@ struct World<'a> {
 impl<'a> World<'a> {
     fn build(runtime: &'a Runtime, cases: &[Case]) -> anyhow::Result<Self> {
         let first = cases.first().context("no Case is listed")?;
-        let mut all = Flows { node: first.flows.node.clone(), flows: Vec::new() };
+        let mut all = Flows { node: first.flows.node.clone(), ..Flows::default() };
         let mut endpoints: BTreeSet<_> = api::sentinel_endpoints().collect();
         for case in cases {
             anyhow::ensure!(case.flows.node == all.node, "{} has other options than {}", case.name, first.name);

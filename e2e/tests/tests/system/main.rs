@@ -15,6 +15,7 @@
 //! | `repair` | changes by other programs are repaired |
 //! | `restarts` | restarts interrupt no packet |
 //! | `takeover` | from kube-proxy to localnet and back, no connection fails |
+//! | `two_nodes` | packets between two nodes, each with its own proxy |
 
 mod api_server;
 mod bad_input;
@@ -29,5 +30,6 @@ mod repair;
 mod restarts;
 mod restored;
 mod takeover;
+mod two_nodes;
 
 use localnet_e2e::kube_proxy;
