@@ -14,6 +14,9 @@
 //! packets are sent in both networks, and datagrams are sent on flows from earlier states (`open`). After most states, our
 //! backend is killed or another program edits its rules, and the same packets are sent once more (`disturb`).
 //!
+//! [`agree_between_nodes`] does less on two nodes: it sends packets from node to node through random clusters, without disturbances
+//! and open flows (`nodes`).
+//!
 //! Each run uses a new seed and prints it first. `SEED` repeats a run, and `N` is the minimum number of packets. For each packet,
 //! `localnet explain` must report the oracle's outcome. Each difference must match an entry of `docs/differences.md`, or
 //! of the list in `docs/backends/ipvs.md`. Any other difference fails the test; one of kube-proxy fails it only with `STRICT=1`.
@@ -21,6 +24,7 @@
 
 mod alone;
 mod ask;
+mod between;
 mod cluster;
 mod describe;
 mod differences;
@@ -30,6 +34,7 @@ mod former;
 mod generate;
 mod ipvs;
 mod judge;
+mod nodes;
 mod open;
 mod pair;
 mod pools;
@@ -38,6 +43,7 @@ mod random;
 mod report;
 mod run;
 mod scene;
+mod settle;
 mod setup;
 mod sticky;
 mod world;
@@ -94,6 +100,23 @@ pub fn agree(pair: Pair, parts: usize) -> anyhow::Result<()> {
     // With IPVS, a client keeps its endpoint until its connections are forgotten, too.
     let ends = pair.backend == Backend::Ipvs || count < ENOUGH_RETURNED || elsewhere > 0;
     anyhow::ensure!(ends, "{count} clients came back, and affinity never ended");
+    Ok(())
+}
+
+/// Runs one pair on two nodes, with a part of the packets of a run.
+///
+/// # Errors
+/// As [`agree`].
+pub fn agree_between_nodes(pair: Pair, parts: usize) -> anyhow::Result<()> {
+    let who = format!("differential between nodes: {pair}");
+    let started = Instant::now();
+    let (packets, seed) = (packets(PACKETS)?.div_ceil(parts), seed()?);
+    print_line(&format!("{who}: {packets} packets from SEED={seed}"));
+    let summary = nodes::agree(pair, seed, packets)?;
+    print_line(&format!("{who}: {summary} in {:.1?}", started.elapsed()));
+    let is_strict = setting("STRICT")?.is_some_and(|strict| strict > 0);
+    let is_right = summary.ours == 0 && (summary.kube_proxys == 0 || !is_strict);
+    anyhow::ensure!(is_right, "unexplained differences, see above");
     Ok(())
 }
 

@@ -108,6 +108,15 @@ pub(crate) fn topology() -> Topology {
     Topology { pods: pods.collect(), node_addresses: [&SECOND[..], &[LINK_LOCAL]].concat(), ..Topology::default() }
 }
 
+/// All servers, and those at the addresses of the other node.
+pub(crate) fn servers_of_both_nodes() -> BTreeSet<Endpoint> {
+    let ports = || (0..SLOTS).flat_map(node_ports).chain(ENDPOINT_PORTS);
+    let at = |address| ports().map(move |port| SocketAddr::new(address, port));
+    let all = Place::Remote.addresses().into_iter().flat_map(at);
+    let every = all.flat_map(|address| PROTOCOLS.map(|protocol| Endpoint { protocol, address }));
+    every.chain(servers()).collect()
+}
+
 /// All servers.
 pub(crate) fn servers() -> BTreeSet<Endpoint> {
     let pods = topology().pods.into_iter().flat_map(Pod::addresses);

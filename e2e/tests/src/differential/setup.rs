@@ -26,8 +26,7 @@ pub(crate) enum Detector {
     InterfaceNamePrefix,
 }
 
-/// The pod behind the "bridge".
-const POD_OF_BRIDGE: u8 = pools::PODS[0];
+/// The link to the pod behind the "bridge".
 const BRIDGE: &str = "pod1";
 const PREFIX: &str = "pod";
 
@@ -163,21 +162,26 @@ nftables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {masquerade_all
 
     /// The origin of a sender's packets, as the node sees it.
     fn origin(&self, sender: Sender, to: IpAddr) -> Origin {
-        let pod = match sender {
-            Sender::Pod(pod) => pod,
-            Sender::Node => return Origin::Node,
-            Sender::Client | Sender::SecondClient => return Origin::Outside,
-        };
+        match sender {
+            Sender::Node => self.origin_at(of_family(NODE, to), ""),
+            Sender::Client | Sender::SecondClient => Origin::Outside,
+            Sender::Pod(pod) => {
+                let interface =
+                    if pod.place == Place::Local { format!("pod{}", pod.number) } else { "uplink".to_owned() };
+                self.origin_at(of_family(pod.addresses(), to), &interface)
+            }
+        }
+    }
+
+    /// The origin of a packet from this source on this interface of the node. A process of the node has no interface.
+    pub(crate) fn origin_at(&self, source: IpAddr, interface: &str) -> Origin {
+        let in_any = |cidrs: &[&str]| cidrs.iter().any(|cidr| network(cidr).contains(&source));
         let is_known = match self.detector {
-            Detector::ClusterCidr(cidrs) => {
-                cidrs.iter().any(|cidr| network(cidr).contains(&of_family(pod.addresses(), to)))
-            }
-            Detector::NodeCidr => {
-                let own = self.facts.pod_cidrs;
-                own.iter().any(|cidr| network(cidr).contains(&of_family(pod.addresses(), to)))
-            }
-            Detector::InterfaceNamePrefix => pod.place == Place::Local,
-            Detector::BridgeInterface => pod.place == Place::Local && pod.number == POD_OF_BRIDGE,
+            _ if interface.is_empty() => return Origin::Node,
+            Detector::ClusterCidr(cidrs) => in_any(cidrs),
+            Detector::NodeCidr => in_any(&self.facts.pod_cidrs),
+            Detector::InterfaceNamePrefix => interface.starts_with(PREFIX),
+            Detector::BridgeInterface => interface == BRIDGE,
         };
         if is_known { Origin::Pod } else { Origin::Outside }
     }

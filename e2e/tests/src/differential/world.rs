@@ -12,13 +12,13 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     process::Command,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::Context as _;
 use localnet_client::{Snapshot, Source as _, grpc::Brain};
-use localnet_lab::{Namespace, Network, Outcome, Probe, Protocol, Running, Servers};
-use localnet_proto::{Revision, Update, wire::BackendReport};
+use localnet_lab::{Namespace, Network, Probe, Protocol, Running, Servers};
+use localnet_proto::{Revision, wire::BackendReport};
 use tokio::{runtime::Runtime, time::timeout};
 
 use crate::{
@@ -35,6 +35,7 @@ use super::{
     pair::{Pair, Side},
     pools,
     random::Random,
+    settle::{self, tail},
     setup::Setup,
     write::{Sentinel, Writer},
 };
@@ -296,37 +297,16 @@ impl World {
 
     /// Waits for a state of the brain that satisfies `is_right`.
     fn await_state(&mut self, what: &str, is_right: impl Fn(&Snapshot) -> bool) -> anyhow::Result<Snapshot> {
-        let brain = &mut self.brain;
-        let newest = async {
-            let mut have = Revision::default();
-            loop {
-                let Update::Full(state) = brain.next(have, false).await? else { continue };
-                if is_right(&state) {
-                    return anyhow::Ok(state);
-                }
-                have = state.revision;
-            }
-        };
-        let awaited = self.runtime.block_on(async { timeout(patience(), newest).await });
-        awaited.map_err(anyhow::Error::from).flatten().with_context(|| {
+        settle::await_state(&mut self.brain, &self.runtime, is_right).with_context(|| {
             format!("the brain has not come to {what}\n{}", tail(&self.programs.log("localnet-brain")))
         })
     }
 
     /// Waits until the backend logs, after this many bytes of its log, that it has applied this state or a later one.
     fn await_applied(&self, state: &Snapshot, from: usize) -> anyhow::Result<()> {
-        let Revision { instance, rev } = state.revision;
         let program = self.pair.backend.program();
-        let applied = |log: &str| {
-            // "applied revision=…", or "applied so far revision=…" if several states follow in quick succession.
-            let lines = log.lines().rev().filter(|line| line.contains(" applied "));
-            let revisions = lines.filter_map(|line| line.split_once(" revision=")?.1.split(' ').next());
-            let mut numbers = revisions.filter_map(|revision| revision.split_once(':'));
-            numbers
-                .any(|(of, number)| of.parse() == Ok(instance) && number.parse().is_ok_and(|number: u64| number >= rev))
-        };
         await_condition("the backend has applied the state", || {
-            applied(self.programs.log(program).get(from..).unwrap_or_default())
+            settle::has_applied(self.programs.log(program).get(from..).unwrap_or_default(), state)
         })
         .with_context(|| tail(&self.programs.log(program)))
     }
@@ -362,40 +342,19 @@ impl World {
         endpoints: &BTreeSet<SocketAddr>,
         patience: Duration,
     ) -> anyhow::Result<()> {
-        let deadline = Instant::now() + patience;
-        loop {
-            let (mut by, mut wrong) = (BTreeSet::new(), None);
-            self.network(side).client().probe_until(probe, connections, |outcome| {
-                match outcome {
-                    Outcome::Answer { by: endpoint, .. } if endpoints.contains(&endpoint) => {
-                        by.insert(endpoint);
-                    }
-                    other => wrong = Some(other),
-                }
-                wrong.is_some()
-            })?;
-            if wrong.is_none() && by == *endpoints {
-                return Ok(());
-            }
-            let log = || match side {
+        settle::await_answers(self.network(side).client(), probe, connections, endpoints, patience).with_context(|| {
+            let log = match side {
                 Side::Ours => self.programs.log(self.pair.backend.program()),
                 Side::KubeProxy => self.programs.log(KUBE_PROXY),
             };
-            anyhow::ensure!(
-                Instant::now() < deadline,
-                "{side:?} has not settled: {} is not answered by {endpoints:?} but by {by:?} and {wrong:?}\n{}",
-                probe.to,
-                tail(&log())
-            );
-            // Rejects come at once. Leave the processors to the proxies.
-            std::thread::park_timeout(Duration::from_millis(5));
-        }
+            format!("{side:?} has not settled\n{}", tail(&log))
+        })
     }
 }
 
 /// Loads connection tracking, whose settings do not exist earlier. A kernel may have it as a module, and loads it with the first
 /// rule that uses it.
-fn load_conntrack(node: &Namespace) -> anyhow::Result<()> {
+pub(crate) fn load_conntrack(node: &Namespace) -> anyhow::Result<()> {
     const RULES: &str = "table inet load { chain load { ct state new counter; }; }; delete table inet load";
     node.output(Command::new("nft").arg(RULES)).map(drop)
 }
@@ -419,9 +378,4 @@ fn link(ours: &Namespace, theirs: &Namespace) -> anyhow::Result<()> {
         node.ip([format!("addr add {address}/30 dev {name}"), format!("link set {name} up")])?;
     }
     Ok(())
-}
-
-fn tail(log: &str) -> String {
-    let lines: Vec<&str> = log.lines().collect();
-    lines[lines.len().saturating_sub(20)..].join("\n")
 }

@@ -69,6 +69,11 @@ pub(crate) struct Sentinel {
 }
 
 impl Sentinel {
+    /// The same sentinel for another node, with these facts.
+    pub(crate) fn on(self, node: NodeFacts) -> Self {
+        Self { node, ..self }
+    }
+
     /// The port of the Service.
     pub(crate) fn port(self) -> u16 {
         10_000 + self.round

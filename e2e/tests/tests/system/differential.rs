@@ -1,6 +1,6 @@
 //! The oracle, a backend and kube-proxy agree about random clusters and packets.
 
-use localnet_e2e::differential::{Pair, agree};
+use localnet_e2e::differential::{Pair, agree, agree_between_nodes};
 
 #[test]
 fn oracle_nft_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
@@ -10,4 +10,10 @@ fn oracle_nft_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
 #[test]
 fn oracle_iptables_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
     Pair::IPTABLES.into_iter().try_for_each(|pair| agree(pair, Pair::IPTABLES.len()))
+}
+
+/// On two nodes, a state takes longer to reach, so a run has fewer packets.
+#[test]
+fn oracles_of_two_nodes_nft_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
+    agree_between_nodes(Pair::NFT, 10)
 }
