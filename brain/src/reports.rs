@@ -39,7 +39,7 @@ pub struct Reports {
 
 /// The error for a report with an invalid name of the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("Backend is empty, longer than {MAX_NAME} bytes, or contains control characters")]
+#[error("the name in the field Backend is empty, longer than {MAX_NAME} bytes, or contains control characters")]
 pub struct BadName;
 
 impl Reports {

@@ -26,7 +26,7 @@ pub struct Findings {
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// A stable identifier for programs.
+    /// Identifies the check. It never changes, so programs can rely on it.
     pub id: &'static str,
     /// Whether the check passes.
     pub verdict: Verdict,

@@ -1,4 +1,4 @@
-//! The evidence that answers are computed from, and the outcome that the state determines for a packet.
+//! The evidence from which answers are computed, and the outcome that the state determines for a packet.
 
 use std::net::{IpAddr, SocketAddr};
 

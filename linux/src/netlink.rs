@@ -300,22 +300,22 @@ impl<'a> Attributes<'a> {
         Attributes(self.find(kind).unwrap_or_default())
     }
 
-    /// The number in the first attribute of that kind, in network byte order.
+    /// The number in the first attribute of that kind. The attribute contains it in network byte order.
     pub(crate) fn u32(self, kind: u16) -> Option<u32> {
         self.find(kind).and_then(array).map(u32::from_be_bytes)
     }
 
-    /// The number in the first attribute of that kind, in the machine's byte order.
+    /// The number in the first attribute of that kind. The attribute contains it in the byte order of the machine.
     pub(crate) fn host_u16(self, kind: u16) -> Option<u16> {
         self.find(kind).and_then(array).map(u16::from_ne_bytes)
     }
 
-    /// The number in the first attribute of that kind, in the machine's byte order.
+    /// The number in the first attribute of that kind. The attribute contains it in the byte order of the machine.
     pub(crate) fn host_u32(self, kind: u16) -> Option<u32> {
         self.find(kind).and_then(array).map(u32::from_ne_bytes)
     }
 
-    /// The number in the first attribute of that kind, in network byte order.
+    /// The number in the first attribute of that kind. The attribute contains it in network byte order.
     pub(crate) fn u64(self, kind: u16) -> Option<u64> {
         self.find(kind).and_then(array).map(u64::from_be_bytes)
     }

@@ -189,7 +189,7 @@ codes! {
     /// The Service is of type ExternalName, which is only a DNS name.
     ServiceExternalName = "service-external-name", Error, "Check that spec.externalName resolves.";
     /// The Service has no ClusterIP.
-    ServiceWithoutAddress = "service-without-address", Error, "Set spec.clusterIP; an API server allocates one.";
+    ServiceWithoutAddress = "service-without-address", Error, "Set spec.clusterIP: only an API server allocates it.";
     /// A label assigns the Service to another proxy.
     ServiceOfAnotherProxy = "service-of-another-proxy", Error, "Remove the label service.kubernetes.io/service-proxy-name.";
     /// localnet can serve no part of the Service.

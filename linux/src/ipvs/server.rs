@@ -220,11 +220,11 @@ pub struct DestinationState {
 /// Idle timeouts of connections, in seconds. In a change, 0 keeps the kernel's value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Timeouts {
-    /// An established TCP connection.
+    /// The timeout of an established TCP connection.
     pub tcp: u32,
-    /// A TCP connection that one side has closed.
+    /// The timeout of a TCP connection that one side has closed.
     pub tcp_fin: u32,
-    /// A flow of UDP datagrams.
+    /// The timeout of a UDP flow.
     pub udp: u32,
 }
 
