@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine python examples build demo test conformance-ipvs chart images packages differential differential-ipvs kubernetes fuzz mutants lint deny bless bench bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine python examples cluster build demo test conformance-ipvs chart images packages differential differential-ipvs kubernetes fuzz mutants lint deny bless bench bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -31,6 +31,11 @@ examples: deps ## Build the examples in other languages, into .cache
 python: ## Create a Python environment with grpcio, in .cache
 	@e2e/python.sh
 
+cluster: controlplane helm ## Build the programs and the images of a cluster of real nodes from Go modules and Debian packages (cached)
+	@e2e/deps.sh kubernetes
+	@e2e/kubernetes/build.sh
+	@e2e/kubernetes/images.sh build
+
 build: ## Build the programs in release mode, into target/release
 	$(CARGO) build --release --locked -p localnet $(patsubst packaging/systemd/%.service,-p %,$(wildcard packaging/systemd/*.service))
 
@@ -38,7 +43,7 @@ demo: deps ## Run brain and nft backend in a temporary network namespace and pri
 	$(CARGO) build --locked $(if $(TESTED),--workspace --bins --examples,-p localnet-brain -p localnet-nft -p localnet-demo)
 	target/debug/localnet-demo $(if $(ONCE),--once)
 
-test: deps controlplane helm vm wine python examples ## Run all tests: unit, Cases, protocol, kernel, system (needs root for network namespaces)
+test: deps cluster vm wine python examples ## Run all tests: unit, Cases, protocol, kernel, system (needs root for network namespaces)
 	@[ "$$(id -u)" = 0 ] || { echo "make test creates network namespaces: run it as root" >&2; exit 1; }
 	$(CARGO) build --locked --workspace --bins --examples
 	$(CARGO) test --locked --workspace --no-run
@@ -72,8 +77,7 @@ differential-ipvs: deps controlplane vm ## Compare the oracle and localnet-ipvs 
 	$(CARGO) build --locked -p localnet-brain -p localnet-ipvs -p localnet
 	N=$(or $(N),2000) SEED=$(SEED) $(CARGO) test --locked -p localnet-e2e --test guest_system differential:: -- --nocapture
 
-kubernetes: ## Run Kubernetes' own network tests on a cluster of real nodes, with kube-proxy and with localnet, for docs/conformance.md (two hours; QUICK=1: a part, with nft on two nodes; PROXIES=…; needs root)
-	@e2e/deps.sh kubernetes
+kubernetes: cluster ## Run Kubernetes' own network tests on a cluster of real nodes, with kube-proxy and with localnet, for docs/conformance.md (two hours; QUICK=1: a part, with nft on two nodes; PROXIES=…; needs root)
 	@QUICK=$(QUICK) e2e/kubernetes/run.sh $(PROXIES)
 
 fuzz: ## Fuzz each target for SECONDS (20); inputs that break a target are stored in e2e/fuzz/corpus

@@ -6,6 +6,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 "$here/deps.sh"
 "$here/deps.sh" guest
 "$here/deps.sh" windows
-for module in "$here/controlplane" "$here/helm" "$here/../examples/go"; do
+"$here/deps.sh" kubernetes
+for module in "$here/controlplane" "$here/helm" "$here"/kubernetes/modules/* "$here/../examples/go"; do
     (cd "$module" && go mod download)
 done

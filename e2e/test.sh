@@ -3,7 +3,7 @@
 #
 # Tests that need a kernel with IPVS (targets named guest…) run at the same time as the others, because the guest emulates one
 # processor and mostly waits. The tests of the whole system and of the library start first; those of the backend start when two
-# processors are free. The output of these tests comes last.
+# processors are free. The output of these tests comes late. Kubernetes' own tests run last and alone, because they have time limits of their own.
 set -u
 
 cargo=${CARGO:-cargo}
@@ -35,4 +35,6 @@ echo "running the last tests that need a kernel with IPVS"
 within 2400 --test guest >"$last" 2>&1 || failed=1
 wait "$guest" || failed=1
 cat "$beside" "$last"
+echo "running a part of Kubernetes' own tests on a cluster of two nodes"
+QUICK=1 TESTED=1 timeout 1200 "$here/kubernetes/run.sh" || failed=1
 [ -z "$failed" ]

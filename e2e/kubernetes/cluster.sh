@@ -9,9 +9,6 @@
 #                                         stay in .cache/kubernetes
 . "$(dirname "$0")/common.sh"
 
-# The kubelet sets these for the whole machine; `down` restores them.
-machine_settings="vm.overcommit_memory vm.panic_on_oom kernel.panic kernel.panic_on_oops kernel.keys.root_maxkeys kernel.keys.root_maxbytes"
-
 # Folders that a node mounts over. `down` removes those that did not exist before.
 folders="/var/lib/kubelet /var/lib/containerd /var/lib/cni /var/log/pods /var/log/containers /etc/cni/net.d /etc/cni"
 # Folder of the nodes' cgroups, in each hierarchy.
@@ -170,9 +167,6 @@ up() {
     mkdir -p "$pki" "$log"
     echo "${1:-3}" >"$run/nodes"
     for number in $folders; do [ -e "$number" ] || echo "$number"; done >"$run/folders"
-    # shellcheck disable=SC2086 # a list of words
-    # `-e`: a kernel may lack some of them.
-    sysctl -e $machine_settings >"$run/sysctl.before"
     echo "nameserver 172.30.0.1" >"$run/resolv.conf"
     credentials
     fill manifests/kubeconfig >"$kubeconfig"
@@ -237,12 +231,10 @@ down() {
     for name in $(ip netns list | awk '/^kube-/ { print $1 }'); do ip netns del "$name"; done
     ! mountpoint -q "$run/etcd" || await 10 "etcd has ended" umount "$run/etcd"
     await 30 "the cgroups are empty" no_cgroups
-    [ ! -f "$run/sysctl.before" ] || sysctl -q -e -p "$run/sysctl.before" ||
-        echo "e2e/kubernetes: failed to restore these settings of the machine: $machine_settings" >&2
     for folder in $(cat "$run/folders" 2>/dev/null); do
         [ ! -d "$folder" ] || rmdir --ignore-fail-on-non-empty "$folder"
     done
-    rm -f "$run/proxy" "$run/sysctl.before" "$run/folders"
+    rm -f "$run/proxy" "$run/folders"
 }
 
 case "${1-} ${2-}" in

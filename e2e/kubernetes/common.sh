@@ -12,8 +12,11 @@ log=$run/log
 results=$cache/results
 kubeconfig=$run/kubeconfig
 arch=$(dpkg --print-architecture)
-# Our programs, as packaging/programs.sh builds them.
-ship=$repository/target/ship/$arch/bin
+# Our programs: those of packaging/programs.sh, or with TESTED=1 those that `make test` has built.
+programs=$repository/target/ship/$arch/bin
+[ -z "${TESTED-}" ] || programs=$repository/target/debug
+# The names that proxy.sh knows, in the order of docs/conformance.md.
+proxies="kube-proxy-nftables nft node kube-proxy-iptables iptables"
 # The network of the control plane is also the fabric between the nodes.
 fabric=kube-cp
 

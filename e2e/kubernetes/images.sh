@@ -2,7 +2,8 @@
 # The images of the test cluster.
 #
 #   images.sh build            Kubernetes' test images, CoreDNS and kube-proxy, from the programs of build.sh
-#   images.sh ours             our own images, from target/ship (packaging/programs.sh) as packaging/images.sh writes them
+#   images.sh ours             our own images, from target/ship (packaging/programs.sh) as packaging/images.sh writes them; with TESTED=1
+#                              those of the brain and the nft backend, from the programs of `make test`, on the root of the test images
 #   images.sh import NODE      brings to a node of the running cluster what is new
 . "$(dirname "$0")/common.sh"
 
@@ -17,18 +18,39 @@ build() {
     stamp=$(cat "$cache"/{agnhost,coredns,pause,regression-issue-74839}.stamp "$caches/controlplane/kube-proxy.stamp" "$here"/image/* |
         sha256sum | cut -d' ' -f1)
     if [ ! -f "$archive" ] || [ "$(cat "$archive.of" 2>/dev/null)" != "$stamp" ]; then
-        python3 "$here/image/archive.py" "$bin" "$cache/root" "$module/test/utils/image/manifest.go" "$archive.new"
+        python3 "$here/image/archive.py" test "$bin" "$cache/root" "$module/test/utils/image/manifest.go" "$archive.new"
         mv "$archive.new" "$archive"
         echo "$stamp" >"$archive.of"
     fi
 }
 
 ours() {
-    local layout=$cache/ours stamp
-    [ -d "$ship" ] || fail "our programs are not built: packaging/programs.sh $arch"
-    stamp=$(cat "$ship"/* "$repository/packaging/images.sh" | sha256sum | cut -d' ' -f1)
+    local stamp sources
+    [ -x "$programs/localnet" ] || fail "our programs are not built: packaging/programs.sh $arch"
+    if [ -n "${TESTED-}" ]; then sources="$programs/localnet $programs/localnet-brain $programs/localnet-nft"; else sources=$programs/*; fi
+    # shellcheck disable=SC2086 # a list of files
+    stamp=$(cat $sources "$repository/packaging/images.sh" "$here/image/archive.py" | sha256sum | cut -d' ' -f1)
+    # What docs/conformance.md says was tested.
+    git -C "$repository" describe --always --dirty --exclude '*' >"$ours.commit" 2>/dev/null || echo unknown >"$ours.commit"
     if [ -f "$ours" ] && [ "$(cat "$ours.of" 2>/dev/null)" = "$stamp" ]; then return 0; fi
-    # Only this machine's architecture.
+    if [ -n "${TESTED-}" ]; then tested; else shipped; fi
+    mv "$ours.new" "$ours"
+    echo "$stamp" >"$ours.of"
+}
+
+# tested: images of the programs of `make test`, without their debug information.
+tested() {
+    local program folder=$cache/tested
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    for program in localnet localnet-brain localnet-nft; do strip --strip-debug -o "$folder/$program" "$programs/$program"; done
+    python3 "$here/image/archive.py" ours "$folder" "$cache/root" "$("$programs/localnet" --version | cut -d' ' -f2)" "$ours.new"
+    rm -rf "$folder"
+}
+
+# shipped: our images as we ship them, for this machine's architecture only.
+shipped() {
+    local layout=$cache/ours
     mkdir -p "$cache/ship"
     ln -sfn "$repository/target/ship/$arch" "$cache/ship/$arch"
     (cd "$repository" && packaging/images.sh of "$cache/ship" "$layout")
@@ -38,8 +60,7 @@ ours() {
         | .annotations["io.containerd.image.name"] = "localhost/" + $of.name + ":" + $of.version)' "$layout/index.json" >"$layout/index.new"
     mv "$layout/index.new" "$layout/index.json"
     tar -C "$layout" -cf "$ours.new" .
-    mv "$ours.new" "$ours"
-    echo "$stamp" >"$ours.of"
+    rm -rf "$layout"
 }
 
 import() {
@@ -47,7 +68,7 @@ import() {
     for file in "$archive" "$ours"; do
         [ -f "$file" ] || continue
         [ "$file" -nt "$run/$node/$(basename "$file").imported" ] || continue
-        containerd_of "$node" images import --local --all-platforms "$file" >"$log/$node-import.log" 2>&1 ||
+        containerd_of "$node" images import --local --all-platforms --discard-unpacked-layers "$file" >"$log/$node-import.log" 2>&1 ||
             fail "$node does not take $file: $(tail -n 2 "$log/$node-import.log")"
         touch "$run/$node/$(basename "$file").imported"
     done

@@ -28,8 +28,8 @@ remove() {
     kubectl --namespace kube-system wait --for=delete pod --selector k8s-app=kube-proxy --timeout 2m >/dev/null
     for node in $(nodes); do
         case $before in
-            nft | node) in_node "$node" "$ship/localnet-nft" cleanup ;;
-            iptables) in_node "$node" "$ship/localnet-iptables" cleanup ;;
+            nft | node) in_node "$node" "$programs/localnet-nft" cleanup ;;
+            iptables) in_node "$node" "$programs/localnet-iptables" cleanup ;;
             *) in_node "$node" "$bin/kube-proxy" --cleanup ;;
         esac >"$log/$node-cleanup.log" 2>&1 || fail "$node: cleanup of $before failed: $(tail -n 2 "$log/$node-cleanup.log")"
         in_node "$node" conntrack -F >/dev/null 2>&1
@@ -47,7 +47,7 @@ install() {
                 --set image.pullPolicy=Never --set podLabels.k8s-app=kube-proxy --set 'config.nodePortAddresses={primary,localhost}' \
                 --set config.featureGates.KubeProxyNFTablesLocalhostNodePorts=true "$@" >/dev/null
             ;;
-        node) kube_proxy nftables "localhost/localnet-node:$("$ship/localnet" --version | cut -d' ' -f2)" /usr/bin/localnet-node ;;
+        node) kube_proxy nftables "localhost/localnet-node:$("$programs/localnet" --version | cut -d' ' -f2)" /usr/bin/localnet-node ;;
         *) kube_proxy "${name#kube-proxy-}" localhost/kube-proxy:test /usr/local/bin/kube-proxy ;;
     esac >"$run/proxy.yaml"
     [ ! -s "$run/proxy.yaml" ] || kubectl apply -f "$run/proxy.yaml" >/dev/null

@@ -1,15 +1,35 @@
-# The tables of docs/conformance.md. Input: for each proxy, the results of suite.sh.
+# Input of all functions: for each proxy, the results of suite.sh.
 def count(state): map(select(.state == state)) | length;
 def row: "| " + join(" | ") + " |";
 def table(header): (header | row), "|" + (header | map("---|") | join("")), (.[] | row);
-. as $runs
-| ($runs | map(.tests | INDEX(.test))) as $by_test
-| ( $runs | map([.proxy, (.tests | count("passed"), count("failed"), count("skipped") | tostring), "\(.took) s", .date, .commit])
-    | table(["proxy", "passed", "failed", "skipped themselves", "time", "date", "commit"]) ),
-  "", "## Test by test",
-  ( [ [$runs[].tests[].test] | unique[] as $test
-      | [($test | gsub("\\|"; "\\|"))]
-        + [ $by_test[] | .[$test] // { state: "-" } | if .state == "failed" then "**failed**: \(.reason[:160] | gsub("\\|"; "\\|"))" else .state end ] ]
-    | table(["test"] + ($runs | map(.proxy))) ),
-  "", "## Tests that skip themselves",
-  ( [ [ $runs[].tests[] | select(.state == "skipped") | [.test, .reason] ] | unique[] ] | table(["test", "reason"]) )
+def escaped: gsub("\\|"; "\\|");
+
+# The tests that kube-proxy passes and localnet fails. Each of our proxies is compared with kube-proxy's mode.
+def worse:
+  { nft: "kube-proxy-nftables", node: "kube-proxy-nftables", iptables: "kube-proxy-iptables" } as $peers
+  | INDEX(.proxy) as $runs
+  | [ .[] | .proxy as $proxy | $runs[$peers[$proxy] // ""] as $peer | select($peer)
+      | ($peer.tests | map(select(.state == "passed") | .test)) as $passed
+      | .tests[] | select(.state == "failed" and IN(.test; $passed[])) | { proxy: $proxy, test, reason } ];
+
+# The tables of docs/conformance.md.
+def page:
+  . as $runs
+  | map(.tests | INDEX(.test)) as $by_test
+  | ( $runs | map([.proxy, (.tests | count("passed"), count("failed"), count("skipped") | tostring), "\(.took) s", .date, .commit])
+      | table(["proxy", "passed", "failed", "skipped themselves", "time", "date", "commit"]) ),
+    "", "Tests that kube-proxy passes and localnet fails: \(worse | length).",
+    ( [ $runs[].tests[] | select(.state == "failed") | .test ] | unique
+      | select(. != [])
+      | "", "## Tests that failed",
+        ( map(. as $test | [($test | escaped)] + [$by_test[] | .[$test].state // "-"] + [[$by_test[][$test] | select(.state == "failed") | .reason[:200]] | unique | join("; ") | escaped])
+          | table(["test"] + ($runs | map(.proxy)) + ["reason"]) ) ),
+    "", "## Tests that skip themselves",
+    ( [ [$runs[].tests[] | select(.state == "skipped")] | group_by(.test)[] | [(.[0].test | escaped), (map(.reason) | unique | join("; "))] ]
+      | table(["test", "reason"]) ),
+    "", "## Test by test",
+    ( [ [$runs[].tests[].test] | unique[] as $test | [($test | escaped)] + [$by_test[] | .[$test].state // "-"] ]
+      | table(["test"] + ($runs | map(.proxy))) );
+
+# The figures for README.md.
+def line: map("\(.proxy) \(.tests | count("passed")) passed, \(.tests | count("failed")) failed") | join("; ") + ".";

@@ -1,11 +1,23 @@
 #!/bin/bash
-# Prints docs/conformance.md from the results of suite.sh: report.sh PROXY …
+# Reports the results of suite.sh: those of the last run of all tests with each proxy.
+#
+#   report.sh write     writes docs/conformance.md, and the line in README.md that cites it
+#   report.sh worse     prints the tests that kube-proxy passes and localnet fails, and fails if there are any
 . "$(dirname "$0")/common.sh"
 
-files=
-for proxy; do files="$files $results/$proxy.json"; done
+# whole: the files with results of all tests, of this version of Kubernetes.
+whole() {
+    local proxy version
+    version=$(cd "$here/modules/kubernetes" && go list -m -f '{{.Version}}' k8s.io/kubernetes)
+    for proxy in $proxies; do
+        jq --raw-output --arg version "$version" 'select(.focus == "" and .kubernetes == $version) | input_filename' "$results/$proxy.json" 2>/dev/null || true
+    done
+}
+
+files=$(whole)
+[ -n "$files" ] || fail "no proxy has run all tests"
 # shellcheck disable=SC2086 # a list of files
-all() { jq -r --slurp "$@" $files; }
+all() { jq --raw-output --slurp -L "$here" "$@" $files; }
 # one FIELD: the value that all results have in common.
 one() { all "map(.$1) | unique | join(\" and \")"; }
 
@@ -15,16 +27,18 @@ table() {
     grep -v '^#' "$here/$1" | sed 's/\\//g; s/^/| /; s/\t/ | /; s/$/ |/'
 }
 
-cat <<END
+page() {
+    cat <<END
 # Kubernetes' own tests
-\`make kubernetes\` wrote this page. It runs the [sig-network] tests of Kubernetes $(one kubernetes) (\`e2e.test\`) on a cluster of $(one nodes) nodes, with Linux
-$(one kernel). Each node has its own kubelet and containerd, and addresses of IPv4 and IPv6. [e2e/kubernetes](../e2e/kubernetes/README.md) describes the cluster.
+\`make kubernetes\` wrote this page. It runs the [sig-network] tests of Kubernetes $(one kubernetes) (\`e2e.test\`) on a cluster of $(one nodes) nodes. Each node has
+its own kubelet and containerd, and addresses of IPv4 and IPv6 ([e2e/kubernetes](../e2e/kubernetes/README.md)). The whole cluster is one machine with $(nproc)
+processors, $(awk '/^MemTotal/ { printf "%.0f GiB", $2 / 1048576 }' /proc/meminfo) of memory and Linux $(one kernel).
 
-\`nft\` and \`iptables\` are the chart with that backend. \`node\` is \`localnet-node\` in place of kube-proxy, with kube-proxy's own configuration.
+\`nft\` and \`iptables\` are the chart with that backend. \`node\` is \`localnet-node\` in place of kube-proxy, with the configuration of kube-proxy-nftables.
 
 END
-all -f "$here/report.jq"
-cat <<END
+    all 'include "report"; page'
+    cat <<END
 
 ## Tests that run on nodes without IPv6 addresses
 $(table single-stack)
@@ -32,3 +46,23 @@ $(table single-stack)
 ## Tests that do not run
 $(table skip)
 END
+}
+
+# line: the figures for README.md.
+line() {
+    echo "**Judged by Kubernetes' own network tests** ($(one kubernetes), [test by test](docs/conformance.md)): $(all 'include "report"; line')"
+}
+
+case ${1-} in
+    write)
+        page >"$repository/docs/conformance.md"
+        sed -i "s#^\*\*Judged by Kubernetes.*#$(line)#" "$repository/README.md"
+        ;;
+    worse)
+        failed=$(all 'include "report"; worse[] | "\(.proxy): \(.test): \(.reason)"')
+        [ -n "$failed" ] || exit 0
+        echo "$failed"
+        exit 1
+        ;;
+    *) fail "usage: report.sh write | worse" ;;
+esac

@@ -5,6 +5,6 @@ $ARGS.named + { tests: [
     | { test: ((.ContainerHierarchyTexts // []) + [.LeafNodeText] | join(" ") | sub("^\\[sig-network\\] "; "")),
         state: (if .State == "passed" or .State == "skipped" then .State else "failed" end),
         seconds: (.RunTime / 1e9 | round),
-        reason: (.Failure.Message // "" | split("\n")[0] // "") }
+        reason: (.Failure.Message // "" | split("\n")[0] // "" | .[:300]) }
     | select(.state != "skipped" or .reason != "")
 ] | sort_by(.test) }

@@ -40,8 +40,10 @@ if names single-stack | grep -qE -e "$focus"; then
     "$here/cluster.sh" addresses dual
 fi
 jq -s --arg proxy "$proxy" --arg focus "$focus" --arg took $((SECONDS - began)) --arg nodes "$(cat "$run/nodes")" \
-    --arg commit "$(git -C "$repository" describe --always --dirty --exclude '*')" --arg date "$(date -u +%F)" --arg kernel "$(uname -r | cut -d- -f1)" \
+    --arg commit "$(cat "$cache/ours.tar.commit")" --arg date "$(date -u +%F)" --arg kernel "$(uname -r | cut -d- -f1)" \
     --arg kubernetes "$(kubectl get --raw /version | jq -r .gitVersion)" -f "$here/results.jq" "$output"/*/report.json >"$results/$proxy.json"
-jq -r '.took as $took | "\(.proxy): " + (.tests | group_by(.state) | map("\(length) \(.[0].state)") | join(", ")) + " in \($took) s",
-    (.tests[] | select(.state == "failed") | "  \(.test)\n    \(.reason)")' "$results/$proxy.json"
+jq -r -L "$here" 'include "report"; (.tests[] | select(.state == "failed") | "\(.test): failed: \(.reason)"),
+    "\(.proxy): \(.tests | count("passed")) passed, \(.tests | count("failed")) failed, \(.tests | count("skipped")) skipped themselves, in \(.took) s"' \
+    "$results/$proxy.json"
+[ "$status" = 0 ] || echo "logs: $output" >&2
 exit $status

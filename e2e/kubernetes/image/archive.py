@@ -1,4 +1,7 @@
-"""Writes the images of the test cluster as one OCI archive: archive.py BIN ROOT MANIFEST.GO OUTPUT
+"""Writes images of the test cluster as one OCI archive.
+
+    archive.py test BIN ROOT MANIFEST.GO OUTPUT     Kubernetes' test images, CoreDNS and kube-proxy
+    archive.py ours FOLDER ROOT VERSION OUTPUT      our programs in FOLDER, which may be linked to libraries of ROOT
 
 BIN has the programs that build.sh makes, ROOT the file system that root.sh makes. MANIFEST.GO is Kubernetes' own list of test images
 (test/utils/image/manifest.go), from which the names and versions come. All test images share one root and one layer of programs.
@@ -72,14 +75,10 @@ def add(archive, name, data, mode=0o755):
     archive.addfile(entry, io.BytesIO(data))
 
 
-def layer(files, links=(), folders=()):
+def layer(files, links=()):
     """A layer with these files, as {path in the image: file or bytes}."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
-        for name in folders:
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777
-            archive.addfile(entry)
         for name, source in files.items():
             add(archive, name, source if isinstance(source, bytes) else pathlib.Path(source).read_bytes())
         for name, target in links:
@@ -103,11 +102,18 @@ def test_images(manifest):
     return {constant: f"{registries[registry]}/{name}:{version}" for constant, registry, name, version in images}
 
 
-def main(programs, root, manifest, output):
-    programs = pathlib.Path(programs)
+def ours(archive, programs, root, version):
+    base = root_layer(root)
+    command = layer({"usr/bin/localnet": programs / "localnet"})
+    for program in sorted(programs.glob("localnet-*")):
+        path = f"usr/bin/{program.name}"
+        layers = [base, command, layer({path: program})]
+        archive.image([f"localhost/{program.name}:{version}"], layers, Entrypoint=[f"/{path}"], Env=PATH)
+
+
+def test(archive, programs, root, manifest):
     names = test_images(manifest)
     base = root_layer(root)
-    archive = Archive()
     pause = archive.image([names["Pause"]], [layer({"pause": programs / "pause"})], Entrypoint=["/pause"], User="65535:65535")
     agnhost = layer(
         {
@@ -127,9 +133,14 @@ def main(programs, root, manifest, output):
     web = ["/agnhost", "netexec", "--http-port=80"]
     archive.image([names["Nginx"], names["NginxNew"]], [base, agnhost], Entrypoint=web, Env=PATH)
     archive.image([names["RegressionIssue74839"]], [base, regression], Entrypoint=["/regression-issue-74839"], Env=PATH)
-    archive.image(["localhost/coredns:test"], [layer({"coredns": programs / "coredns"}, folders=["tmp"])], Entrypoint=["/coredns"])
+    archive.image(["localhost/coredns:test"], [base, agnhost], Entrypoint=["/coredns"])
     proxy = layer({"usr/local/bin/kube-proxy": programs / "kube-proxy"})
     archive.image(["localhost/kube-proxy:test"], [base, proxy], Entrypoint=["/usr/local/bin/kube-proxy"], Env=PATH)
+
+
+def main(kind, programs, root, names, output):
+    archive = Archive()
+    {"test": test, "ours": ours}[kind](archive, pathlib.Path(programs), root, names)
     archive.write(output)
     print(f"{len(archive.manifests)} names in {output}")
 

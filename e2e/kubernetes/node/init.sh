@@ -22,5 +22,13 @@ mount --bind "$folder/cni-state" /var/lib/cni
 mount --bind "$folder/pods" /var/log/pods
 mount --bind "$folder/containers" /var/log/containers
 mount --bind "$folder/cni" /etc/cni/net.d
+# The kubelet sets these for the whole machine. Here, it sets copies.
+for setting in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
+    # A kernel may lack some of them.
+    [ -e "/proc/sys/$setting" ] || continue
+    mkdir -p "/run/sysctl/${setting%/*}"
+    cat "/proc/sys/$setting" >"/run/sysctl/$setting"
+    mount --bind "/run/sysctl/$setting" "/proc/sys/$setting"
+done
 touch "$folder/ready"
 exec "$pause"
