@@ -150,7 +150,7 @@ fn more_of_service(row: &mut Row<'_>, service: &Service) {
         (true, true) => "InternalLocal,ExternalLocal",
     };
     row.cell(policy);
-    row.list(service.client_ip_affinity.map(|affinity| format!("{}s", affinity.seconds)));
+    row.list(service.client_ip_affinity);
     row.list(service.ports.iter().map(|port| &*port.name).filter(|name| !name.is_empty()));
 }
 

@@ -117,6 +117,12 @@ impl From<u32> for Affinity {
     }
 }
 
+impl fmt::Display for Affinity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}s", self.seconds)
+    }
+}
+
 impl Service {
     /// A service of type ClusterIP that has only a key and ClusterIPs.
     pub fn new(key: ServiceKey, cluster_ips: Vec<IpAddr>) -> Self {

@@ -150,8 +150,8 @@ impl Planner<'_> {
         {
             self.service_endpoint(address);
         }
-        let affinity = want.affinity && self.around.features.session_affinity;
-        if want.affinity && !affinity {
+        let affinity = want.affinity.is_some() && self.around.features.session_affinity;
+        if want.affinity.is_some() && !affinity {
             self.skip(
                 &want.service,
                 Code::HnsUnsupported,

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use localnet_client::vips::{Exposure, Vip, VipKey};
-use localnet_proto::{Service, ServiceKey};
+use localnet_proto::{Affinity, Service, ServiceKey};
 
 /// The purpose of a frontend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,8 +20,8 @@ pub struct Want {
     pub external_local: bool,
     /// Whether packets to load balancer addresses keep their destination.
     pub preserve_destination: bool,
-    /// Whether new connections of a client go to the same endpoint as before: session affinity.
-    pub affinity: bool,
+    /// The session affinity, if there is one.
+    pub affinity: Option<Affinity>,
     /// The clients that may connect; see [`Sources`].
     pub sources: Sources,
     /// The Service's own port for health checks on this node; `None` if load balancers check the health of the node instead.
@@ -72,7 +72,7 @@ impl Want {
             endpoints: endpoints.clone(),
             external_local,
             preserve_destination: service.preserve_destination,
-            affinity: vip.affinity.is_some(),
+            affinity: vip.affinity,
             sources: match vip.sources.as_deref() {
                 None => Sources::All,
                 Some([]) => Sources::Nobody,

@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
 };
 
-use localnet_proto::{Affinity, Endpoint, Node, Port, Service};
+use localnet_proto::{Endpoint, Node, Port, Service};
 
 /// Maximum number of endpoints that one part of a description lists. The others are only counted.
 const MAX_NAMED: usize = 8;
@@ -26,9 +26,8 @@ pub(super) fn difference(before: &Service, now: &Service) -> String {
     field("internalTrafficPolicy", internal[0], internal[1], &mut parts);
     let external = [before, now].map(|service| policy(service.external_traffic_to_local));
     field("externalTrafficPolicy", external[0], external[1], &mut parts);
-    let affinity = |service: &Service| match service.client_ip_affinity {
-        Some(Affinity { seconds }) => format!("ClientIP {seconds} s"),
-        None => "None".to_owned(),
+    let affinity = |service: &Service| {
+        service.client_ip_affinity.map_or("None".to_owned(), |affinity| format!("ClientIP {affinity}"))
     };
     field("sessionAffinity", &affinity(before), &affinity(now), &mut parts);
     let port = |service: &Service| service.health_check_node_port.map_or("none".to_owned(), |port| port.to_string());
@@ -142,7 +141,7 @@ mod tests {
             difference(&before, &now),
             "endpoints added: 10.0.0.10, 10.0.0.11, 10.0.0.12, 10.0.0.13, 10.0.0.14, 10.0.0.15, 10.0.0.16, 10.0.0.17 and 2 more; \
              endpoints removed: 10.0.0.1; endpoints serving: 10.0.0.3; endpoints no longer serving: 10.0.0.2; \
-             externalIPs: none -> 192.0.2.1; externalTrafficPolicy: Cluster -> Local; sessionAffinity: None -> ClientIP 60 s"
+             externalIPs: none -> 192.0.2.1; externalTrafficPolicy: Cluster -> Local; sessionAffinity: None -> ClientIP 60s"
         );
     }
 }

@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr};
 
 use clap::ValueEnum;
-use localnet_proto::Verdict;
+use localnet_proto::{Affinity, Verdict};
 
 use super::{Entry, To};
 use crate::vips::{Exposure, Vip};
@@ -56,11 +56,8 @@ impl Lacks {
             Exposure::ExternalLocal => (to(&vip.endpoints), to(&vip.local_endpoints)),
             Exposure::Internal | Exposure::External => (to(&vip.endpoints), None),
         };
-        let mut entry = Entry { to, outside, affinity: vip.affinity };
-        if self.has(Lack::Seconds) {
-            entry.affinity.iter_mut().for_each(|affinity| affinity.seconds = 0);
-        }
-        entry.plain()
+        let affinity = vip.affinity.map(|held| if self.has(Lack::Seconds) { Affinity::default() } else { held });
+        Entry { to, outside, affinity }.plain()
     }
 
     fn endpoints(&self, endpoints: &[SocketAddr], node: &[IpAddr]) -> Vec<SocketAddr> {
