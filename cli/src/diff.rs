@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use localnet_client::{Changes, Snapshot, vips::Config};
 use localnet_linux::nft::{
-    Chain, ChainDump, Element, LiveTable, Set, TableContent, TableDump, element_line, family_name, rule_line,
+    Chain, ChainDump, Element, LiveTable, Set, TableContent, TableDump, element_line, family_name,
 };
 use localnet_nft::{
     desired::Desired,
@@ -146,7 +146,7 @@ impl Differences {
 /// Adds the rules in which a planned chain and the kernel's chain differ.
 fn rules(family: Family, planned: &Chain, live: &ChainDump, mut add: impl FnMut(&'static str, String)) {
     let missing = planned.rules.iter().filter(|rule| !live.rules.iter().any(|live| live.is(family, rule)));
-    let missing: Vec<String> = missing.map(|rule| rule_line(rule, family)).collect();
+    let missing: Vec<String> = missing.map(|rule| rule.line(family)).collect();
     let unplanned = live.rules.iter().filter(|live| !planned.rules.iter().any(|rule| live.is(family, rule)));
     let unplanned = unplanned.map(|rule| {
         let comment = rule.comment.as_ref().map(|comment| format!(" {comment:?}")).unwrap_or_default();

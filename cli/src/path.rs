@@ -12,7 +12,7 @@ use localnet_client::{
     route::{Origin, Outcome, Packet, Target},
     vips::{Exposure, Facts, Hairpin, Vip, VipKey, service},
 };
-use localnet_linux::nft::{Chain, Element, ElementData, Statement, Verdict, element_line, rule_line};
+use localnet_linux::nft::{Chain, Element, ElementData, Statement, Verdict, element_line};
 use localnet_nft::plan::{
     ChainNames, chains, elements, names,
     sets::{Pool, SetId, Sets as _},
@@ -223,7 +223,7 @@ impl<'a> Path<'a> {
         self.lookup(from, pool.services());
         of(pool.services()).for_each(|(id, element)| self.element(id, element));
         let picks = chains::lb(&self.names, pool, slots(endpoints.len()));
-        let text = picks.rules.first().map(|rule| rule_line(rule, self.family)).unwrap_or_default();
+        let text = picks.rules.first().map(|rule| rule.line(self.family)).unwrap_or_default();
         self.steps.push(Step { place: picks.name.to_string(), thing: Thing::Chain(Arc::new(picks)), text });
         of(pool.endpoints()).take(MOST_ENDPOINTS).for_each(|(id, element)| self.element(id, element));
     }
@@ -254,7 +254,7 @@ impl<'a> Path<'a> {
     fn rule(&mut self, chain: &str, has: impl Fn(&Statement) -> bool) {
         let Some(chain) = self.chains.iter().find(|planned| *planned.name == *chain) else { return };
         let Some(index) = chain.rules.iter().position(|rule| rule.statements.iter().any(&has)) else { return };
-        let text = rule_line(&chain.rules[index], self.family);
+        let text = chain.rules[index].line(self.family);
         self.steps.push(Step { place: chain.name.to_string(), thing: Thing::Rule(chain.clone(), index), text });
     }
 

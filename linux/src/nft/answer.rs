@@ -6,8 +6,7 @@ use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::encode::Batch;
-use super::text::rule_text;
-use super::text_value::key_text;
+use super::text::key_text;
 use super::uapi::element;
 use super::wire::{self, Attributes, Message};
 use super::{Change, Transaction};
@@ -178,7 +177,7 @@ fn describe(change: &Change, element: Option<usize>) -> String {
         Change::FlushChain(table, chain) => format!("flush chain {} {chain}", table.name),
         Change::DeleteChain(table, chain) => format!("delete chain {} {chain}", table.name),
         Change::AddRule(table, chain, rule) => {
-            format!("add rule {} {chain} {}", table.name, rule_text(rule, table.family))
+            format!("add rule {} {chain} {}", table.name, rule.line(table.family))
         }
         Change::AddSet(table, set) => format!("add set {} {}", table.name, set.name),
         Change::FlushSet(table, set) => format!("flush set {} {}", table.name, set.name),

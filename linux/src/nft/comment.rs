@@ -30,6 +30,11 @@ pub(super) fn printable_name(comment: Name) -> Name {
     }
 }
 
+/// `comment "x"`
+pub(super) fn comment_text(comment: &str) -> String {
+    format!("comment \"{}\"", printable(comment))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

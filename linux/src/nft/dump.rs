@@ -8,7 +8,7 @@ use std::sync::Arc;
 use localnet_core::Family;
 
 use super::answer::Error;
-use super::encode::write_key;
+use super::encode::{name_set, write_key};
 use super::parse::{ChainDump, Elements, parse_chain, parse_rule, parse_set};
 use super::socket::{Dumped, Socket};
 use super::uapi::{self, chain, element, generation, msg, rule, set, table};
@@ -89,12 +89,21 @@ impl Socket {
         &mut self,
         read: impl Fn(&mut Self, u32) -> Result<Read<T>, Error>,
     ) -> Result<Option<T>, Error> {
+        self.undisturbed(|socket| {
+            let generation = socket.generation()?;
+            match read(socket, generation)? {
+                Read::Found(_) if socket.generation()? != generation => Ok(Read::Interrupted),
+                read => Ok(read),
+            }
+        })
+    }
+
+    fn undisturbed<T>(&mut self, read: impl Fn(&mut Self) -> Result<Read<T>, Error>) -> Result<Option<T>, Error> {
         for _ in 0..ATTEMPTS {
-            let generation = self.generation()?;
-            match read(self, generation)? {
+            match read(self)? {
                 Read::Absent => return Ok(None),
-                Read::Found(dump) if self.generation()? == generation => return Ok(Some(dump)),
-                Read::Found(_) | Read::Interrupted => {}
+                Read::Found(found) => return Ok(Some(found)),
+                Read::Interrupted => {}
             }
         }
         Err(Error::Changing)
@@ -126,14 +135,7 @@ impl Socket {
     /// # Errors
     /// Returns the errors of [`Self::table`].
     pub fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error> {
-        for _ in 0..ATTEMPTS {
-            match self.read_elements(table, set)? {
-                Read::Absent => return Ok(None),
-                Read::Found(elements) => return Ok(Some(elements)),
-                Read::Interrupted => {}
-            }
-        }
-        Err(Error::Changing)
+        self.undisturbed(|socket| socket.read_elements(table, set))
     }
 
     /// Reads the element with this key from a set. In an interval set, this is the element whose range contains the key. `None`
@@ -144,8 +146,7 @@ impl Socket {
     pub fn element(&mut self, table: &Table, set: &Set, key: &Tuple) -> Result<Option<Element>, Error> {
         let mut elements = Elements::new(set);
         let fill = |w: &mut Writer| {
-            w.string(element::LIST_TABLE, &table.name);
-            w.string(element::LIST_SET, &set.name);
+            name_set(w, table, set);
             w.nest(element::LIST_ELEMENTS, |w| {
                 w.nest(element::LIST_ITEM, |w| write_key(w, element::KEY, key, set));
             });
@@ -161,21 +162,7 @@ impl Socket {
     /// # Errors
     /// Returns the errors of [`Self::table`].
     pub fn chains(&mut self, table: &Table) -> Result<Option<Vec<ChainDump>>, Error> {
-        for _ in 0..ATTEMPTS {
-            let standing = self.standing(table)?;
-            if standing == Standing::Absent {
-                return Ok(None);
-            }
-            let mut chains = Vec::new();
-            let fill = |w: &mut Writer| w.string(chain::TABLE, &table.name);
-            let read = self.request(table.family, msg::GET_CHAIN, wire::DUMP, fill, |message| {
-                chains.extend(parse_chain(message.attributes(), &table.name).map(|chain| standing.of(chain)));
-            })?;
-            if read == Dumped::Complete && self.read_rules(table, &mut chains)? {
-                return Ok(Some(chains));
-            }
-        }
-        Err(Error::Changing)
+        self.undisturbed(|socket| socket.read_chains(table))
     }
 
     /// The generation of the ruleset. Every commit of any process increases it.
@@ -210,28 +197,35 @@ impl Socket {
     }
 
     fn read_outline(&mut self, table: &Table, generation: u32) -> Result<Read<TableDump>, Error> {
-        let standing = self.standing(table)?;
-        if standing == Standing::Absent {
-            return Ok(Read::Absent);
-        }
-        let mut chains = Vec::new();
-        let chain_table = |w: &mut Writer| w.string(chain::TABLE, &table.name);
-        let read = self.request(table.family, msg::GET_CHAIN, wire::DUMP, chain_table, |message| {
-            chains.extend(parse_chain(message.attributes(), &table.name).map(|chain| standing.of(chain)));
-        })?;
-        if read != Dumped::Complete {
-            return Ok(Read::Interrupted);
-        }
+        let chains = match self.read_chains(table)? {
+            Read::Found(chains) => chains,
+            Read::Absent => return Ok(Read::Absent),
+            Read::Interrupted => return Ok(Read::Interrupted),
+        };
         let mut sets = Vec::new();
         let set_table = |w: &mut Writer| w.string(set::TABLE, &table.name);
         let read = self.request(table.family, msg::GET_SET, wire::DUMP, set_table, |message| {
             let parsed = parse_set(message.attributes(), &table.name);
             sets.extend(parsed.map(|(name, set)| SetDump { name, set: set.map(Arc::new), elements: Vec::new() }));
         })?;
-        if read != Dumped::Complete || !self.read_rules(table, &mut chains)? {
+        if read != Dumped::Complete {
             return Ok(Read::Interrupted);
         }
         Ok(Read::Found(TableDump { chains, sets, generation }))
+    }
+
+    fn read_chains(&mut self, table: &Table) -> Result<Read<Vec<ChainDump>>, Error> {
+        let standing = self.standing(table)?;
+        if standing == Standing::Absent {
+            return Ok(Read::Absent);
+        }
+        let mut chains = Vec::new();
+        let fill = |w: &mut Writer| w.string(chain::TABLE, &table.name);
+        let read = self.request(table.family, msg::GET_CHAIN, wire::DUMP, fill, |message| {
+            chains.extend(parse_chain(message.attributes(), &table.name).map(|chain| standing.of(chain)));
+        })?;
+        let is_complete = read == Dumped::Complete && self.read_rules(table, &mut chains)?;
+        Ok(if is_complete { Read::Found(chains) } else { Read::Interrupted })
     }
 
     fn read_rules(&mut self, table: &Table, chains: &mut [ChainDump]) -> Result<bool, Error> {
@@ -249,10 +243,7 @@ impl Socket {
 
     fn read_elements(&mut self, table: &Table, set: &Set) -> Result<Read<Vec<Element>>, Error> {
         let mut elements = Elements::new(set);
-        let fill = |w: &mut Writer| {
-            w.string(element::LIST_TABLE, &table.name);
-            w.string(element::LIST_SET, &set.name);
-        };
+        let fill = |w: &mut Writer| name_set(w, table, set);
         let read = self.request(table.family, msg::GET_ELEMENTS, wire::DUMP, fill, |message| {
             elements.message(message.attributes());
         })?;

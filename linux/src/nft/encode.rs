@@ -1,7 +1,6 @@
 //! Encodes a transaction as one batch of netlink messages, and maps each message to the change that it came from.
 
 use super::comment::printable;
-use super::expression::{write as write_expressions, write_verdict};
 use super::uapi::{self, chain, data, element, msg, rule, set, table, userdata as tag};
 use super::userdata;
 use super::wire::{self, Head, Writer};
@@ -170,7 +169,7 @@ fn add_chain(w: &mut Writer, table: &Table, chain: &Chain) {
 fn add_rule(w: &mut Writer, table: &Table, chain: &str, rule: &Rule) {
     w.string(rule::TABLE, &table.name);
     w.string(rule::CHAIN, chain);
-    w.nest(rule::EXPRESSIONS, |w| write_expressions(w, table.family, rule));
+    w.nest(rule::EXPRESSIONS, |w| rule.write(w, table.family));
     if let Some(comment) = &rule.comment {
         w.bytes(rule::USERDATA, &userdata::comment(comment));
     }
@@ -222,7 +221,7 @@ fn add_set(w: &mut Writer, table: &Table, set: &Set, id: u32) {
     w.bytes(set::USERDATA, &userdata::set(set, table.family));
 }
 
-fn name_set(w: &mut Writer, table: &Table, set: &Set) {
+pub(super) fn name_set(w: &mut Writer, table: &Table, set: &Set) {
     w.string(element::LIST_TABLE, &table.name);
     w.string(element::LIST_SET, &set.name);
 }
@@ -251,7 +250,7 @@ fn write_element(w: &mut Writer, set: &Set, element: &Element, with_data: bool) 
             ElementData::None => {}
             ElementData::Verdict(verdict) => {
                 let nest = w.open(element::DATA);
-                write_verdict(w, verdict);
+                verdict.write(w);
                 w.close(nest);
             }
             ElementData::Value(value) => {
@@ -265,19 +264,15 @@ fn write_element(w: &mut Writer, set: &Set, element: &Element, with_data: bool) 
                 w.u64(element::EXPIRATION, expiry.left);
             }
         }
-        if let Some(comment) = &element.comment {
-            let comment = printable(comment);
+        let has_no_end = after == Some(None);
+        if element.comment.is_some() || has_no_end {
             let start = w.open_bytes(element::USERDATA);
-            w.bytes.extend_from_slice(&[tag::COMMENT, (comment.len() + 1) as u8]);
-            w.bytes.extend_from_slice(comment.as_bytes());
-            w.bytes.push(0);
-            if after == Some(None) {
+            if let Some(comment) = &element.comment {
+                userdata::text(&mut w.bytes, tag::COMMENT, &printable(comment));
+            }
+            if has_no_end {
                 userdata::element_flags(&mut w.bytes, tag::INTERVAL_OPEN);
             }
-            w.close_bytes(start);
-        } else if after == Some(None) {
-            let start = w.open_bytes(element::USERDATA);
-            userdata::element_flags(&mut w.bytes, tag::INTERVAL_OPEN);
             w.close_bytes(start);
         }
     }

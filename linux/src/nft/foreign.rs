@@ -17,7 +17,7 @@ use super::encode::hook_number;
 use super::parse::{RuleDump, parse_rule};
 use super::uapi::{chain, msg, rule};
 use super::wire::{self, Writer};
-use super::{Error, HookPoint, Name, Socket, family_name};
+use super::{Error, HookPoint, Name, Socket, Verdict, family_name};
 use evaluate::Evaluation;
 use localnet_core::{Family, Protocol};
 
@@ -154,9 +154,7 @@ impl Socket {
         self.request_of(family, msg::GET_ELEMENTS, wire::ACK, fill, |message| {
             for (_, item) in message.attributes().nested(element::LIST_ELEMENTS) {
                 let verdict = wire::Attributes(item).nested(element::DATA).nested(data::VERDICT);
-                let verdict = verdict.u32(data::VERDICT_CODE).map(|code| {
-                    (code.cast_signed(), verdict.string(data::VERDICT_CHAIN).unwrap_or_default().to_owned())
-                });
+                let verdict = Verdict::read(verdict, |chain| chain.into());
                 member = Some(Member { verdict });
             }
         })?;
@@ -177,8 +175,8 @@ impl Socket {
 /// An element of a foreign set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Member {
-    /// The verdict's number and its chain, in a verdict map.
-    verdict: Option<(i32, String)>,
+    /// The verdict, in a verdict map.
+    verdict: Option<Verdict>,
 }
 
 /// The result of a lookup.

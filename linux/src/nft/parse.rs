@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use localnet_core::Family;
 
 use super::encode::register_len;
-use super::expression;
+use super::expression::{self, Expression};
 use super::uapi::{chain, data, element, rule, set};
 use super::userdata;
 use super::wire::{Attributes, Writer};
@@ -56,80 +56,9 @@ impl RuleDump {
     /// Whether the live rule equals `rule`.
     pub fn is(&self, family: Family, rule: &Rule) -> bool {
         let mut writer = Writer::default();
-        expression::write(&mut writer, family, rule);
-        self.comment == rule.comment && self.expressions == expressions(Attributes(&writer.bytes))
+        rule.write(&mut writer, family);
+        self.comment == rule.comment && self.expressions == expression::read(Attributes(&writer.bytes))
     }
-}
-
-/// A normalized expression: the attributes are sorted, and those with a default value (zeros and repeated registers) are
-/// omitted. A dump and the request that it results from may differ in both.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Expression {
-    pub(super) name: String,
-    pub(super) attributes: Vec<(u16, Vec<u8>)>,
-}
-
-fn expressions(list: Attributes<'_>) -> Vec<Expression> {
-    list.map(|(_, item)| {
-        let name = Attributes(item).string(1).unwrap_or_default().to_owned();
-        let attributes = Attributes(item).nested(2);
-        let mut attributes: Vec<(u16, Vec<u8>)> = attributes
-            .filter(|(kind, value)| !is_implied(&name, *kind, value, attributes))
-            .map(|(kind, value)| (kind, if is_nested(&name, kind) { flat(value) } else { value.to_vec() }))
-            .collect();
-        attributes.sort_unstable();
-        Expression { name, attributes }
-    })
-    .filter(|expression| !expression.is_idle())
-    .collect()
-}
-
-impl Expression {
-    /// The value of an attribute; `None` if it is absent or the number 0.
-    pub(super) fn attribute(&self, kind: u16) -> Option<&[u8]> {
-        self.attributes.iter().find(|(candidate, _)| *candidate == kind).map(|(_, value)| value.as_slice())
-    }
-
-    /// A 32-bit number; 0 if the attribute is absent.
-    pub(super) fn number(&self, kind: u16) -> u32 {
-        self.attribute(kind).and_then(crate::netlink::array).map_or(0, u32::from_be_bytes)
-    }
-
-    /// Whether the expression has no effect. Before a lookup in an interval set, nft converts the byte order even of a
-    /// protocol, which is a single byte.
-    fn is_idle(&self) -> bool {
-        self.name == "byteorder" && self.attributes.contains(&(4, 1u32.to_be_bytes().to_vec()))
-    }
-}
-
-/// Whether the attribute is nested, as the values of comparisons, masks and verdicts are. The kernel does not always set the
-/// nested flag.
-fn is_nested(name: &str, kind: u16) -> bool {
-    matches!((name, kind), ("cmp", 3) | ("bitwise", 4 | 5) | ("immediate", 2))
-}
-
-/// The concatenated values of a nested attribute, without headers.
-fn flat(nested: &[u8]) -> Vec<u8> {
-    let parts = Attributes(nested).map(|(kind, value)| match kind {
-        data::VERDICT => Attributes(value).flat_map(|(_, part)| part.to_vec()).collect(),
-        _ => value.to_vec(),
-    });
-    parts.collect::<Vec<Vec<u8>>>().concat()
-}
-
-/// Whether the attribute has its default. For a number, this is zero. For the last register of a translation, it is the same
-/// register as the first.
-fn is_implied(name: &str, kind: u16, value: &[u8], all: Attributes<'_>) -> bool {
-    let zero = matches!(value.len(), 4 | 8) && value.iter().all(|byte| *byte == 0) && !is_nested(name, kind);
-    let nat = name == "nat"
-        && match kind {
-            4 => all.find(3) == Some(value),
-            6 => all.find(5) == Some(value),
-            // NF_NAT_RANGE_MAP_IPS | NF_NAT_RANGE_PROTO_SPECIFIED
-            7 => value == 3u32.to_be_bytes() && all.find(3).is_some() && all.find(5).is_some(),
-            _ => false,
-        };
-    zero || nat
 }
 
 /// Parses a chain of that table, without its rules.
@@ -164,7 +93,7 @@ pub(super) fn parse_rule<'a>(attributes: Attributes<'a>, table: &str) -> Option<
     let dump = RuleDump {
         handle: attributes.u64(rule::HANDLE)?,
         comment: comment(attributes.find(rule::USERDATA)),
-        expressions: expressions(attributes.nested(rule::EXPRESSIONS)),
+        expressions: expression::read(attributes.nested(rule::EXPRESSIONS)),
     };
     Some((attributes.string(rule::CHAIN)?, dump))
 }
@@ -267,16 +196,8 @@ impl<'a> Elements<'a> {
         if let Some(value) = attributes.find(data::VALUE) {
             return ElementData::Value(padded(value));
         }
-        let verdict = attributes.nested(data::VERDICT);
-        let chain = verdict.string(data::VERDICT_CHAIN).map(|chain| self.name(chain));
-        match (verdict.u32(data::VERDICT_CODE).map(u32::cast_signed), chain) {
-            (Some(data::DROP), None) => ElementData::Verdict(Verdict::Drop),
-            (Some(data::ACCEPT), None) => ElementData::Verdict(Verdict::Accept),
-            (Some(data::RETURN), None) => ElementData::Verdict(Verdict::Return),
-            (Some(data::JUMP), Some(chain)) => ElementData::Verdict(Verdict::Jump(chain)),
-            (Some(data::GOTO), Some(chain)) => ElementData::Verdict(Verdict::Goto(chain)),
-            _ => ElementData::None,
-        }
+        let verdict = Verdict::read(attributes.nested(data::VERDICT), |chain| self.name(chain));
+        verdict.map_or(ElementData::None, ElementData::Verdict)
     }
 
     fn name(&mut self, text: &str) -> Name {

@@ -1,11 +1,17 @@
-//! Rules as lists of small statements. The statements cover only what a service proxy needs, not everything that nf_tables can
-//! express.
+//! Rules as lists of small statements: the text and the expressions of each. The statements cover only what a service proxy
+//! needs, not everything that nf_tables can express.
+
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use localnet_core::{Family, Protocol};
 
-use super::comment::printable_name;
-use super::{FieldType, Name};
+use super::comment::{comment_text, printable_name};
+use super::expression::{Expressions, FIRST, VERDICT};
+use super::text_value::{duration, mark_text};
+use super::uapi::{ct, data, meta, payload, tcp};
+use super::wire::Writer;
+use super::{AddressField, Field, Name, Op, Tuple, Verdict, family_name, field};
 
 /// One rule: statements from left to right.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +32,19 @@ impl Rule {
     pub fn comment(mut self, comment: impl Into<Name>) -> Self {
         self.comment = Some(printable_name(comment.into()));
         self
+    }
+
+    /// The rule on one line, as `nft list` prints it.
+    pub fn line(&self, family: Family) -> String {
+        let mut words: Vec<String> = self.statements.iter().map(|statement| statement.text(family)).collect();
+        words.extend(self.comment.as_deref().map(comment_text));
+        words.join(" ")
+    }
+
+    /// Writes the rule's expressions, as the value of `NFTA_RULE_EXPRESSIONS`.
+    pub(super) fn write(&self, writer: &mut Writer, family: Family) {
+        let mut out = Expressions(writer);
+        self.statements.iter().for_each(|statement| statement.write(&mut out, family));
     }
 }
 
@@ -127,77 +146,119 @@ impl Statement {
             _ => None,
         }
     }
-}
 
-/// A comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Op {
-    /// Equal, or contained in the set.
-    Eq,
-    /// Not equal, or not contained in the set.
-    Ne,
-}
-
-/// One of a packet's addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AddressField {
-    /// `saddr`
-    Source,
-    /// `daddr`
-    Destination,
-}
-
-/// A property of a packet, or a number, that can be looked up in a set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Field {
-    /// `ip saddr`
-    SourceAddress,
-    /// `ip daddr`
-    DestinationAddress,
-    /// `meta l4proto`
-    Protocol,
-    /// `th sport`
-    SourcePort,
-    /// `th dport`
-    DestinationPort,
-    /// `meta mark`
-    Mark,
-    /// `meta priority`
-    Priority,
-    /// `iifname`
-    InputInterface,
-    /// `ct original ip daddr`: the destination of the connection's first packet before translation.
-    OriginalDestinationAddress,
-    /// `ct original proto-dst`. Up to version 1.0.6, nft prints it in lookups, but cannot parse it there.
-    OriginalDestinationPort,
-    /// `numgen …`
-    Index(Generator),
-}
-
-impl Field {
-    /// The type of the field's value in a table of that family.
-    pub fn field_type(self, family: Family) -> FieldType {
+    /// The statement in nft's syntax.
+    fn text(&self, family: Family) -> String {
+        let of = |fields: &[Field]| field::text(fields, family);
         match self {
-            Field::SourceAddress | Field::DestinationAddress | Field::OriginalDestinationAddress => {
-                FieldType::address(family)
+            Statement::ConnectionNew => "ct state new".to_owned(),
+            Statement::ConnectionDnat => "ct status dnat".to_owned(),
+            Statement::Address(field, op, prefix) => {
+                format!("{} {} {}{}", family_name(family), field.word(), op.text(), prefix_text(*prefix))
             }
-            Field::Protocol => FieldType::InetProto,
-            Field::SourcePort | Field::DestinationPort | Field::OriginalDestinationPort => FieldType::InetService,
-            Field::Mark => FieldType::Mark,
-            Field::Priority => FieldType::Priority,
-            Field::InputInterface => FieldType::Ifname,
-            Field::Index(_) => FieldType::Index,
+            Statement::InputInterface(op, InterfacePattern::Exact(name)) => format!("iifname {}\"{name}\"", op.text()),
+            Statement::InputInterface(op, InterfacePattern::Prefix(name)) => {
+                format!("iifname {}\"{name}*\"", op.text())
+            }
+            Statement::Local(field, op) => format!("fib {} type {}local", field.word(), op.text()),
+            Statement::Protocol(op, protocol) => format!("meta l4proto {}{}", op.text(), protocol.as_lowercase()),
+            Statement::TcpOpens => "tcp flags syn / fin,syn,rst,ack".to_owned(),
+            Statement::Lookup(fields, op, set) => format!("{} {}@{set}", of(fields), op.text()),
+            Statement::VerdictMap(fields, map) => format!("{} vmap @{map}", of(fields)),
+            Statement::DnatMap(fields, map) => format!("dnat {} to {} map @{map}", family_name(family), of(fields)),
+            Statement::MarkHas(op, bits) => {
+                let op = if *op == Op::Eq { "==" } else { "!=" };
+                format!("meta mark & {0} {op} {0}", mark_text(*bits))
+            }
+            Statement::MarkOr(bits) => format!("meta mark set meta mark | {}", mark_text(*bits)),
+            Statement::MarkXor(bits) => format!("meta mark set meta mark ^ {}", mark_text(*bits)),
+            Statement::PriorityMap(fields, map) => format!("meta priority set {} map @{map}", of(fields)),
+            Statement::PriorityNone => "meta priority set none".to_owned(),
+            Statement::Update(fields, set, timeout) => {
+                let timeout = timeout.map(|seconds| format!(" timeout {}", duration(seconds))).unwrap_or_default();
+                format!("update @{set} {{ {}{timeout} }}", of(fields))
+            }
+            Statement::Masquerade => "masquerade fully-random".to_owned(),
+            Statement::Reject => "reject".to_owned(),
+            Statement::Verdict(verdict) => verdict.to_string(),
         }
     }
-}
 
-/// The source of an index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Generator {
-    /// `numgen random mod N`: each number below N with equal probability.
-    Random(u32),
-    /// `numgen inc mod 1 offset K`: always K.
-    Constant(u32),
+    /// Writes the statement's expressions.
+    fn write(&self, out: &mut Expressions<'_>, family: Family) {
+        match self {
+            Statement::ConnectionNew => connection_has(out, ct::STATE, ct::STATE_NEW),
+            Statement::ConnectionDnat => connection_has(out, ct::STATUS, ct::STATUS_DNAT),
+            Statement::Address(field, op, prefix) => is_in_prefix(out, *field, *op, *prefix),
+            Statement::InputInterface(op, pattern) => {
+                out.meta(meta::IIFNAME, 0);
+                match pattern {
+                    InterfacePattern::Exact(name) => out.cmp(*op, Tuple::new().interface(name).as_bytes()),
+                    InterfacePattern::Prefix(start) => out.cmp(*op, start.as_bytes()),
+                }
+            }
+            Statement::Local(field, op) => {
+                out.fib_type(*field == AddressField::Source);
+                // RTN_LOCAL
+                out.cmp(*op, &2u32.to_ne_bytes());
+            }
+            Statement::Protocol(op, protocol) => {
+                out.meta(meta::L4PROTO, 0);
+                out.cmp(*op, &[protocol.number()]);
+            }
+            Statement::TcpOpens => {
+                out.meta(meta::L4PROTO, 0);
+                out.cmp(Op::Eq, &[Protocol::Tcp.number()]);
+                out.payload(payload::TRANSPORT, tcp::FLAGS, 1, 0);
+                out.bitwise(&[tcp::FIN_SYN_RST_ACK], &[0]);
+                out.cmp(Op::Eq, &[tcp::SYN]);
+            }
+            Statement::Lookup(fields, op, set) => {
+                field::load(fields, out, family);
+                out.lookup(set, None, *op);
+            }
+            Statement::VerdictMap(fields, map) => {
+                field::load(fields, out, family);
+                out.lookup(map, Some(VERDICT), Op::Eq);
+            }
+            Statement::DnatMap(fields, map) => {
+                field::load(fields, out, family);
+                out.lookup(map, Some(FIRST), Op::Eq);
+                out.dnat(family);
+            }
+            Statement::MarkHas(op, bits) => {
+                out.meta(meta::MARK, 0);
+                out.bitwise(&bits.to_ne_bytes(), &[0; 4]);
+                out.cmp(*op, &bits.to_ne_bytes());
+            }
+            Statement::MarkOr(bits) => change_mark(out, !bits, *bits),
+            Statement::MarkXor(bits) => change_mark(out, u32::MAX, *bits),
+            Statement::PriorityMap(fields, map) => {
+                field::load(fields, out, family);
+                out.lookup(map, Some(FIRST), Op::Eq);
+                out.set_meta(meta::PRIORITY);
+            }
+            Statement::PriorityNone => {
+                out.immediate(FIRST, |w| w.bytes(data::VALUE, &[0; 4]));
+                out.set_meta(meta::PRIORITY);
+            }
+            Statement::Update(fields, set, timeout) => {
+                field::load(fields, out, family);
+                out.update(set, *timeout);
+            }
+            // NF_NAT_RANGE_PROTO_RANDOM_FULLY
+            Statement::Masquerade => out.expression("masq", |w| w.u32(1, 1 << 4)),
+            Statement::Reject => {
+                // NFT_REJECT_ICMP_UNREACH; port unreachable in ICMP and in ICMPv6.
+                let code = if family == Family::V4 { 3 } else { 4 };
+                out.expression("reject", |w| {
+                    w.u32(1, 0);
+                    w.u8(2, code);
+                });
+            }
+            Statement::Verdict(verdict) => out.immediate(VERDICT, |w| verdict.write(w)),
+        }
+    }
 }
 
 /// Matches the names of interfaces.
@@ -209,17 +270,44 @@ pub enum InterfacePattern {
     Prefix(Name),
 }
 
-/// How the evaluation continues or ends after a rule matches, or after a lookup finds an element of a verdict map.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Verdict {
-    /// The base chain accepts the packet.
-    Accept,
-    /// The packet is dropped.
-    Drop,
-    /// The evaluation returns to the rule after the last jump.
-    Return,
-    /// The evaluation continues in that chain and returns at its end.
-    Jump(Name),
-    /// The evaluation continues in that chain and does not return.
-    Goto(Name),
+fn prefix_text(prefix: IpNet) -> String {
+    if prefix.prefix_len() == prefix.max_prefix_len() {
+        prefix.network().to_string()
+    } else {
+        prefix.trunc().to_string()
+    }
+}
+
+/// Compares a prefix. A prefix of whole bytes needs only a shorter load; any other prefix needs a mask.
+fn is_in_prefix(out: &mut Expressions<'_>, field: AddressField, op: Op, prefix: IpNet) {
+    let (network, bits) = (prefix.network(), prefix.prefix_len());
+    let octets = match network {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    };
+    let offset = field.offset(Family::of(network));
+    let bytes = usize::from(bits / 8);
+    if bits > 0 && bits.is_multiple_of(8) {
+        out.payload(payload::NETWORK, offset, bytes as u32, 0);
+        out.cmp(op, &octets[..bytes]);
+    } else {
+        let mut mask = vec![0; octets.len()];
+        mask[..bytes].fill(0xff);
+        mask[bytes] = !(0xff_u16 >> (bits % 8)) as u8;
+        out.payload(payload::NETWORK, offset, octets.len() as u32, 0);
+        out.bitwise(&mask, &vec![0; octets.len()]);
+        out.cmp(op, &octets);
+    }
+}
+
+fn connection_has(out: &mut Expressions<'_>, key: u32, bit: u32) {
+    out.ct(key, None, 0);
+    out.bitwise(&bit.to_ne_bytes(), &[0; 4]);
+    out.cmp(Op::Ne, &[0; 4]);
+}
+
+fn change_mark(out: &mut Expressions<'_>, mask: u32, xor: u32) {
+    out.meta(meta::MARK, 0);
+    out.bitwise(&mask.to_ne_bytes(), &xor.to_ne_bytes());
+    out.set_meta(meta::MARK);
 }

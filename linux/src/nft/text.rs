@@ -2,14 +2,14 @@
 //!
 //! Both share one function per kind of object, because the script differs from the listing only in its verbs.
 
-use ipnet::IpNet;
 use localnet_core::Family;
 
-use super::text_value::{comment_text, duration, element_text, key_text, mark_text, verdict_text};
+use super::comment::comment_text;
+use super::text_value::{duration, millis_text, tuple_text};
 use super::userdata::{INDEX_EXAMPLE_MODULUS, needs_typeof};
 use super::{
-    AddressField, Change, Element, Field, FieldType, Generator, Hook, HookPoint, InterfacePattern, Op, Rule, Set,
-    SetData, Statement, Table, TableContent, Transaction, family_name,
+    Change, Element, ElementData, ElementKey, Field, FieldType, Generator, Hook, HookPoint, Set, SetData, Table,
+    TableContent, Transaction, family_name,
 };
 
 /// Renders the transaction as a script for `nft -f`, with one change and one element per line.
@@ -43,21 +43,11 @@ pub fn listing(content: &TableContent) -> String {
             block += &format!("\t\t{}\n", hook_text(hook));
         }
         for rule in &chain.rules {
-            block += &format!("\t\t{}\n", rule_text(rule, family));
+            block += &format!("\t\t{}\n", rule.line(family));
         }
         blocks.push(block + "\t}\n");
     }
     format!("table {} {{\n{}}}\n", table_text(&content.table), blocks.join("\n"))
-}
-
-/// Renders a rule on one line, as `nft list` prints it.
-pub fn rule_line(rule: &Rule, family: Family) -> String {
-    rule_text(rule, family)
-}
-
-/// Renders an element of a set on one line, as `nft list` prints it.
-pub fn element_line(set: &Set, element: &Element) -> String {
-    element_text(set, element)
 }
 
 fn write_change(out: &mut String, change: &Change) {
@@ -80,7 +70,7 @@ fn write_change(out: &mut String, change: &Change) {
         Change::FlushChain(table, chain) => push(out, &["flush chain", &table_text(table), chain]),
         Change::DeleteChain(table, chain) => push(out, &["delete chain", &table_text(table), chain]),
         Change::AddRule(table, chain, rule) => {
-            push(out, &["add rule", &table_text(table), chain, &rule_text(rule, table.family)]);
+            push(out, &["add rule", &table_text(table), chain, &rule.line(table.family)]);
         }
         Change::AddSet(table, set) => {
             let body: String = declaration(set, table.family).iter().map(|line| format!(" {line};")).collect();
@@ -101,7 +91,7 @@ fn push(out: &mut String, words: &[&str]) {
 fn write_elements(out: &mut String, verb: &str, table: &Table, set: &Set, elements: &[Element]) {
     push(out, &[verb, "element", &table_text(table), &set.name, "{\n"]);
     for element in elements {
-        let text = if verb == "add" { element_text(set, element) } else { key_text(set, &element.key) };
+        let text = if verb == "add" { element_line(set, element) } else { key_text(set, &element.key) };
         out.push_str(&format!("\t{text},\n"));
     }
     out.push('}');
@@ -155,12 +145,12 @@ fn example(field: FieldType, family: Family) -> String {
     match field {
         FieldType::Ipv4Addr => "ip daddr".to_owned(),
         FieldType::Ipv6Addr => "ip6 daddr".to_owned(),
-        FieldType::InetProto => field_text(Field::Protocol, family),
-        FieldType::InetService => field_text(Field::DestinationPort, family),
-        FieldType::Mark => field_text(Field::Mark, family),
-        FieldType::Priority => field_text(Field::Priority, family),
-        FieldType::Ifname => field_text(Field::InputInterface, family),
-        FieldType::Index => field_text(Field::Index(Generator::Random(INDEX_EXAMPLE_MODULUS)), family),
+        FieldType::InetProto => Field::Protocol.text(family),
+        FieldType::InetService => Field::DestinationPort.text(family),
+        FieldType::Mark => Field::Mark.text(family),
+        FieldType::Priority => Field::Priority.text(family),
+        FieldType::Ifname => Field::InputInterface.text(family),
+        FieldType::Index => Field::Index(Generator::Random(INDEX_EXAMPLE_MODULUS)).text(family),
     }
 }
 
@@ -191,95 +181,6 @@ fn priority_text(priority: i32, point: HookPoint) -> String {
     }
 }
 
-/// Renders the rule on one line.
-pub(super) fn rule_text(rule: &Rule, family: Family) -> String {
-    let mut words: Vec<String> = rule.statements.iter().map(|statement| statement_text(statement, family)).collect();
-    words.extend(rule.comment.as_deref().map(comment_text));
-    words.join(" ")
-}
-
-fn statement_text(statement: &Statement, family: Family) -> String {
-    match statement {
-        Statement::ConnectionNew => "ct state new".to_owned(),
-        Statement::ConnectionDnat => "ct status dnat".to_owned(),
-        Statement::Address(field, op, prefix) => {
-            format!("{} {} {}{}", family_name(family), address_text(*field), op_text(*op), prefix_text(*prefix))
-        }
-        Statement::InputInterface(op, InterfacePattern::Exact(name)) => format!("iifname {}\"{name}\"", op_text(*op)),
-        Statement::InputInterface(op, InterfacePattern::Prefix(name)) => {
-            format!("iifname {}\"{name}*\"", op_text(*op))
-        }
-        Statement::Local(field, op) => format!("fib {} type {}local", address_text(*field), op_text(*op)),
-        Statement::Protocol(op, protocol) => format!("meta l4proto {}{}", op_text(*op), protocol.as_lowercase()),
-        Statement::TcpOpens => "tcp flags syn / fin,syn,rst,ack".to_owned(),
-        Statement::Lookup(fields, op, set) => format!("{} {}@{set}", fields_text(fields, family), op_text(*op)),
-        Statement::VerdictMap(fields, map) => format!("{} vmap @{map}", fields_text(fields, family)),
-        Statement::DnatMap(fields, map) => {
-            format!("dnat {} to {} map @{map}", family_name(family), fields_text(fields, family))
-        }
-        Statement::MarkHas(op, bits) => {
-            let op = if *op == Op::Eq { "==" } else { "!=" };
-            format!("meta mark & {0} {op} {0}", mark_text(*bits))
-        }
-        Statement::MarkOr(bits) => format!("meta mark set meta mark | {}", mark_text(*bits)),
-        Statement::MarkXor(bits) => format!("meta mark set meta mark ^ {}", mark_text(*bits)),
-        Statement::PriorityMap(fields, map) => format!("meta priority set {} map @{map}", fields_text(fields, family)),
-        Statement::PriorityNone => "meta priority set none".to_owned(),
-        Statement::Update(fields, set, timeout) => {
-            let timeout = timeout.map(|seconds| format!(" timeout {}", duration(seconds))).unwrap_or_default();
-            format!("update @{set} {{ {}{timeout} }}", fields_text(fields, family))
-        }
-        Statement::Masquerade => "masquerade fully-random".to_owned(),
-        Statement::Reject => "reject".to_owned(),
-        Statement::Verdict(verdict) => verdict_text(verdict),
-    }
-}
-
-fn op_text(op: Op) -> &'static str {
-    match op {
-        Op::Eq => "",
-        Op::Ne => "!= ",
-    }
-}
-
-fn address_text(field: AddressField) -> &'static str {
-    match field {
-        AddressField::Source => "saddr",
-        AddressField::Destination => "daddr",
-    }
-}
-
-fn prefix_text(prefix: IpNet) -> String {
-    if prefix.prefix_len() == prefix.max_prefix_len() {
-        prefix.network().to_string()
-    } else {
-        prefix.trunc().to_string()
-    }
-}
-
-fn fields_text(fields: &[Field], family: Family) -> String {
-    let names: Vec<String> = fields.iter().map(|field| field_text(*field, family)).collect();
-    names.join(" . ")
-}
-
-fn field_text(field: Field, family: Family) -> String {
-    match field {
-        Field::SourceAddress => format!("{} saddr", family_name(family)),
-        Field::DestinationAddress => format!("{} daddr", family_name(family)),
-        Field::Protocol => "meta l4proto".to_owned(),
-        Field::SourcePort => "th sport".to_owned(),
-        Field::DestinationPort => "th dport".to_owned(),
-        Field::Mark => "meta mark".to_owned(),
-        Field::Priority => "meta priority".to_owned(),
-        Field::InputInterface => "iifname".to_owned(),
-        Field::OriginalDestinationAddress => format!("ct original {} daddr", family_name(family)),
-        Field::OriginalDestinationPort => "ct original proto-dst".to_owned(),
-        Field::Index(Generator::Random(modulus)) => format!("numgen random mod {modulus}"),
-        Field::Index(Generator::Constant(0)) => "numgen inc mod 1".to_owned(),
-        Field::Index(Generator::Constant(value)) => format!("numgen inc mod 1 offset {value}"),
-    }
-}
-
 /// Renders elements with nft's line breaks: five short numbers, two IPv4 addresses, or one of anything else per line.
 fn listed_elements(set: &Set, elements: &[Element]) -> String {
     let per_line = match set.key.as_slice() {
@@ -289,7 +190,7 @@ fn listed_elements(set: &Set, elements: &[Element]) -> String {
     };
     let lines: Vec<String> = elements
         .chunks(per_line)
-        .map(|line| line.iter().map(|element| element_text(set, element)).collect::<Vec<_>>().join(", "))
+        .map(|line| line.iter().map(|element| element_line(set, element)).collect::<Vec<_>>().join(", "))
         .collect();
     if lines.is_empty() {
         return String::new();
@@ -297,12 +198,37 @@ fn listed_elements(set: &Set, elements: &[Element]) -> String {
     format!("\t\telements = {{ {} }}\n", lines.join(",\n\t\t\t     "))
 }
 
+/// Renders an element of a set on one line, as `nft list` prints it: `10.0.0.1 . tcp . 80 comment "x" : goto lb`
+pub fn element_line(set: &Set, element: &Element) -> String {
+    let mut text = key_text(set, &element.key);
+    if let Some(comment) = &element.comment {
+        text += &format!(" {}", comment_text(comment));
+    }
+    match (&element.data, &set.data) {
+        (ElementData::None, _) => {}
+        (ElementData::Verdict(verdict), _) => text += &format!(" : {verdict}"),
+        (ElementData::Value(value), SetData::Values(fields)) => {
+            text += &format!(" : {}", tuple_text(fields, value, value));
+        }
+        (ElementData::Value(value), _) => text += &format!(" : {value:?}"),
+        (ElementData::Expires(expiry), _) => {
+            text += &format!(" timeout {} expires {}", millis_text(expiry.timeout), millis_text(expiry.left));
+        }
+    }
+    text
+}
+
+/// Renders the key as nft does.
+pub(super) fn key_text(set: &Set, key: &ElementKey) -> String {
+    tuple_text(&set.key, key.start(), key.end().unwrap_or(key.start()))
+}
+
 #[cfg(test)]
 mod tests {
     use localnet_core::Protocol;
 
     use super::*;
-    use crate::nft::{Chain, Tuple, Verdict};
+    use crate::nft::{Chain, Rule, Statement, Tuple, Verdict};
 
     #[test]
     fn priorities_near_a_standard_priority_use_its_name() {

@@ -1,41 +1,15 @@
-//! Values in nft's syntax: addresses, ports, marks, verdicts, and elements.
+//! Values in nft's syntax: addresses, ports, marks and durations.
 
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use localnet_core::Protocol;
 
-use super::comment::printable;
-use super::{Element, ElementData, ElementKey, FieldType, Name, Set, SetData, Tuple, Verdict};
+use super::{FieldType, Tuple};
 use crate::netlink::{array, string};
 
-/// `10.0.0.1 . tcp . 80 comment "x" : goto lb`
-pub(super) fn element_text(set: &Set, element: &Element) -> String {
-    let mut text = key_text(set, &element.key);
-    if let Some(comment) = &element.comment {
-        text += &format!(" {}", comment_text(comment));
-    }
-    match (&element.data, &set.data) {
-        (ElementData::None, _) => {}
-        (ElementData::Verdict(verdict), _) => text += &format!(" : {}", verdict_text(verdict)),
-        (ElementData::Value(value), SetData::Values(fields)) => {
-            text += &format!(" : {}", tuple_text(fields, value, value));
-        }
-        (ElementData::Value(value), _) => text += &format!(" : {value:?}"),
-        (ElementData::Expires(expiry), _) => {
-            text += &format!(" timeout {} expires {}", millis_text(expiry.timeout), millis_text(expiry.left));
-        }
-    }
-    text
-}
-
-/// Renders the key as nft does.
-pub(super) fn key_text(set: &Set, key: &ElementKey) -> String {
-    tuple_text(&set.key, key.start(), key.end().unwrap_or(key.start()))
-}
-
 /// Renders each field as a range from `start` to `end`, or as a value if both are equal.
-fn tuple_text(fields: &[FieldType], start: &Tuple, end: &Tuple) -> String {
+pub(super) fn tuple_text(fields: &[FieldType], start: &Tuple, end: &Tuple) -> String {
     let mut text = String::new();
     let mut at = 0;
     for field in fields {
@@ -104,7 +78,7 @@ pub(super) fn mark_text(mark: u32) -> String {
 }
 
 /// `1h2s3ms`
-fn millis_text(millis: u64) -> String {
+pub(super) fn millis_text(millis: u64) -> String {
     let seconds = u32::try_from(millis / 1000).unwrap_or(u32::MAX);
     match (seconds, millis % 1000) {
         (_, 0) => duration(seconds),
@@ -130,23 +104,6 @@ pub(super) fn duration(seconds: u32) -> String {
     if text.is_empty() { "0s".to_owned() } else { text }
 }
 
-/// `goto lb`
-pub(super) fn verdict_text(verdict: &Verdict) -> String {
-    let jump = |word: &str, chain: &Name| format!("{word} {chain}");
-    match verdict {
-        Verdict::Accept => "accept".to_owned(),
-        Verdict::Drop => "drop".to_owned(),
-        Verdict::Return => "return".to_owned(),
-        Verdict::Jump(chain) => jump("jump", chain),
-        Verdict::Goto(chain) => jump("goto", chain),
-    }
-}
-
-/// `comment "x"`
-pub(super) fn comment_text(comment: &str) -> String {
-    format!("comment \"{}\"", printable(comment))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,10 +118,9 @@ mod tests {
     fn ranges_that_match_a_prefix_are_printed_as_one() {
         #[track_caller]
         fn check(start: &str, end: &str, expected: &str) {
-            let ends = [start, end].map(|address| Tuple::new().address(address.parse().unwrap()));
-            let set = Set::new("s", [if start.contains(':') { FieldType::Ipv6Addr } else { FieldType::Ipv4Addr }]);
-            let [start, end] = ends;
-            assert_eq!(key_text(&set, &ElementKey::range(start, end)), expected);
+            let field = if start.contains(':') { FieldType::Ipv6Addr } else { FieldType::Ipv4Addr };
+            let [start, end] = [start, end].map(|address| Tuple::new().address(address.parse().unwrap()));
+            assert_eq!(tuple_text(&[field], &start, &end), expected);
         }
         check("10.0.0.0", "10.255.255.255", "10.0.0.0/8");
         check("0.0.0.0", "255.255.255.255", "0.0.0.0/0");

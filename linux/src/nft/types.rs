@@ -1,4 +1,4 @@
-//! Names and field types: the parts of rules, sets and elements.
+//! Names, comparisons and field types: the parts of rules, sets and elements.
 
 use std::sync::Arc;
 
@@ -12,6 +12,25 @@ pub fn family_name(family: Family) -> &'static str {
     match family {
         Family::V4 => "ip",
         Family::V6 => "ip6",
+    }
+}
+
+/// A comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Equal, or contained in the set.
+    Eq,
+    /// Not equal, or not contained in the set.
+    Ne,
+}
+
+impl Op {
+    /// The operator in nft's syntax, with a space after it. Equality has none.
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Op::Eq => "",
+            Op::Ne => "!= ",
+        }
     }
 }
 

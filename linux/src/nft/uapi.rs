@@ -1,4 +1,4 @@
-//! Constants of the kernel's user API (`linux/netfilter/nf_tables.h`), and of nft's userdata.
+//! Constants of the kernel's user API (`linux/netfilter/nf_tables.h`), of TCP, and of nft's userdata.
 
 /// `NFNL_SUBSYS_NFTABLES`
 pub(super) const SUBSYSTEM: u16 = 10;
@@ -111,6 +111,41 @@ pub(super) mod data {
     pub(crate) const JUMP: i32 = -3;
     pub(crate) const GOTO: i32 = -4;
     pub(crate) const RETURN: i32 = -5;
+}
+
+/// `enum nft_payload_bases`
+pub(super) mod payload {
+    pub(crate) const NETWORK: u32 = 1;
+    pub(crate) const TRANSPORT: u32 = 2;
+}
+
+/// `enum nft_meta_keys`
+pub(super) mod meta {
+    pub(crate) const PRIORITY: u32 = 2;
+    pub(crate) const MARK: u32 = 3;
+    pub(crate) const IIFNAME: u32 = 6;
+    pub(crate) const NFPROTO: u32 = 15;
+    pub(crate) const L4PROTO: u32 = 16;
+}
+
+/// `enum nft_ct_keys`
+pub(super) mod ct {
+    pub(crate) const STATE: u32 = 0;
+    pub(crate) const STATUS: u32 = 2;
+    pub(crate) const PROTO_DST: u32 = 12;
+    pub(crate) const DST_IP: u32 = 20;
+    pub(crate) const DST_IP6: u32 = 22;
+    /// `NF_CT_STATE_BIT(IP_CT_NEW)`
+    pub(crate) const STATE_NEW: u32 = 1 << 3;
+    /// `IPS_DST_NAT`
+    pub(crate) const STATUS_DNAT: u32 = 1 << 5;
+}
+
+/// The flags in the TCP header: their offset, and some of them.
+pub(super) mod tcp {
+    pub(crate) const FLAGS: u32 = 13;
+    pub(crate) const SYN: u8 = 0x02;
+    pub(crate) const FIN_SYN_RST_ACK: u8 = 0x17;
 }
 
 /// `enum nft_gen_attributes`

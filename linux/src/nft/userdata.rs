@@ -5,7 +5,7 @@
 use localnet_core::Family;
 
 use super::comment::printable;
-use super::uapi::userdata as tag;
+use super::uapi::{meta, userdata as tag};
 use super::wire::string;
 use super::{FieldType, Set, SetData};
 
@@ -112,36 +112,32 @@ fn type_of(bytes: &mut Vec<u8>, kind: u8, fields: &[FieldType], family: Family, 
 
 /// Writes an example expression of the type. `text.rs` prints the same example.
 fn example(bytes: &mut Vec<u8>, field: FieldType, family: Family) {
-    // Protocol headers, fields and meta keys, as nft numbers them.
+    // Protocol headers and fields, as nft numbers them.
     const PROTO_TRANSPORT: u32 = 11;
     const PROTO_IP: u32 = 12;
     const PROTO_IP6: u32 = 13;
     const IP_DADDR: u32 = 12;
     const IP6_DADDR: u32 = 9;
     const TRANSPORT_DPORT: u32 = 2;
-    const META_PRIORITY: u32 = 2;
-    const META_MARK: u32 = 3;
-    const META_IIFNAME: u32 = 6;
-    const META_L4PROTO: u32 = 16;
-    let payload = |bytes: &mut Vec<u8>, header: u32, field: u32| {
+    let of_header = |bytes: &mut Vec<u8>, header: u32, field: u32| {
         number(bytes, EXPRESSION_KIND, KIND_PAYLOAD);
         nest(bytes, EXPRESSION_DATA, |b| {
             number(b, 0, header);
             number(b, 1, field);
         });
     };
-    let meta = |bytes: &mut Vec<u8>, key: u32| {
+    let of_meta = |bytes: &mut Vec<u8>, key: u32| {
         number(bytes, EXPRESSION_KIND, KIND_META);
         nest(bytes, EXPRESSION_DATA, |b| number(b, 0, key));
     };
     match (field, family) {
-        (FieldType::Ipv4Addr, _) => payload(bytes, PROTO_IP, IP_DADDR),
-        (FieldType::Ipv6Addr, _) => payload(bytes, PROTO_IP6, IP6_DADDR),
-        (FieldType::InetService, _) => payload(bytes, PROTO_TRANSPORT, TRANSPORT_DPORT),
-        (FieldType::InetProto, _) => meta(bytes, META_L4PROTO),
-        (FieldType::Mark, _) => meta(bytes, META_MARK),
-        (FieldType::Priority, _) => meta(bytes, META_PRIORITY),
-        (FieldType::Ifname, _) => meta(bytes, META_IIFNAME),
+        (FieldType::Ipv4Addr, _) => of_header(bytes, PROTO_IP, IP_DADDR),
+        (FieldType::Ipv6Addr, _) => of_header(bytes, PROTO_IP6, IP6_DADDR),
+        (FieldType::InetService, _) => of_header(bytes, PROTO_TRANSPORT, TRANSPORT_DPORT),
+        (FieldType::InetProto, _) => of_meta(bytes, meta::L4PROTO),
+        (FieldType::Mark, _) => of_meta(bytes, meta::MARK),
+        (FieldType::Priority, _) => of_meta(bytes, meta::PRIORITY),
+        (FieldType::Ifname, _) => of_meta(bytes, meta::IIFNAME),
         (FieldType::Index, _) => {
             number(bytes, EXPRESSION_KIND, KIND_NUMGEN);
             nest(bytes, EXPRESSION_DATA, |b| {
@@ -205,7 +201,7 @@ pub(super) fn element_flags(bytes: &mut Vec<u8>, flags: u32) {
     number(bytes, tag::ELEMENT_FLAGS, flags);
 }
 
-fn text(bytes: &mut Vec<u8>, kind: u8, value: &str) {
+pub(super) fn text(bytes: &mut Vec<u8>, kind: u8, value: &str) {
     bytes.extend_from_slice(&[kind, (value.len() + 1) as u8]);
     bytes.extend_from_slice(value.as_bytes());
     bytes.push(0);

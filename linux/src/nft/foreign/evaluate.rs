@@ -3,26 +3,14 @@
 
 use std::net::IpAddr;
 
-use super::super::parse::{Expression, RuleDump};
-use super::super::uapi::data;
-use super::{Fate, Find, ForeignChain, ForeignRules, Lookup, Packet, Stop, name_of};
+use super::super::expression::Expression;
+use super::super::parse::RuleDump;
+use super::super::uapi::{ct, data, meta, payload, tcp};
+use super::{Fate, Find, ForeignChain, ForeignRules, Lookup, Name, Packet, Stop, Verdict, name_of};
 use crate::netlink::{array, string};
 
 /// The maximum depth of jumps: the kernel's own limit.
 const DEPTH: usize = 16;
-/// The `NFT_META_*` keys for which the evaluation knows the packet's value.
-const META_NFPROTO: u32 = 15;
-const META_L4PROTO: u32 = 16;
-/// `NFT_PAYLOAD_NETWORK_HEADER`, `NFT_PAYLOAD_TRANSPORT_HEADER`
-const NETWORK_HEADER: u32 = 1;
-const TRANSPORT_HEADER: u32 = 2;
-/// `NFT_CT_STATE`, `NF_CT_STATE_BIT(IP_CT_NEW)`
-const CT_STATE: u32 = 0;
-const STATE_NEW: u32 = 1 << 3;
-/// The offset of the flags in the TCP header. The first packet of a connection has only SYN set.
-const TCP_FLAGS: usize = 13;
-const SYN: u8 = 0x02;
-
 /// The evaluation of all foreign rules for one packet.
 pub(super) struct Evaluation<'a, 'f> {
     pub(super) rules: &'a ForeignRules,
@@ -52,11 +40,8 @@ enum Matches {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Action {
     Nothing,
-    Accept,
-    Stop(Fate),
-    Return,
-    Jump(String),
-    Goto(String),
+    Reject,
+    Verdict(Verdict),
 }
 
 /// The known bytes of the sixteen registers of four bytes.
@@ -84,22 +69,23 @@ impl Evaluation<'_, '_> {
             let sure = *certain && matches == Matches::Yes;
             match action {
                 Action::Nothing => {}
-                Action::Accept | Action::Return if !sure => *certain = false,
-                Action::Accept => return Left::Decided,
-                Action::Return => return Left::AtEnd,
-                Action::Stop(fate) => {
+                Action::Verdict(Verdict::Accept | Verdict::Return) if !sure => *certain = false,
+                Action::Verdict(Verdict::Accept) => return Left::Decided,
+                Action::Verdict(Verdict::Return) => return Left::AtEnd,
+                Action::Reject | Action::Verdict(Verdict::Drop) => {
+                    let fate = if action == Action::Reject { Fate::Rejected } else { Fate::Dropped };
                     self.stops.push(stop(chain, Some(rule), fate, sure));
                     if sure {
                         return Left::Decided;
                     }
                 }
-                Action::Jump(ref name) | Action::Goto(ref name) => {
+                Action::Verdict(Verdict::Jump(ref name) | Verdict::Goto(ref name)) => {
                     let mut inner = sure;
                     let left = match self.rules.chain(chain, name) {
                         Some(target) => self.walk(target, &mut inner, depth + 1),
                         None => Left::AtEnd,
                     };
-                    let is_goto = matches!(action, Action::Goto(_));
+                    let is_goto = matches!(action, Action::Verdict(Verdict::Goto(_)));
                     if sure && (left == Left::Decided || is_goto && inner) {
                         return left;
                     }
@@ -121,8 +107,8 @@ impl Evaluation<'_, '_> {
                 }
                 "meta" if expression.attribute(3).is_none() => {
                     let value = match expression.number(2) {
-                        META_L4PROTO => vec![Some(self.packet.protocol.number())],
-                        META_NFPROTO => vec![Some(self.packet.family_number())],
+                        meta::L4PROTO => vec![Some(self.packet.protocol.number())],
+                        meta::NFPROTO => vec![Some(self.packet.family_number())],
                         _ => vec![None; 16],
                     };
                     put(&mut registers, expression.number(1), value);
@@ -130,7 +116,7 @@ impl Evaluation<'_, '_> {
                 }
                 "ct" if expression.attribute(4).is_none() => {
                     let value = match expression.number(2) {
-                        CT_STATE => STATE_NEW.to_ne_bytes().map(Some).to_vec(),
+                        ct::STATE => ct::STATE_NEW.to_ne_bytes().map(Some).to_vec(),
                         _ => vec![None; 16],
                     };
                     put(&mut registers, expression.number(1), value);
@@ -153,13 +139,13 @@ impl Evaluation<'_, '_> {
                     Matches::Yes
                 }
                 "reject" => {
-                    action = Action::Stop(Fate::Rejected);
+                    action = Action::Reject;
                     Matches::Yes
                 }
                 "target" => {
                     match string(expression.attribute(1).unwrap_or_default()) {
-                        Some("REJECT") => action = Action::Stop(Fate::Rejected),
-                        Some("DROP") => action = Action::Stop(Fate::Dropped),
+                        Some("REJECT") => action = Action::Reject,
+                        Some("DROP") => action = Action::Verdict(Verdict::Drop),
                         _ => {}
                     }
                     Matches::Yes
@@ -185,8 +171,8 @@ impl Evaluation<'_, '_> {
     fn load(&self, registers: &mut Registers, expression: &Expression) {
         let (offset, len) = (expression.number(3) as usize, expression.number(4).min(64) as usize);
         let header = match expression.number(2) {
-            NETWORK_HEADER => self.network_header(),
-            TRANSPORT_HEADER => self.transport_header(),
+            payload::NETWORK => self.network_header(),
+            payload::TRANSPORT => self.transport_header(),
             _ => Vec::new(),
         };
         let value = (offset..offset.saturating_add(len)).map(|at| header.get(at).copied().flatten()).collect();
@@ -222,7 +208,8 @@ impl Evaluation<'_, '_> {
         let [high, low] = self.packet.port.to_be_bytes();
         (header[2], header[3]) = (Some(high), Some(low));
         if self.packet.protocol == super::Protocol::Tcp {
-            header[TCP_FLAGS] = Some(SYN);
+            // The first packet of a connection has only SYN set.
+            header[tcp::FLAGS as usize] = Some(tcp::SYN);
         }
         header
     }
@@ -253,8 +240,8 @@ impl Evaluation<'_, '_> {
             }
             Lookup::Known(None) => Matches::No,
             Lookup::Known(Some(member)) => {
-                if let Some((code, target)) = member.verdict {
-                    *action = of_code(code, &target);
+                if let Some(verdict) = member.verdict {
+                    *action = Action::Verdict(verdict);
                 }
                 Matches::Yes
             }
@@ -348,16 +335,6 @@ fn compare(registers: &Registers, expression: &Expression) -> Matches {
 /// The verdict of an immediate expression: its number, then the chain.
 fn verdict(bytes: &[u8]) -> Action {
     let code = array(bytes).map_or(data::ACCEPT, i32::from_be_bytes);
-    of_code(code, bytes.get(4..).and_then(string).unwrap_or_default())
-}
-
-fn of_code(code: i32, chain: &str) -> Action {
-    match code {
-        data::ACCEPT => Action::Accept,
-        data::DROP => Action::Stop(Fate::Dropped),
-        data::RETURN => Action::Return,
-        data::JUMP => Action::Jump(chain.to_owned()),
-        data::GOTO => Action::Goto(chain.to_owned()),
-        _ => Action::Nothing,
-    }
+    let chain = bytes.get(4..).and_then(string).filter(|chain| !chain.is_empty());
+    Verdict::of(code, chain.map(Name::from)).map_or(Action::Nothing, Action::Verdict)
 }
