@@ -17,7 +17,7 @@ use localnet_client::{
     vips::VipKey,
 };
 use localnet_proto::{
-    Family, ServiceKey,
+    Affinity, Family, ServiceKey,
     reasons::{Ineligible, Reasons, Topology},
 };
 use serde::Serialize;
@@ -61,8 +61,9 @@ pub struct Explanation {
     pub masquerade: bool,
     /// The endpoints that are also the sender. For these, the source address is replaced whatever the value of `masquerade`.
     pub hairpin: BTreeSet<SocketAddr>,
-    /// How long session affinity sends the sender's new connections to the same endpoint, in seconds.
-    pub affinity_seconds: Option<u32>,
+    /// The session affinity, which sends the sender's new connections to the same endpoint.
+    #[serde(rename = "affinitySeconds")]
+    pub affinity: Option<Affinity>,
     /// Endpoints of the port that are not eligible for this traffic, each with the rule that excludes it.
     pub ineligible: Vec<Ineligible>,
     /// How many endpoints of the Service are not eligible for at least one scope.
@@ -139,7 +140,7 @@ pub fn from_state(world: &World, judged: &Judged<'_>) -> Explanation {
     if let Outcome::Endpoints { choices, masquerade, hairpin, affinity } = &judged.outcome {
         explanation.endpoints.clone_from(choices);
         explanation.hairpin.clone_from(hairpin);
-        (explanation.masquerade, explanation.affinity_seconds) = (*masquerade, affinity.map(|of| of.seconds));
+        (explanation.masquerade, explanation.affinity) = (*masquerade, *affinity);
     }
     explanation
 }

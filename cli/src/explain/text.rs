@@ -43,8 +43,8 @@ impl Explanation {
             };
             facts.row(["source", source]);
         }
-        if let Some(seconds) = self.affinity_seconds {
-            facts.row(["affinity", &format!("the sender keeps its endpoint for {seconds} s")]);
+        if let Some(affinity) = self.affinity {
+            facts.row(["affinity", &format!("the sender keeps its endpoint for {affinity}")]);
         }
         text.push_str(&facts.text(style, 2));
         text
