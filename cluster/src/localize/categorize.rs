@@ -174,7 +174,7 @@ impl Usage {
         match (self.cluster.has(endpoint), self.mode) {
             (true, Mode::SameNode) => Rule::OtherNode,
             (true, Mode::SameZone | Mode::Everywhere) => Rule::OtherZone,
-            (false, _) => not_ready(self.cluster, endpoint),
+            (false, _) => endpoint.conditions.excluded_by(self.cluster == Choice::Ready),
         }
     }
 
@@ -182,7 +182,11 @@ impl Usage {
     /// traffic policy `Local` excludes it, and the rule is `policy`.
     fn not_in_local(&self, endpoint: &Candidate<'_>, policy: Rule) -> Rule {
         let could_serve = endpoint.conditions.ready || endpoint.conditions.serves_while_terminating();
-        if !endpoint.local && could_serve { policy } else { not_ready(self.local, endpoint) }
+        if !endpoint.local && could_serve {
+            policy
+        } else {
+            endpoint.conditions.excluded_by(self.local == Choice::Ready)
+        }
     }
 
     /// The verdicts for traffic without eligible endpoints. If a policy excludes all existing endpoints, packets are dropped, so
@@ -196,14 +200,5 @@ impl Usage {
                 false => Verdict::Reject,
             },
         }
-    }
-}
-
-/// The rule that excludes an endpoint from a set because of the endpoint's conditions.
-fn not_ready(set: Choice, endpoint: &Candidate<'_>) -> Rule {
-    match set {
-        Choice::Ready if endpoint.conditions.terminating => Rule::Terminating,
-        Choice::Ready => Rule::NotReady,
-        Choice::ServingTerminating | Choice::None => Rule::NotServing,
     }
 }

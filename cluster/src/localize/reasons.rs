@@ -273,27 +273,11 @@ impl Explained<'_> {
     }
 
     fn why(&self, rule: Rule, at: At<'_>) -> Why {
-        let conditions = at.endpoint.conditions;
         let of = |field: &str| format!("endpoints[{}].{field}", at.position);
         let list = |names: &[Arc<str>]| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         let on = at.endpoint.node.as_deref().filter(|node| !node.is_empty());
         let on = on.map_or_else(|| "on no node".to_owned(), |node| format!("on node {node}"));
         let (field, problem, remedy) = match rule {
-            Rule::Terminating => (
-                of("conditions.terminating"),
-                "it is terminating, and other endpoints are ready".to_owned(),
-                "no action is needed: the endpoint finishes its connections",
-            ),
-            Rule::NotReady => (
-                of("conditions.ready"),
-                "it is not ready, but other endpoints are".to_owned(),
-                "see why the pod's readiness probe fails: kubectl describe pod",
-            ),
-            Rule::NotServing if conditions.terminating => (
-                of("conditions.serving"),
-                "it is terminating and no longer serving, and no endpoint is ready".to_owned(),
-                "see why no pod becomes ready: kubectl describe pod",
-            ),
             Rule::OtherNode => (
                 of("hints.forNodes"),
                 format!("it is hinted for {}, and this node is {}", list(&at.endpoint.node_hints), self.here.name),
@@ -314,12 +298,11 @@ impl Explained<'_> {
                 format!("the Service keeps external traffic on the node, but the endpoint is {on}"),
                 "send external traffic to nodes with an endpoint, or set externalTrafficPolicy: Cluster",
             ),
-            // `NotServing`. The callers explain all other rules.
-            _ => (
-                of("conditions.ready"),
-                "it is not ready, and no endpoint is".to_owned(),
-                "see why no pod becomes ready: kubectl describe pod",
-            ),
+            // A rule about conditions. The callers explain all other rules.
+            _ => {
+                let (condition, problem, remedy) = at.endpoint.conditions.why(rule);
+                (of(&format!("conditions.{condition}")), problem.to_owned(), remedy)
+            }
         };
         Why { rule, field, problem, remedy }
     }

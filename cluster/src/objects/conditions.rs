@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use k8s_openapi::api::discovery::v1::EndpointConditions;
-use localnet_proto::reasons;
+use localnet_proto::reasons::{self, Rule};
 
 /// The conditions of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,37 @@ impl Conditions {
     /// Whether the endpoint serves while it terminates. If no endpoint is ready, these endpoints get the traffic.
     pub(crate) fn serves_while_terminating(self) -> bool {
         self.serving && self.terminating
+    }
+
+    /// The rule by which the conditions exclude the endpoint. `some_are_ready`: whether other endpoints are ready.
+    pub(crate) fn excluded_by(self, some_are_ready: bool) -> Rule {
+        match (some_are_ready, self.terminating) {
+            (true, true) => Rule::Terminating,
+            (true, false) => Rule::NotReady,
+            (false, _) => Rule::NotServing,
+        }
+    }
+
+    /// Explains a rule of [`Self::excluded_by`]: the name of the condition, the problem and the remedy.
+    pub(crate) fn why(self, rule: Rule) -> (&'static str, &'static str, &'static str) {
+        match rule {
+            Rule::Terminating => (
+                "terminating",
+                "it is terminating, and other endpoints are ready",
+                "no action is needed: the endpoint finishes its connections",
+            ),
+            Rule::NotReady => (
+                "ready",
+                "it is not ready, but other endpoints are",
+                "see why the pod's readiness probe fails: kubectl describe pod",
+            ),
+            _ if self.terminating => (
+                "serving",
+                "it is terminating and no longer serving, and no endpoint is ready",
+                "see why no pod becomes ready: kubectl describe pod",
+            ),
+            _ => ("ready", "it is not ready, and no endpoint is", "see why no pod becomes ready: kubectl describe pod"),
+        }
     }
 
     /// Converts the conditions to the API's message, for the endpoint with this address.
