@@ -92,6 +92,17 @@ mod tests {
         }
     }
 
+    /// The names of localnet's own metrics in the code of this crate.
+    fn names_in_code() -> Vec<String> {
+        let folders =
+            ["metrics", "exposition"].map(|name| Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(name));
+        let files = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap());
+        let code: String = files.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+        let is_name = |text: &&str| text.strip_prefix("localnet_").is_some_and(|rest| !rest.is_empty());
+        let is_plain = |text: &&str| text.chars().all(|c| c == '_' || c.is_ascii_lowercase());
+        code.split('"').filter(is_name).filter(is_plain).map(str::to_owned).collect()
+    }
+
     /// A row of the table in docs/operations/metrics.md.
     fn row(family: &MetricFamily) -> String {
         let labels = family.get_metric()[0].get_label().iter().map(prometheus::proto::LabelPair::name);
@@ -117,7 +128,10 @@ mod tests {
         let read = |path: &str| Some(if path.contains("stat") { "drop\n0\n" } else { "1" }.to_owned());
         let families = families(metrics, &feed.state(), &reports.all(), read);
         let families = families.iter().filter(|family| family.name().starts_with("localnet_"));
-        let rows: String = families.map(row).collect();
+        let rows: BTreeMap<&str, String> = families.map(|family| (family.name(), row(family))).collect();
+        let missing: Vec<_> = names_in_code().into_iter().filter(|name| !rows.contains_key(&**name)).collect();
+        assert_eq!(missing, [""; 0], "this test must give each metric a value");
+        let rows: String = rows.into_values().collect();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations/metrics.md");
         let page = fs::read_to_string(&path).unwrap();
         let (head, rest) = page.split_once("## localnet's own\n").unwrap();
