@@ -23,6 +23,7 @@ use crate::patience;
 
 use super::{
     cluster::Cluster,
+    pair::Pair,
     pools,
     question::{self, Question},
     random::Random,
@@ -51,8 +52,8 @@ impl fmt::Display for Asked {
 
 /// Draws a packet whose answer reaches the sender.
 pub(crate) fn draw(
-    cluster: &Cluster,
-    states: &[Snapshot; 2],
+    pair: Pair,
+    (cluster, states): (&Cluster, &[Snapshot; 2]),
     setups: &[Setup; 2],
     topology: &Topology,
     random: &mut Random,
@@ -77,12 +78,24 @@ pub(crate) fn draw(
             let at = hop.node as usize;
             verdict(&states[at], &setups[at], protocol, hop)
         });
+        if pair.is_iptables() && is_known_of_iptables(sender, to.ip(), &ends, topology) {
+            continue;
+        }
         let is_answered = ends.iter().any(|end| matches!(end, End::Answer { by, .. } if *by != to));
         if ends.contains(&End::Lost) || !is_answered && random.percent(REDRAWN) {
             continue;
         }
         return Asked { sender, protocol, to, about, ends };
     }
+}
+
+/// Whether mode iptables may differ: it does not refuse packets of a node's processes (entry 8), and refuses NodePorts on further
+/// addresses of a node (entry 9).
+fn is_known_of_iptables(sender: Sender, to: IpAddr, ends: &BTreeSet<End>, topology: &Topology) -> bool {
+    let is_answered = ends.iter().any(|end| matches!(end, End::Answer { .. }));
+    let by_process = matches!(sender, Sender::Node | Sender::OtherNode);
+    let is_further = Place::BOTH.iter().any(|place| topology.is_of(*place, to) && !place.addresses().contains(&to));
+    by_process && !is_answered || is_further
 }
 
 fn is_unallocated(state: &Snapshot, address: IpAddr) -> bool {

@@ -28,6 +28,8 @@ impl Pair {
         Self { backend: Backend::Iptables("nft"), kube_proxy: Some(Mode::Iptables("legacy")) },
         Self { backend: Backend::Iptables("legacy"), kube_proxy: Some(Mode::Iptables("nft")) },
     ];
+    /// All pairs with kube-proxy.
+    pub(crate) const WITH_KUBE_PROXY: [Self; 3] = [Self::NFT, Self::IPTABLES[0], Self::IPTABLES[1]];
     /// The ipvs backend, without kube-proxy.
     pub const IPVS: Self = Self { backend: Backend::Ipvs, kube_proxy: None };
 

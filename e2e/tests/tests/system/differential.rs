@@ -14,6 +14,6 @@ fn oracle_iptables_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
 
 /// On two nodes, a state takes longer to reach, so a run has fewer packets.
 #[test]
-fn oracles_of_two_nodes_nft_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
-    agree_between_nodes(Pair::NFT, 10)
+fn oracles_of_two_nodes_a_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
+    agree_between_nodes(10)
 }
