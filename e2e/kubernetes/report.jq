@@ -12,8 +12,8 @@ def worse:
       | ($peer.tests | map(select(.state == "passed") | .test)) as $passed
       | .tests[] | select(.state == "failed" and IN(.test; $passed[])) | { proxy: $proxy, test, reason } ];
 
-# The tables of docs/conformance.md.
-def page:
+# The tables of docs/conformance.md: first what matters, then all tests.
+def summary:
   . as $runs
   | map(.tests | INDEX(.test)) as $by_test
   | ( $runs | map([.proxy, (.tests | count("passed"), count("failed"), count("skipped") | tostring), "\(.took) s", .date, .commit])
@@ -26,10 +26,12 @@ def page:
           | table(["test"] + ($runs | map(.proxy)) + ["reason"]) ) ),
     "", "## Tests that skip themselves",
     ( [ [$runs[].tests[] | select(.state == "skipped")] | group_by(.test)[] | [(.[0].test | escaped), (map(.reason) | unique | join("; "))] ]
-      | table(["test", "reason"]) ),
-    "", "## Test by test",
-    ( [ [$runs[].tests[].test] | unique[] as $test | [($test | escaped)] + [$by_test[] | .[$test].state // "-"] ]
+      | table(["test", "reason"]) );
+def tests:
+  . as $runs
+  | map(.tests | INDEX(.test)) as $by_test
+  | ( [ [$runs[].tests[].test] | unique[] as $test | [($test | escaped)] + [$by_test[] | .[$test].state // "-"] ]
       | table(["test"] + ($runs | map(.proxy))) );
 
 # The figures for README.md.
-def line: map("\(.proxy) \(.tests | count("passed")) passed, \(.tests | count("failed")) failed") | join("; ") + ".";
+def line: map("\(.proxy) passes \(.tests | count("passed")) of \(.tests | count("passed") + count("failed"))") | join(", ") + ".";

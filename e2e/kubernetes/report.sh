@@ -37,7 +37,7 @@ processors, $(awk '/^MemTotal/ { printf "%.0f GiB", $2 / 1048576 }' /proc/meminf
 \`nft\` and \`iptables\` are the chart with that backend. \`node\` is \`localnet-node\` in place of kube-proxy, with the configuration of kube-proxy-nftables.
 
 END
-    all 'include "report"; page'
+    all 'include "report"; summary'
     cat <<END
 
 ## Tests that run on nodes without IPv6 addresses
@@ -45,18 +45,21 @@ $(table single-stack)
 
 ## Tests that do not run
 $(table skip)
+
+## Test by test
 END
+    all 'include "report"; tests'
 }
 
 # line: the figures for README.md.
 line() {
-    echo "**Judged by Kubernetes' own network tests** ($(one kubernetes), [test by test](docs/conformance.md)): $(all 'include "report"; line')"
+    echo "**Judged by [Kubernetes' own network tests](docs/conformance.md)** ($(one kubernetes)): $(all 'include "report"; line')"
 }
 
 case ${1-} in
     write)
         page >"$repository/docs/conformance.md"
-        sed -i "s#^\*\*Judged by Kubernetes.*#$(line)#" "$repository/README.md"
+        sed -i "s#^\*\*Judged by .*#$(line)#" "$repository/README.md"
         ;;
     worse)
         failed=$(all 'include "report"; worse[] | "\(.proxy): \(.test): \(.reason)"')
