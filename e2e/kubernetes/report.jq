@@ -18,7 +18,7 @@ def summary:
   | map(.tests | INDEX(.test)) as $by_test
   | ( $runs | map([.proxy, (.tests | count("passed"), count("failed"), count("skipped") | tostring), "\(.took) s", .date, .commit])
       | table(["proxy", "passed", "failed", "skipped themselves", "time", "date", "commit"]) ),
-    "", "Tests that kube-proxy passes and localnet fails: \(worse | length).",
+    "", "Tests that kube-proxy passes in the same mode, as far as it has run, and localnet fails: \(worse | length).",
     ( [ $runs[].tests[] | select(.state == "failed") | .test ] | unique
       | select(. != [])
       | "", "## Tests that failed",
