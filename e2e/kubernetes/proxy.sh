@@ -42,6 +42,8 @@ install() {
     shift
     case $name in
         nft | iptables)
+            # By default, mode iptables serves them with v1alpha1 only; the chart uses v1alpha2.
+            [ "$name" = nft ] || set -- --set config.iptables.localhostNodePorts=true "$@"
             # One of Kubernetes' tests restarts the pods that have the label k8s-app=kube-proxy.
             helm install localnet "$repository/charts/localnet" --set backend="$name" --set apiServer.host=172.30.0.1 \
                 --set image.pullPolicy=Never --set podLabels.k8s-app=kube-proxy --set 'config.nodePortAddresses={primary,localhost}' \
