@@ -102,7 +102,7 @@ impl<V: Fn(&Hop) -> Verdict> Journey<'_, V> {
             _ if hops_left == 0 => _ = self.ends.insert(End::Lost),
             Verdict::Reject => _ = self.ends.insert(End::Rejected),
             Verdict::Drop => _ = self.ends.insert(End::Dropped),
-            Verdict::Untouched => self.deliver(hop, masqueraded_by, hops_left),
+            Verdict::Untouched => self.deliver(&hop, masqueraded_by, hops_left),
             Verdict::Endpoints { choices, masquerade, hairpin } => {
                 for choice in choices {
                     let wanted = masquerade || hairpin.contains(&choice);
@@ -132,14 +132,14 @@ impl<V: Fn(&Hop) -> Verdict> Journey<'_, V> {
         let own = if to_own_pod { node.gateways() } else { node.addresses() };
         let source = if masquerades { of_family(own, choice.ip()) } else { hop.source };
         let translated = Hop { source, to: choice, ..hop.clone() };
-        self.deliver(translated, masquerades.then_some(node).or(masqueraded_by), hops_left);
+        self.deliver(&translated, masquerades.then_some(node).or(masqueraded_by), hops_left);
     }
 
     /// Follows a packet that leaves `hop.node` to the node that has its destination, or to a server.
-    fn deliver(&mut self, hop: Hop, masqueraded_by: Option<Place>, hops_left: usize) {
+    fn deliver(&mut self, hop: &Hop, masqueraded_by: Option<Place>, hops_left: usize) {
         match self.topology.home(hop.to.ip()) {
             Some(home) if home != hop.node => {
-                let next = Hop { node: home, interface: UPLINK.to_owned(), ..hop };
+                let next = Hop { node: home, interface: UPLINK.to_owned(), source: hop.source, to: hop.to };
                 self.pass(next, masqueraded_by, hops_left - 1);
             }
             _ => _ = self.ends.insert(End::Answer { by: hop.to, masqueraded_by }),
