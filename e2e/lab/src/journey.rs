@@ -81,7 +81,7 @@ pub fn journey(
     let to_itself = interface.is_empty() && topology.is_of(node, to.ip());
     let source = if to_itself { to.ip() } else { sender.source(to.ip()) };
     let mut journey = Journey { topology, verdict, ends: BTreeSet::new() };
-    journey.pass(Hop { node, interface, source, to }, None, MOST_HOPS);
+    journey.pass(&Hop { node, interface, source, to }, None, MOST_HOPS);
     journey.ends
 }
 
@@ -97,16 +97,16 @@ struct Journey<'a, V> {
 }
 
 impl<V: Fn(&Hop) -> Verdict> Journey<'_, V> {
-    fn pass(&mut self, hop: Hop, masqueraded_by: Option<Place>, hops_left: usize) {
-        match (self.verdict)(&hop) {
+    fn pass(&mut self, hop: &Hop, masqueraded_by: Option<Place>, hops_left: usize) {
+        match (self.verdict)(hop) {
             _ if hops_left == 0 => _ = self.ends.insert(End::Lost),
             Verdict::Reject => _ = self.ends.insert(End::Rejected),
             Verdict::Drop => _ = self.ends.insert(End::Dropped),
-            Verdict::Untouched => self.deliver(&hop, masqueraded_by, hops_left),
+            Verdict::Untouched => self.deliver(hop, masqueraded_by, hops_left),
             Verdict::Endpoints { choices, masquerade, hairpin } => {
                 for choice in choices {
                     let wanted = masquerade || hairpin.contains(&choice);
-                    self.send_to(choice, wanted, &hop, masqueraded_by, hops_left);
+                    self.send_to(choice, wanted, hop, masqueraded_by, hops_left);
                 }
             }
         }
@@ -140,7 +140,7 @@ impl<V: Fn(&Hop) -> Verdict> Journey<'_, V> {
         match self.topology.home(hop.to.ip()) {
             Some(home) if home != hop.node => {
                 let next = Hop { node: home, interface: UPLINK.to_owned(), source: hop.source, to: hop.to };
-                self.pass(next, masqueraded_by, hops_left - 1);
+                self.pass(&next, masqueraded_by, hops_left - 1);
             }
             _ => _ = self.ends.insert(End::Answer { by: hop.to, masqueraded_by }),
         }
