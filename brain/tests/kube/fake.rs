@@ -102,6 +102,14 @@ impl Request {
         self.respond_json(code, &status(code));
     }
 
+    /// Answers as an API server that does not know the field of the request's field selector.
+    pub(crate) fn unknown_field(self, field: &str) {
+        let mut status = status(400);
+        status["message"] =
+            format!(r#""{field}" is not a known field selector: only "metadata.name", "metadata.namespace""#).into();
+        self.respond_json(400, &status);
+    }
+
     /// Answers with a page of HTML, as a proxy without its server does.
     pub(crate) fn html(self) {
         let body = Full::new(Bytes::from_static(b"<html>\n<body>Bad day</body>\n</html>\n"));

@@ -3,7 +3,12 @@
 use futures::FutureExt as _;
 use localnet_cluster::objects::{Event, Kind, Object};
 
-use crate::fake::{Fake, brief, node, service, soon};
+use tokio::time::Instant;
+
+use crate::{
+    fake::{Fake, brief, node, service, soon},
+    log::Log,
+};
 
 #[tokio::test(start_paused = true)]
 async fn the_selectors_match_kube_proxy() {
@@ -40,6 +45,38 @@ async fn the_selectors_match_kube_proxy() {
             assert_eq!(watch.parameter("allowWatchBookmarks"), Some("true"));
             drop(watch.stream());
         }
+    }
+}
+
+/// Regression: API servers of Kubernetes 1.29 do not know the field `spec.clusterIP`, so the brain served nothing.
+#[tokio::test(start_paused = true)]
+async fn a_field_selector_that_the_api_server_does_not_know_is_omitted() {
+    let (log, _guard) = Log::begin();
+    let mut fake = Fake::start(None);
+    let start = Instant::now();
+    let labels = Some("!service.kubernetes.io/service-proxy-name");
+    fake.request(Kind::Service).await.unknown_field("spec.clusterIP");
+    let list = fake.request(Kind::Service).await;
+    assert_eq!((list.parameter("labelSelector"), list.parameter("fieldSelector")), (labels, None));
+    list.list(&[service("a", "1")], "5");
+    assert_eq!(brief(&fake.event().await), "=a");
+    let watch = fake.request(Kind::Service).await;
+    assert_eq!((watch.parameter("labelSelector"), watch.parameter("fieldSelector")), (labels, None));
+    assert_eq!(start.elapsed().as_secs(), 0);
+    watch.error(410);
+    assert_eq!(fake.request(Kind::Service).await.parameter("fieldSelector"), None);
+    assert_eq!(fake.trouble("services"), None);
+    let lines = log.lines(&["does not know the field selector spec.clusterIP!=None for services"]);
+    assert_eq!(lines.len(), 1, "{:#?}", log.lines(&[]));
+}
+
+/// Each other refusal is retried with the same selector.
+#[tokio::test(start_paused = true)]
+async fn a_list_that_is_refused_for_another_reason_keeps_its_field_selector() {
+    let mut fake = Fake::start(None);
+    for code in [400, 500] {
+        fake.request(Kind::Service).await.error(code);
+        assert_eq!(fake.request(Kind::Service).await.parameter("fieldSelector"), Some("spec.clusterIP!=None"));
     }
 }
 

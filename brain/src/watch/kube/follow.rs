@@ -60,7 +60,7 @@ impl Follow {
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
     {
         let relist = Arc::new(Notify::new());
-        let query = Query::new::<K>(self.api.client(), self.selectors, Arc::clone(&relist));
+        let query = Query::new::<K>(self.api.client(), self.kind, self.selectors, Arc::clone(&relist));
         let mut intake = Intake::new(self.kind, self.absent, self.api.clone());
         let mut reached = self.api.reached();
         let mut health = WatchHealth::new(self.kind, self.api.clone());

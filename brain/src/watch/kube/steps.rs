@@ -20,11 +20,13 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use tokio::{sync::Notify, time};
+use tracing::warn;
 
 use super::{
     decode::{self, Change, Item, Page, Unreadable},
-    trouble::{Trouble, cause},
+    trouble::{Trouble, cause, resource},
 };
+use localnet_cluster::objects::Kind;
 
 /// Number of objects in a page, as in client-go.
 const PAGE: u32 = 500;
@@ -69,6 +71,7 @@ pub(super) enum Step<K> {
 /// The requests for the objects of a kind.
 pub(super) struct Query {
     client: Client,
+    kind: Kind,
     request: Request,
     selectors: Selectors,
     relist: Arc<Notify>,
@@ -78,10 +81,11 @@ impl Query {
     /// Requests the objects of kind `K` that match `selectors`. A notification of `relist` makes the stream list them again.
     pub(super) fn new<K: Resource<DynamicType = ()>>(
         client: Client,
+        kind: Kind,
         selectors: Selectors,
         relist: Arc<Notify>,
     ) -> Self {
-        Self { client, request: Request::new(K::url_path(&(), None)), selectors, relist }
+        Self { client, kind, request: Request::new(K::url_path(&(), None)), selectors, relist }
     }
 
     fn list(&self, limit: u32, more: Option<String>) -> ListParams {
@@ -95,7 +99,23 @@ impl Query {
         }
     }
 
-    async fn page<K: DeserializeOwned>(&self, limit: u32, more: Option<String>) -> Result<Page<K>, Trouble> {
+    /// Requests a page. If the API server does not know the field of the field selector, as those of Kubernetes 1.29 do not
+    /// know `spec.clusterIP`, this and all further requests omit the selector: the cluster ignores the additional objects.
+    async fn page<K: DeserializeOwned>(&mut self, limit: u32, more: Option<String>) -> Result<Page<K>, Trouble> {
+        let page = self.request_page(limit, more.clone()).await;
+        if page.as_ref().is_err_and(Trouble::is_unknown_field)
+            && let Some(fields) = self.selectors.fields.take()
+        {
+            warn!(
+                "the API server does not know the field selector {fields} for {}, so the brain also receives the objects that the selector excludes, and ignores them",
+                resource(self.kind)
+            );
+            return self.request_page(limit, more).await;
+        }
+        page
+    }
+
+    async fn request_page<K: DeserializeOwned>(&self, limit: u32, more: Option<String>) -> Result<Page<K>, Trouble> {
         let request = self.request.list(&self.list(limit, more)).map_err(|error| Trouble::Failing(cause(&error)))?;
         let text = time::timeout(PATIENCE, self.client.request_text(request)).await;
         let text =

@@ -75,6 +75,12 @@ impl Trouble {
         }
     }
 
+    /// Whether the API server refuses the field selector because it does not know the field.
+    pub(super) fn is_unknown_field(&self) -> bool {
+        let refused = ["is not a known field selector", "field label not supported"];
+        matches!(self, Self::Failing(why) if why.ends_with("(400)") && refused.iter().any(|text| why.contains(text)))
+    }
+
     /// Whether the trouble affects the watches of all kinds.
     pub(super) fn is_of_all_kinds(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::NoCredentials(_))
