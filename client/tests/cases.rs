@@ -117,8 +117,8 @@ fn the_oracle_agrees_with_the_flows() {
 
 /// How the verdicts of both nodes differ from the expected ones.
 fn differ_between_nodes(case: &Case, other: &Case) -> Vec<String> {
-    let of_node = [case, other].map(|of| (&of.flows, of.read_state::<Snapshot>().unwrap()));
-    let endpoints = other.endpoints().unwrap();
+    let of_node = [case, other].map(|of| (&of.flows, of.read_state::<Snapshot>().expect("read the state of the Case")));
+    let endpoints = other.endpoints().expect("read the endpoints of the Case");
     let topology = Topology { other_node: true, ..other.flows.topology(&endpoints) };
     let differs = |flow: &Flow| {
         let ends = journey(&topology, flow.from, flow.to, |hop| {
