@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine python examples cluster build demo test conformance-ipvs chart images packages differential differential-ipvs kubernetes fuzz mutants lint deny bless bench bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine python examples cluster build demo test conformance-ipvs chart images packages differential differential-ipvs oldest kubernetes fuzz mutants lint deny bless bench bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -76,6 +76,11 @@ differential: deps controlplane ## Compare the oracle, our backends and kube-pro
 differential-ipvs: deps controlplane vm ## Compare the oracle and localnet-ipvs in the guest, with N (2000) random packets (10 minutes)
 	$(CARGO) build --locked -p localnet-brain -p localnet-ipvs -p localnet
 	N=$(or $(N),2000) SEED=$(SEED) $(CARGO) test --locked -p localnet-e2e --test guest_system differential:: -- --nocapture
+
+oldest: deps controlplane ## Test the brain with the API server of the oldest supported Kubernetes, 1.29 (the first run builds it)
+	@e2e/controlplane/build.sh kube-apiserver-oldest
+	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet
+	APISERVER=oldest $(CARGO) test --locked -p localnet-e2e --test system -- api_server:: cluster:: rbac:: restored::
 
 kubernetes: cluster ## Run Kubernetes' own network tests on a cluster of real nodes, with kube-proxy and with localnet, for docs/conformance.md (two hours; QUICK=1: a part, with nft on two nodes; PROXIES=…; needs root)
 	@QUICK=$(QUICK) e2e/kubernetes/run.sh $(PROXIES)

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Builds the tools of go.mod (etcd, kube-apiserver, kube-controller-manager, kube-proxy, grpcurl) from the Go module proxy, and
-# from previous/go.mod the kube-proxy of the previous minor version (kube-proxy-previous).
+# from previous/go.mod the kube-proxy of the previous minor version (kube-proxy-previous). oldest/go.mod is for the kube-apiserver
+# of the oldest supported version (kube-apiserver-oldest).
 #
-#   e2e/controlplane/build.sh [NAME …]      all of them, or only those named
+#   e2e/controlplane/build.sh [NAME …]      all of them but kube-apiserver-oldest, or only those named
 #
 # They land in ${LOCALNET_CACHE:-<repository>/.cache}/controlplane/bin. A tool is built again only when go.mod, go.sum, this
 # script or the version of Go has changed; one run at a time, so parallel callers wait instead of building twice.
@@ -23,6 +24,7 @@ package() {
         grpcurl) echo github.com/fullstorydev/grpcurl/cmd/grpcurl ;;
         kube-apiserver | kube-controller-manager | kube-proxy) echo "k8s.io/kubernetes/cmd/$1" ;;
         kube-proxy-previous) echo k8s.io/kubernetes/cmd/kube-proxy ;;
+        kube-apiserver-oldest) echo k8s.io/kubernetes/cmd/kube-apiserver ;;
         *) fail "no tool is called $1" ;;
     esac
 }
@@ -60,6 +62,7 @@ build() {
 for tool; do
     case $tool in
         *-previous) cd "$here/previous" ;;
+        *-oldest) cd "$here/oldest" ;;
         *) cd "$here" ;;
     esac
     build "$tool"

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, ensure};
 
 /// The path of a program that `make controlplane` builds: `etcd`, `kube-apiserver`, `kube-controller-manager`,
-/// `kube-proxy`, `kube-proxy-previous` or `grpcurl`.
+/// `kube-proxy`, `kube-proxy-previous` or `grpcurl`; or the `kube-apiserver-oldest` of `make oldest`.
 ///
 /// # Errors
 /// Returns an error if the program is not built. The error names the command that builds it.

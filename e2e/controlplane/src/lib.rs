@@ -17,6 +17,7 @@ mod netns;
 mod objects;
 mod process;
 
+use std::env;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -37,6 +38,8 @@ use process::Process;
 
 /// The time limit of a start. It takes some seconds, and longer while the machine builds something.
 const READY_WITHIN: Duration = Duration::from_secs(120);
+/// The API server of the oldest Kubernetes that localnet supports.
+const OLDEST: &str = "kube-apiserver-oldest";
 /// etcd's data folder, below the folder of the control plane.
 const ETCD_DATA: &str = "etcd";
 /// The interval between two readiness checks of the API server.
@@ -255,6 +258,10 @@ impl ControlPlane {
 
     /// Waits until the API server has created its own ServiceCIDR. Before that, the API server refuses Services.
     async fn await_service_addresses(&self) -> anyhow::Result<()> {
+        if !has_service_cidrs() {
+            // The only range is that of the flags.
+            return Ok(());
+        }
         let cidrs: Api<ServiceCIDR> = Api::all(self.client());
         let ready = |cidr: Option<&ServiceCIDR>| {
             let conditions = cidr.and_then(|cidr| cidr.status.as_ref()?.conditions.as_ref());
@@ -289,7 +296,7 @@ impl ControlPlane {
             "--allow-privileged=true".to_owned(),
         ];
         arguments.extend(self.options.apiserver_arguments.iter().cloned());
-        self.spawn("kube-apiserver", &arguments, log)
+        self.spawn(apiserver(), &arguments, log)
     }
 
     fn spawn_controllers(&self) -> anyhow::Result<Process> {
@@ -333,6 +340,17 @@ impl ApiServer {
     pub fn stop(self) -> anyhow::Result<()> {
         self.process.kill()
     }
+}
+
+/// The program of the API server. The environment variable `APISERVER` selects the oldest supported one (`oldest`).
+fn apiserver() -> &'static str {
+    if env::var_os("APISERVER").is_some_and(|version| version == "oldest") { OLDEST } else { "kube-apiserver" }
+}
+
+/// Whether the API server has the kind ServiceCIDR. The oldest supported one does not.
+#[must_use]
+pub fn has_service_cidrs() -> bool {
+    apiserver() != OLDEST
 }
 
 /// Waits until the API server at `server`, the last of `processes`, is ready. Fails if one of them ends.

@@ -19,7 +19,7 @@ use kube::{
     Api, Client, Resource,
     api::{DeleteParams, Patch, PatchParams},
 };
-use localnet_controlplane::{ControlPlane, NewNode, Options};
+use localnet_controlplane::{ControlPlane, NewNode, Options, has_service_cidrs};
 use localnet_e2e::{
     PATIENCE, Programs, await_condition,
     load::{Answered, Connections, Load},
@@ -226,7 +226,9 @@ impl World {
         self.await_pods(&NEW, &PODS[2..])?;
         self.await_pods(&WEB, &PODS[1..])?;
         let old = Probe::new(OLD.protocol, OLD.address());
-        let is_gone = |outcomes: &BTreeSet<_>| *outcomes == BTreeSet::from([Outcome::Dropped]);
+        // Without ServiceCIDRs, the node forwards the packet to a router, which rejects it.
+        let gone = if has_service_cidrs() { Outcome::Dropped } else { Outcome::Rejected };
+        let is_gone = |outcomes: &BTreeSet<_>| *outcomes == BTreeSet::from([gone]);
         self.programs.await_outcomes(self.network.client(), old, 1, is_gone)?;
         chat.exchange()
     }
