@@ -57,7 +57,7 @@ fn refusals_name_object_and_remedy_and_do_not_stop_other_changes() {
         (
             add(http, destination("10.244.0.2:80", u32::MAX)),
             "failed to add destination 10.244.0.2:80 to virtual server tcp 10.96.0.1:80: its weight is above 2147483647, or its \
-             lower threshold above the upper one",
+             lower threshold is above its upper threshold",
         ),
         (
             Change::UpdateDestination(
@@ -65,7 +65,7 @@ fn refusals_name_object_and_remedy_and_do_not_stop_other_changes() {
                 Destination { upper_threshold: 1, lower_threshold: 2, ..destination("10.244.0.1:80", 1) },
             ),
             "failed to change destination 10.244.0.1:80 of virtual server tcp 10.96.0.1:80: its weight is above 2147483647, or \
-             its lower threshold above the upper one",
+             its lower threshold is above its upper threshold",
         ),
         (
             Change::UpdateDestination(http, destination("10.244.0.3:80", 1)),
