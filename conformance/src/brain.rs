@@ -112,8 +112,7 @@ impl Brain {
     /// Stops the brain as abruptly as if its process were killed.
     pub fn stop(&mut self) {
         if let Some(listener) = self.listener.take() {
-            // Closing the socket may not free the port, because a program that another thread starts briefly inherits the socket.
-            _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
+            release(&listener);
         }
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(Duration::from_secs(5));
@@ -229,7 +228,17 @@ impl fmt::Debug for Brain {
 pub fn free_port(inside: Option<&Namespace>) -> anyhow::Result<u16> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let mut ports = std::iter::repeat_with(|| port(process::id(), NEXT.fetch_add(1, Ordering::Relaxed))).take(1_000);
-    ports.find(|port| connections::tcp(&loopback(*port), inside).is_ok()).context("no port is free")
+    let is_free = |port: &u16| {
+        connections::tcp(&loopback(*port), inside)
+            .is_ok_and(|listener| listener.is_some_and(|listener| release(&listener)))
+    };
+    ports.find(is_free).context("no port is free")
+}
+
+/// Frees the port of a listener, and returns whether this succeeded. To close the socket is not enough, because a program that
+/// another thread starts briefly inherits the socket: `listen` then failed with "Address already in use".
+fn release(listener: &net::TcpListener) -> bool {
+    rustix::net::shutdown(listener, rustix::net::Shutdown::Both).is_ok()
 }
 
 /// The port to try next, from 12,100 to 32,099. Kits that run at the same time try different ports. Otherwise two kits
