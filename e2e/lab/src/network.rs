@@ -1,4 +1,4 @@
-//! Builds a topology: namespaces and links, with the addresses and routes of [`crate::lines`].
+//! Builds a topology: namespaces and links, with the addresses and routes of `lines`.
 //!
 //! ```text
 //!  pod 10.180.0.N ── eth0/podN ── node ── uplink/uplink ── router ── client/eth0 ── client
