@@ -10,7 +10,9 @@ whole() {
     local proxy version
     version=$(cd "$here/modules/kubernetes" && go list -m -f '{{.Version}}' k8s.io/kubernetes)
     for proxy in $proxies; do
-        jq --raw-output --arg version "$version" 'select(.focus == "" and .kubernetes == $version) | input_filename' "$results/$proxy.json" 2>/dev/null || true
+        [ -f "$results/$proxy.json" ] || continue
+        jq --raw-output --arg version "$version" 'select(.focus == "" and .kubernetes == $version) | input_filename' "$results/$proxy.json" ||
+            fail "$results/$proxy.json is damaged: remove it, or run the tests with $proxy again"
     done
 }
 

@@ -18,6 +18,7 @@ use kube::{
     api::{ListParams, WatchParams},
     core::Request,
 };
+use localnet_cluster::objects::Kind;
 use serde::de::DeserializeOwned;
 use tokio::{sync::Notify, time};
 use tracing::warn;
@@ -26,7 +27,6 @@ use super::{
     decode::{self, Change, Item, Page, Unreadable},
     trouble::{Trouble, cause, resource},
 };
-use localnet_cluster::objects::Kind;
 
 /// Number of objects in a page, as in client-go.
 const PAGE: u32 = 500;
