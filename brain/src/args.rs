@@ -74,8 +74,8 @@ pub struct SourceArgs {
     /// Serve the Services whose label service.kubernetes.io/service-proxy-name has this value, instead of those without the label
     #[arg(long, value_name = "NAME", value_parser = label_value)]
     pub service_proxy_name: Option<String>,
-    /// How long to keep Services or endpoints if more than half of them (and at least 20) are suddenly missing from a list or from the
-    /// files, such as 90s or 5m; 0s removes them immediately
+    /// Duration, such as 90s or 5m, for which to keep Services or endpoints if more than half of them (and at least 20) are suddenly
+    /// missing from a list or from the files; 0s removes them immediately
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration)]
     pub shrink_hold: Duration,
 }

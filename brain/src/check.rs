@@ -154,7 +154,7 @@ fn of_node(services: &[&Service], config: &Config, backend: Mode) -> Vec<Differe
     let mut found = Vec::new();
     if config.node_port_addresses.0.is_empty() {
         let text = format!(
-            "the NodePorts of {node_ports} Services do not answer on link-local addresses unless nodePortAddresses contains these addresses"
+            "the NodePorts of {node_ports} Services answer on link-local addresses only if nodePortAddresses contains these addresses"
         );
         found.push(Difference { service: None, entry: Some(5), text });
     }

@@ -53,7 +53,7 @@ impl Guard {
     /// contains all known objects that are not in the source's list.
     ///
     /// If `relist` is set, the source can send further lists. A list that arrives after the hold time and still lacks the
-    /// objects then confirms their removal.
+    /// objects confirms their removal.
     pub(crate) fn judge(
         &mut self,
         kind: Kind,

@@ -154,7 +154,7 @@ impl Intake {
                     problems.push(problem);
                 }
                 None if self.logged.remove(&kind) => {
-                    tracing::info!(of, "the shrink guard holds no objects any longer");
+                    tracing::info!(of, "the shrink guard no longer holds any objects");
                 }
                 None => {}
             }

@@ -1,4 +1,4 @@
-//! The brain: turns cluster objects into the state of one node, and serves it as a long poll.
+//! The brain: turns cluster objects into the state of one node, and serves this state through a long poll.
 //!
 //! ```text
 //! watch (kube, file) ──Event──► cluster ──► localize ──Localized──► feed ──State──► serve

@@ -37,7 +37,7 @@ pub struct Reports {
     evictions: Throttle,
 }
 
-/// The error for a report with an invalid name of the backend.
+/// The error for a report with an invalid backend name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the name in the field Backend is empty, longer than {MAX_NAME} bytes, or contains control characters")]
 pub struct BadName;

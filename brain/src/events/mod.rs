@@ -124,7 +124,7 @@ async fn publish(recorder: &Recorder, node: &str, event: &NodeEvent) {
 
 /// The Kubernetes event and the object that it concerns.
 fn kube_event(node: &str, event: &NodeEvent) -> (Event, ObjectReference) {
-    // kube-proxy also sets the uid to the name.
+    // As in kube-proxy, the UID is the name.
     let of_node = ObjectReference {
         kind: Some("Node".to_owned()),
         name: Some(node.to_owned()),

@@ -174,7 +174,7 @@ impl Totals {
 /// The number of buckets of `Attempts` that have an upper limit.
 const LIMITS: usize = 15;
 
-/// The sum of all attempts of one sort, such as all attempts to apply the full state.
+/// The counts and the total duration of attempts of one sort, such as attempts to apply the full state.
 #[derive(Clone, Debug, Default)]
 struct Total {
     counts: [u64; LIMITS + 1],

@@ -37,8 +37,8 @@ struct ProxierHealth {
     healthy: bool,
 }
 
-/// The answer to `/healthz`: whether load balancers may send traffic to this node. The answer concerns only traffic that
-/// every node can handle.
+/// The answer to `/healthz`: whether load balancers may send traffic to this node. It concerns only Services with
+/// `externalTrafficPolicy: Cluster`.
 pub fn healthz(health: &Health, node_eligible: bool, now: SystemTime) -> Answer {
     proxy(health, Some(node_eligible), now)
 }

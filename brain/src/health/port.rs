@@ -1,6 +1,6 @@
 //! Opens one port, with retries, and lets hyper serve HTTP/1 on it. hyper applies one deadline to the head of every
-//! request. This module adds a shorter deadline for the first request, because the test
-//! `a_connection_without_a_request_is_closed` requires it.
+//! request. This module adds a shorter deadline for the first request; see the test
+//! `a_connection_without_a_request_is_closed`.
 
 use std::{
     collections::BTreeMap,
@@ -298,7 +298,7 @@ async fn serve(stream: TcpStream, answers: Answers, activity: Activity, evicted:
     let ended = tokio::select! {
         ended = server.serve_connection(TokioIo::new(stream), service) => ended.map_err(|error| error.to_string()),
         () = activity.no_request() => Err("the peer sent no request in time".to_owned()),
-        () = evicted.cancelled() => Err("the port has its maximum of connections, and this one was idle the longest".to_owned()),
+        () = evicted.cancelled() => Err("the port has too many connections, and this connection was idle the longest".to_owned()),
     };
     if let Err(error) = ended {
         debug!(error, "closed a health check connection");

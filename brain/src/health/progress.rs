@@ -25,7 +25,7 @@ use localnet_proto::{Family, Revision, wire::BackendReport};
 /// How long a late backend must be silent, while another backend is up to date, before it counts as replaced.
 pub const REPLACED: Duration = Duration::from_secs(600);
 
-/// To limit the memory, revisions that were published within this time of each other share the time of the first one.
+/// To save memory, revisions that are published within this time count as published together with the first of them.
 const GRAIN: Duration = Duration::from_secs(1);
 
 /// A point in time, on the monotonic clock and on the wall clock.
@@ -94,7 +94,7 @@ impl Health {
 }
 
 impl Progress {
-    /// A progress without revisions and reports. A backend is late if it has not applied a revision within `timeout`.
+    /// Creates an empty record. A backend is late if it has not applied a revision within `timeout`.
     pub fn new(timeout: Duration) -> Self {
         Self { timeout, instance: 0, published: Published::default(), backends: BTreeMap::new() }
     }

@@ -323,7 +323,7 @@ proptest! {
         }
     }
 
-    /// The states of two nodes may share nothing, even if Services of both look the same.
+    /// Covers states of two nodes, which share no memory even if their Services are equal.
     #[test]
     fn from_one_view_to_another(here in prop::collection::vec(change(), 1..10), there in prop::collection::vec(change(), 1..10)) {
         let (here, there) = (states(here).pop().unwrap(), states(there).pop().unwrap());

@@ -18,8 +18,8 @@ type Part = (String, Family);
 pub(super) struct Lag {
     newest: Revision,
     published: VecDeque<(u64, Instant)>,
-    /// The revisions that a backend has not applied: when the oldest of them was published. `None` if the backend has
-    /// applied all revisions.
+    /// When the oldest revision that the backend has not applied was published. `None` if the backend has applied all
+    /// revisions.
     parts: BTreeMap<Part, Option<Instant>>,
 }
 

@@ -259,7 +259,7 @@ impl Metrics {
     }
 }
 
-/// A reader, which counts until this value is dropped.
+/// A reader. The metrics count it until this value is dropped.
 #[derive(Debug)]
 pub struct Reader(Metrics);
 

@@ -29,8 +29,8 @@ use crate::throttle::Throttle;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Maximum number of concurrent streams of one connection.
 const MAX_STREAMS: u32 = 32;
-/// Bytes of one answer that are buffered for a reader that does not read. Every call can take this much memory. If this
-/// value were 64 KiB, the calls of 600 connections could take 250 MiB.
+/// Maximum number of buffered bytes of one answer, if the reader does not read. Every call can take this much memory. If
+/// this value were 64 KiB, the calls of 600 connections could take 250 MiB.
 const SEND_BUFFER: usize = 4 << 10;
 /// Flow control window of one stream, in bytes: what a peer can send before the server reads it.
 const STREAM_WINDOW: u32 = 8 << 10;
@@ -38,9 +38,8 @@ const STREAM_WINDOW: u32 = 8 << 10;
 const WINDOW: u32 = 65_535;
 /// Maximum size of the headers of one request, in bytes.
 const HEADERS: u32 = 16 << 10;
-/// Two limits on the resets of streams in one connection: how many the peer may reset before the server accepts them, and
-/// how many the server may reset because of an error of the peer. If a limit is exceeded, the server closes the
-/// connection.
+/// Maximum numbers of reset streams before the server closes the connection: streams that the peer resets before the server
+/// accepts them, and streams that the server resets because of an error of the peer.
 const RESETS: (usize, usize) = (20, 64);
 /// Two times: how long a connection may be silent before the server pings the peer, and how long the peer may take to
 /// answer.

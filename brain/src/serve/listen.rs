@@ -85,8 +85,8 @@ impl Listener {
     /// Binds all `addresses`.
     ///
     /// # Errors
-    /// Returns an error if an address cannot be bound or is given twice, or if an option concerns only TCP or only unix
-    /// sockets and no address is of that kind.
+    /// Returns an error if an address cannot be bound or is given twice, or if an option applies only to a
+    /// kind of socket (TCP or unix) that `addresses` does not contain.
     pub async fn bind_all(addresses: &[Address], options: &Options) -> anyhow::Result<Vec<Self>> {
         let is_tcp = |address: &Address| matches!(address, Address::Tcp { .. });
         for (position, address) in addresses.iter().enumerate() {
@@ -256,7 +256,7 @@ impl Accepted {
                     Some(tls) => {
                         let (acceptor, retired) = tls.acceptor();
                         // The handshake checks the client's names, so that a refused client gets an alert. The stream
-                        // must then be shut down in order, because a reset could overtake the alert.
+                        // must then be shut down, not reset, because a reset could overtake the alert.
                         let stream = match acceptor.accept(stream).into_fallible().await {
                             Ok(stream) => stream,
                             Err((error, mut stream)) => {

@@ -1,8 +1,8 @@
 //! Ends answers whose readers have stopped reading.
 //!
-//! An answer keeps its state in memory, and with it everything that has changed since. HTTP/2 polls an answer only when
-//! the peer reads, so a stalled answer is never polled and cannot end on its own. Instead, a periodic sweep drops the
-//! answer's state. A timeout of hyper or tower cannot do this, because it would also have to be polled.
+//! An answer keeps its state in memory, including old versions of everything that has changed since. HTTP/2 polls an
+//! answer only when the peer reads, so a stalled answer is never polled and cannot end on its own. Instead, a periodic
+//! sweep drops the answer's state. A timeout of hyper or tower cannot do this, because it would also have to be polled.
 
 use std::{
     pin::Pin,

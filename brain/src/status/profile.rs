@@ -22,7 +22,7 @@ use crate::health::answer::{self, Answer};
 const RATE: i32 = 100;
 /// The default duration of a profile.
 const DEFAULT_SECONDS: u64 = 30;
-/// The maximum duration of a profile. It limits the memory, which holds all samples until the end.
+/// The maximum duration of a profile. All samples stay in memory until the end.
 const MAX_SECONDS: u64 = 600;
 /// A stack is skipped if its innermost frame is in one of these libraries, which may hold locks that unwinding needs.
 const UNSAFE: [&str; 4] = ["libc", "libgcc", "pthread", "vdso"];

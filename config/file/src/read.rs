@@ -48,7 +48,7 @@ pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
     let unreadable = |error: io::Error| {
         let remedy = match error.kind() {
             io::ErrorKind::NotFound => "; give the path of a KubeProxyConfiguration",
-            io::ErrorKind::PermissionDenied => "; let the user of this program read it",
+            io::ErrorKind::PermissionDenied => "; make it readable for the user who runs this program",
             _ => "",
         };
         anyhow::anyhow!("{}: cannot be read: {error}{remedy}", path.display())

@@ -23,7 +23,7 @@ pub(super) fn refused(file: &Path, refused: &Refused) -> Diagnostic {
 pub(super) fn unreadable(path: &Path, error: &io::Error) -> Diagnostic {
     let remedy = match error.kind() {
         io::ErrorKind::NotFound => "give the path of a file or folder of Kubernetes YAML",
-        io::ErrorKind::PermissionDenied => "let the user of this program read it",
+        io::ErrorKind::PermissionDenied => "make it readable for the user who runs this program",
         _ => "",
     };
     whole_file(Code::FileUnreadable, path, &format!("cannot be read: {error}"), remedy)

@@ -99,8 +99,8 @@ impl Query {
         }
     }
 
-    /// Requests a page. If the API server does not know the field of the field selector, as those of Kubernetes 1.29 do not
-    /// know `spec.clusterIP`, this and all further requests omit the selector: the cluster ignores the additional objects.
+    /// Requests a page. If the API server does not know the field of the field selector, this and all further requests omit
+    /// the selector, and the cluster ignores the additional objects. Kubernetes 1.29 does not know `spec.clusterIP`.
     async fn page<K: DeserializeOwned>(&mut self, limit: u32, more: Option<String>) -> Result<Page<K>, Trouble> {
         let page = self.request_page(limit, more.clone()).await;
         if page.as_ref().is_err_and(Trouble::is_unknown_field)

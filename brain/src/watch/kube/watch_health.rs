@@ -21,7 +21,7 @@ use super::{
 };
 use localnet_cluster::objects::Kind;
 
-/// From this occurrence on, a trouble no longer counts as transient. For example, an API server that has just started
+/// A trouble counts as transient until it has occurred this often. For example, an API server that has just started
 /// refuses requests until it has loaded its RBAC rules.
 pub(super) const TRANSIENT: u32 = 3;
 /// A watch that has been open for this time is healthy.
