@@ -25,8 +25,8 @@ pub fn rank(evidence: &Evidence) -> Vec<Diagnostic> {
         ranking.push((0, 1, usual(Code::BrainUnreachable, Subject::Program, problem)));
     }
     let after = evidence.fronts.len();
-    // Problems of the brain's source rank first, unless the state sends packets to endpoints at every address of the Service.
-    // Then these problems rank after the causes on the node.
+    // If the state sends packets to endpoints at every address of the Service, problems of the brain's source rank after the
+    // causes on the node. Otherwise they rank first.
     let arrives = evidence.is_served && after > 0 && evidence.fronts.iter().all(|front| front.outcome == "endpoints");
     let (front, layer) = if arrives { (after, 29) } else { (0, 0) };
     evidence.status.iter().flat_map(of_source).for_each(|cause| ranking.push((front, layer, cause)));

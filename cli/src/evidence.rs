@@ -70,13 +70,13 @@ pub struct Front {
 /// What stops packets on the node, although the state sends these packets to endpoints.
 #[derive(Debug, Default)]
 pub struct OnNode {
-    /// The steps of the packet whose chain, rule or element is missing from the kernel.
+    /// The packet's steps whose chain, rule or element is missing from the kernel.
     pub missing: Vec<PathRow>,
     /// The chains that differ from the plan.
     pub damaged: Vec<String>,
     /// Whether the kernel has no table of ours.
     pub no_table: bool,
-    /// The rules of other programs that stop the packet, each with the packet's destination there: `to IP:PORT`.
+    /// The rules of other programs that stop the packet, each with the destination of the packet at that rule: `to IP:PORT`.
     pub stops: Vec<(String, Stop)>,
     /// Endpoints without a route, each with the error.
     pub no_routes: Vec<(IpAddr, String)>,

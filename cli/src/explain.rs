@@ -68,7 +68,7 @@ pub struct Explanation {
     pub ineligible: Vec<Ineligible>,
     /// How many endpoints of the Service are not eligible for at least one scope.
     pub ineligible_count: usize,
-    /// How topology hints narrow the endpoints.
+    /// How topology hints reduce the eligible endpoints.
     pub hints: Vec<Topology>,
     /// Why the brain's reasons are unknown.
     pub reasons_unknown: Option<String>,

@@ -83,7 +83,7 @@ pub fn yaml_list<T: Serialize + Sync>(
     }
 }
 
-/// The number of items in a part of a list. The text of a part is small enough for the allocator to reuse its memory.
+/// The number of items in a part of a list. Parts are so small that the allocator reuses the memory of their texts.
 const PART: usize = 100;
 
 /// Writes a long list part by part. Several threads compute the texts of the parts, because the library for YAML is slow.

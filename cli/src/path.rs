@@ -228,7 +228,7 @@ impl<'a> Path<'a> {
         of(pool.endpoints()).take(MOST_ENDPOINTS).for_each(|(id, element)| self.element(id, element));
     }
 
-    /// Adds the rule of the base chain that jumps to the chains for new packets.
+    /// Adds the base chain's rule that jumps to the chains for new packets.
     fn entry(&mut self, kind: &str, packet: &Packet) {
         let point = if packet.origin == Origin::Node { "output" } else { "prerouting" };
         self.rule(&format!("{kind}-{point}"), |_| true);
@@ -245,7 +245,7 @@ impl<'a> Path<'a> {
         self.rule(point, jumps);
     }
 
-    /// Adds the rule that looks up a set in a chain.
+    /// Adds the rule of `chain` that looks up a key in `set`.
     fn lookup(&mut self, chain: &str, set: SetId) {
         self.rule(chain, |statement| statement.set().is_some_and(|name| **name == *set.name()));
     }

@@ -51,7 +51,7 @@ impl Global {
         self.state.as_ref().map_or_else(|| self.api.to_string(), |path| path.display().to_string())
     }
 
-    /// Whether the state describes the node that this command runs on: it comes from a unix socket.
+    /// Whether the state comes from a unix socket. If so, it describes the node that this command runs on.
     pub fn is_of_this_node(&self) -> bool {
         self.state.is_none() && matches!(self.api, Address::Unix(_))
     }

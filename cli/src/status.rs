@@ -52,7 +52,7 @@ pub struct SourceProblem {
 pub struct Backend {
     /// The backend's name.
     pub name: String,
-    /// The mode of kube-proxy that the backend corresponds to; `None` if there is none or an older backend does not report it.
+    /// The mode of kube-proxy that the backend corresponds to, if it reports one.
     #[serde(skip)]
     pub mode: Option<Mode>,
     /// The report's age in milliseconds.

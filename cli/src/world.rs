@@ -25,7 +25,7 @@ pub struct World {
     pub state: Snapshot,
     /// The configuration that `facts` come from.
     pub configuration: Configuration,
-    /// The values that plans depend on besides Services.
+    /// The values other than Services that plans depend on.
     pub facts: Facts,
     /// The addresses of the node's interfaces; empty if unknown.
     pub local: Vec<IpAddr>,

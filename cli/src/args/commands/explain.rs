@@ -37,7 +37,7 @@ pub(crate) struct Explain {
     /// Explain why this port of a Service does not answer, likeliest cause first
     #[arg(long, value_name = "SERVICE:PORT", conflicts_with = "packets")]
     why_not: Option<To>,
-    /// Explain each packet in a file from the state only; each line is SENDER DESTINATION; - reads standard input
+    /// Explain each packet in a file, using only the state; each line is SENDER DESTINATION; - reads standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "to"])]
     packets: Option<PathBuf>,
     #[command(flatten)]
