@@ -271,7 +271,7 @@ impl<K: Kernel> WinBackend<K> {
         // balancers use up these ports.
         let remedy = match failure.reason() {
             Reason::Exists => {
-                "; another program uses it, or the node has no dynamic ports left; direct server return (--enable-dsr) needs none"
+                "; another program uses it, or the node has no dynamic ports left; direct server return (--enable-dsr) needs no ports"
             }
             _ => "",
         };

@@ -111,8 +111,8 @@ pub fn wants_service<K: Kernel + 'static>(arguments: &Arguments<Win<K>>) -> anyh
     Ok(arguments.flags.begin(Mode::Kernelspace)?.is_some_and(|running| running.config().windows.run_as_service))
 }
 
-/// Returns the options of a configuration. `environment` is the value of `KUBE_NETWORK`, the name of the network if neither the
-/// flags nor the configuration contain it.
+/// Returns the options of a configuration. `environment` is the value of `KUBE_NETWORK`. It names the network if neither
+/// the flags nor the configuration do.
 pub fn options(config: &Config, environment: Option<String>) -> Options {
     let winkernel = config.winkernel.clone();
     let defaults = Options::default();

@@ -5,7 +5,7 @@
 //! | two endpoints may have one address | an endpoint of a pod and a remote one, on Windows Server 2019 and 2022 |
 //! | a port that is taken is refused | `HCN_E_PORT_ALREADY_EXISTS`, whichever load balancer has it |
 //! | deleting a missing object is an error | `ERROR_NOT_FOUND` |
-//! | an endpoint can be deleted although a load balancer names it | [`FakeHcn::deletes_what_is_named`]; otherwise it is refused |
+//! | an endpoint can be deleted although a load balancer refers to it | [`FakeHcn::deletes_what_is_named`]; otherwise it is refused |
 //! | the version promises a function that is not implemented | [`FakeHcn::modify_is_not_implemented`] |
 //! | a change in place succeeds but changes nothing | [`FakeHcn::modify_does_nothing`]; Windows Server 2025 at first |
 //! | calls fail for a while | [`FakeHcn::fail`] |
@@ -41,7 +41,7 @@ pub(crate) struct FakeHcn {
     pub(crate) modify_is_not_implemented: bool,
     /// Whether a change of a load balancer succeeds but has no effect.
     pub(crate) modify_does_nothing: bool,
-    /// Whether an endpoint can be deleted although a load balancer names it.
+    /// Whether an endpoint can be deleted although a load balancer refers to it.
     pub(crate) deletes_what_is_named: bool,
     /// Whether new objects get identifiers other than those requested.
     pub(crate) chooses_ids: bool,

@@ -61,7 +61,7 @@ impl Library {
 impl Drop for Library {
     fn drop(&mut self) {
         // SAFETY: `load` loaded the module once, and it is released once here. No function of the library is called after this:
-        // `Hcn` owns the functions and the library, drops the functions first, and lends them out only while it exists itself.
+        // `Hcn` owns the functions and the library, drops the functions first, and outlives all borrows of the functions.
         unsafe { FreeLibrary(self.module) };
     }
 }

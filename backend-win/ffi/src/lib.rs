@@ -127,7 +127,7 @@ impl Hcn {
         self.query(kind, &self.open(kind, id)?, query)
     }
 
-    /// Creates an endpoint and returns its properties in HNS.
+    /// Creates an endpoint and returns its properties.
     ///
     /// # Errors
     /// Returns the error of HNS if a call fails.
@@ -139,7 +139,7 @@ impl Hcn {
         self.query(Kind::Endpoint, &endpoint, query)
     }
 
-    /// Creates a load balancer and returns its properties in HNS.
+    /// Creates a load balancer and returns its properties.
     ///
     /// # Errors
     /// Returns the error of HNS if a call fails.
@@ -150,7 +150,7 @@ impl Hcn {
         self.query(Kind::LoadBalancer, &made, query)
     }
 
-    /// Changes the settings of a load balancer and returns its properties in HNS.
+    /// Changes the settings of a load balancer and returns its properties.
     ///
     /// # Errors
     /// Returns the error of HNS if a call fails.

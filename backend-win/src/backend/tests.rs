@@ -299,7 +299,7 @@ fn endpoints_that_the_cni_plugin_creates_late_are_used() {
     let mut backend = backend(FakeHcn::with_network("cbr0", "L2Bridge", &[], &[]));
     let synced = backend.apply(&state(), &Changes::everything()).unwrap();
     assert!(
-        synced.skipped[0].problem.contains("waits for HNS endpoints of this node's 10.180.0.1"),
+        synced.skipped[0].problem.contains("waits for HNS endpoints of local pods (10.180.0.1)"),
         "{:?}",
         synced.skipped
     );

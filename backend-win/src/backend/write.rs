@@ -78,8 +78,8 @@ impl<K: Kernel> WinBackend<K> {
                 }
             }
         }
-        // Keep endpoints that a load balancer still refers to, for instance a load balancer whose change was refused: HNS may
-        // delete an endpoint that is still in use.
+        // Keep endpoints that a load balancer still refers to, for instance because its change was refused. HNS might delete
+        // them although they are in use.
         let balancers = self.inventory.balancers().values().flatten();
         let named: BTreeSet<Guid> = balancers.flat_map(|one| one.host_compute_endpoints.iter().copied()).collect();
         for id in diff.delete_endpoints.difference(&named) {
@@ -146,7 +146,7 @@ impl<K: Kernel> WinBackend<K> {
                         if self.wrote(id, wanted, &shown) {
                             return Ok(());
                         }
-                        info!("HNS reports that it changes load balancers in place, but does not; creating them again");
+                        info!("HNS reports success but does not change load balancers in place; recreating them");
                         self.cannot_modify = true;
                     }
                     Err(failure) if failure.reason() == Reason::Unsupported => {

@@ -42,11 +42,11 @@ pub trait Hcn: Send {
     fn enumerate(&mut self, kind: Kind, query: &str) -> Result<String, Failure>;
     /// Returns the properties of an object.
     fn properties(&mut self, kind: Kind, id: Guid) -> Result<String, Failure>;
-    /// Creates an endpoint and returns its properties in HNS. HNS may give it a different identifier from `id`.
+    /// Creates an endpoint and returns its properties. HNS may choose an identifier other than `id`.
     fn create_endpoint(&mut self, network: Guid, id: Guid, settings: &str) -> Result<String, Failure>;
-    /// Creates a load balancer and returns its properties in HNS. HNS may give it a different identifier from `id`.
+    /// Creates a load balancer and returns its properties. HNS may choose an identifier other than `id`.
     fn create_load_balancer(&mut self, id: Guid, settings: &str) -> Result<String, Failure>;
-    /// Changes the settings of a load balancer and returns its properties in HNS.
+    /// Changes the settings of a load balancer and returns its properties.
     fn modify_load_balancer(&mut self, id: Guid, settings: &str) -> Result<String, Failure>;
     /// Deletes an endpoint.
     fn delete_endpoint(&mut self, id: Guid) -> Result<(), Failure>;

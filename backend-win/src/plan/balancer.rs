@@ -239,7 +239,7 @@ impl Planner<'_> {
         }
         if !missing.is_empty() {
             let reason = format!(
-                "{frontend} waits for HNS endpoints of this node's {}: the CNI plugin has not created them, or the pods use the host's network",
+                "{frontend} waits for HNS endpoints of local pods ({}): the CNI plugin has not created them, or the pods use the host's network",
                 missing.join(", ")
             );
             self.skip(&want.service, Code::HnsEndpointMissing, reason);

@@ -54,7 +54,7 @@ fn can_be(state: &Snapshot, network: &str) -> bool {
     network != "Overlay" || state.node.primary_address(Family::V4).is_some()
 }
 
-/// The lines of a plan's JSON that contain a document, each after the name of its list.
+/// The lines of a plan's JSON that contain a document, each preceded by the name of its list.
 fn documents(json: &str) -> String {
     let (mut text, mut list) = (String::new(), "");
     for line in json.lines() {

@@ -97,7 +97,7 @@ pub fn read_version(json: &str) -> Result<Version, Odd> {
 
 /// Serializes a document.
 pub fn write(document: &impl Serialize) -> String {
-    serde_json::to_string(document).expect("documents have texts for keys, and nothing else fails")
+    serde_json::to_string(document).expect("documents have strings as keys, and nothing else can fail")
 }
 
 /// Reads a field that may be `null`.

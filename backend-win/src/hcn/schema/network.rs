@@ -1,4 +1,4 @@
-//! The document `HostComputeNetwork`, as far as it is read. The CNI plugin creates networks.
+//! The fields of the document `HostComputeNetwork` that are read. The CNI plugin creates networks.
 
 use std::net::IpAddr;
 

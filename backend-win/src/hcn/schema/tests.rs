@@ -144,7 +144,7 @@ fn unusual_documents_are_parsed_as_far_as_possible() {
     ] {
         assert_eq!(balancer(json), Ok(empty.clone()), "{json}");
     }
-    // A load balancer with an invalid address must not look like one without any, which answers on all addresses of the node.
+    // An invalid address must not count as a missing one: a load balancer without addresses answers on all addresses of the node.
     for json in [
         r#"{"FrontendVIPs":["10.0.0"]}"#,
         r#"{"FrontendVIPs":"10.0.0.1"}"#,

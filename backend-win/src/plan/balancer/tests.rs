@@ -264,5 +264,5 @@ fn unsupported_features_are_skipped_with_a_diagnostic() {
     let mut late = node();
     late.service.endpoints[0].address = [10, 0, 0, 9].into();
     assert!(late.balancers().iter().all(|line| line.contains(" R 8080")), "{:?}", late.balancers());
-    assert!(late.skipped()[0].contains("waits for HNS endpoints of this node's 10.0.0.9"), "{:?}", late.skipped());
+    assert!(late.skipped()[0].contains("waits for HNS endpoints of local pods (10.0.0.9)"), "{:?}", late.skipped());
 }
