@@ -85,7 +85,7 @@ impl Memory {
     }
 }
 
-/// Returns a document without identifier and unknown flags, with sorted lists.
+/// Returns a document without its identifier and unknown flags, and with sorted lists.
 fn normal(balancer: &LoadBalancer) -> LoadBalancer {
     let mut balancer = LoadBalancer { id: None, flags: balancer.flags.without_unknown(), ..balancer.clone() };
     for mapping in &mut balancer.port_mappings {
@@ -118,8 +118,7 @@ pub struct Owner<'a> {
 }
 
 impl Owner<'_> {
-    /// Whether a load balancer outside of the plan is ours: by its identifier, because it was adopted, or because it serves
-    /// ClusterIPs.
+    /// We own a load balancer that is not in the plan if it has one of our identifiers, was adopted, or serves only ClusterIPs.
     fn owns_balancer(&self, id: Guid, balancer: Option<&LoadBalancer>, memory: &Memory) -> bool {
         let serves_cluster_ips = || {
             let in_cidrs = |ip| self.service_cidrs.iter().any(|cidr| cidr.contains(ip));
@@ -128,7 +127,7 @@ impl Owner<'_> {
         id.is_ours() || memory.adopted.contains(&id) || serves_cluster_ips()
     }
 
-    /// Whether an endpoint is ours: by its identifier, or because kube-proxy has created it.
+    /// We own an endpoint if it has one of our identifiers or was created by kube-proxy.
     fn owns_endpoint(&self, id: Guid, endpoint: &Endpoint) -> bool {
         id.is_ours() || remote::is_kube_proxys(endpoint, self.host)
     }

@@ -139,7 +139,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub options: serve::Options,
     /// Other node whose state KPNG clients may request, or * for every node; may be given several times. Each requested
-    /// node takes as much memory and CPU time as a brain of its own
+    /// node takes as much memory and CPU time as a separate brain
     #[arg(long, value_name = "NAME", value_parser = view_name)]
     pub serve_node: Vec<String>,
 }

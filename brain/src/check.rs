@@ -1,6 +1,5 @@
 //! `localnet-brain check`: lists the Services that would behave differently from kube-proxy, and explains why. It reads
-//! the cluster once and serves nothing. Each difference has the number of its entry in
-//! docs/differences.md.
+//! the cluster once and serves nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -98,7 +97,7 @@ fn is_served(service: &Service, port: &Port, family: Family) -> bool {
     service.endpoints_of(port, family, |scopes| scopes.external).next().is_some()
 }
 
-/// The differences for a Service that depend on the configured mode of kube-proxy: the number of the entry, and the text.
+/// The differences for one Service that follow from the configured mode of kube-proxy, each as its entry number and its text.
 fn of_mode(service: &Service, config: &Config) -> Vec<(u8, String)> {
     let mut found = Vec::new();
     match config.mode {
@@ -160,7 +159,7 @@ fn of_node(services: &[&Service], config: &Config, backend: Mode) -> Vec<Differe
     }
     if config.node_ports_on_localhost(config.mode) && !config.node_ports_on_localhost(backend) {
         let text = format!(
-            "the NodePorts of {node_ports} Services no longer answer on 127.0.0.1; only backends of the modes iptables and nftables support that, each with its own setting"
+            "the NodePorts of {node_ports} Services no longer answer on 127.0.0.1; only backends of the modes iptables and nftables answer there, each with its own setting"
         );
         found.push(Difference { service: None, entry: Some(13), text });
     }

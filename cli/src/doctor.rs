@@ -26,9 +26,9 @@ pub struct Findings {
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// Identifies the check. It never changes, so programs can rely on it.
+    /// The ID of the check. IDs never change, so programs can rely on them.
     pub id: &'static str,
-    /// Whether the check passes.
+    /// The verdict of the check.
     pub verdict: Verdict,
     /// The observed facts; empty if there is a diagnostic.
     #[serde(skip_serializing_if = "String::is_empty")]

@@ -67,7 +67,7 @@ impl Filter {
         self.names.iter().filter(|name| !has(name)).cloned().collect()
     }
 
-    /// Returns the Services of a state that are listed.
+    /// Returns the listed Services of a state.
     pub fn services<'a>(&self, state: &'a Snapshot) -> impl Iterator<Item = &'a Service> {
         state.services.values().map(|service| &**service).filter(|service| self.admits(&service.key))
     }

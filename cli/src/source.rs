@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::{failure::Failure, status::Status};
 
-/// The source of the state and the style of the output. Flattened into every command.
+/// The source of the state and the style of the output. All commands have these flags.
 #[derive(Args, Clone, Debug)]
 pub struct Global {
     /// Address of the brain: unix:///path or tcp://host:port

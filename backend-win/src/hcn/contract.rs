@@ -82,13 +82,13 @@ const NOBODY: u8 = 99;
 
 impl Suite<'_> {
     fn run(&mut self) -> anyhow::Result<()> {
-        self.an_unknown_name_finds_no_network().context("searching for a network that does not exist")?;
-        self.endpoints_come_and_go().context("creating and deleting endpoints")?;
-        self.one_address_twice().context("creating two endpoints with one address")?;
-        self.load_balancers_are_created_and_deleted().context("creating and deleting load balancers")?;
-        self.a_port_is_used_once().context("creating two load balancers for one port")?;
-        self.a_load_balancer_changes().context("changing a load balancer in place")?;
-        self.invalid_documents_change_nothing().context("sending invalid documents")
+        self.an_unknown_name_finds_no_network().context("failure while searching for a network that does not exist")?;
+        self.endpoints_come_and_go().context("failure while creating and deleting endpoints")?;
+        self.one_address_twice().context("failure while creating two endpoints with one address")?;
+        self.load_balancers_are_created_and_deleted().context("failure while creating and deleting load balancers")?;
+        self.a_port_is_used_once().context("failure while creating two load balancers for one port")?;
+        self.a_load_balancer_changes().context("failure while changing a load balancer in place")?;
+        self.invalid_documents_change_nothing().context("failure while sending invalid documents")
     }
 
     fn remove_all(&mut self) {
@@ -225,8 +225,8 @@ impl Suite<'_> {
         self.create_load_balancer(17, &self.load_balancer(&[1], 201, 6))??;
         let same = self.create_load_balancer(18, &self.load_balancer(&[2], 201, 6))?;
         is(same.map(|_| String::new()), Reason::Exists)?;
-        self.create_load_balancer(18, &self.load_balancer(&[1], 201, 17))?.context("another protocol")?;
-        self.create_load_balancer(19, &self.load_balancer(&[1], 202, 6))?.context("another address")?;
+        self.create_load_balancer(18, &self.load_balancer(&[1], 201, 17))?.context("failed with another protocol")?;
+        self.create_load_balancer(19, &self.load_balancer(&[1], 202, 6))?.context("failed with another address")?;
         for last in BALANCERS {
             let id = self.balancer(last);
             self.hcn.delete_load_balancer(id)?;

@@ -50,8 +50,8 @@ impl Sum for Counts {
     }
 }
 
-/// Whether the traffic policy Local excludes all endpoints of a port, so that the kernel drops internal traffic to the
-/// port (first value) or external traffic (second value).
+/// For internal and for external traffic: whether the traffic policy Local excludes all endpoints of a port, so that the
+/// kernel drops the traffic.
 fn lacks_local(service: &Service, port: &Port, family: Family) -> (bool, bool) {
     if !service.has_family(family) {
         return (false, false);

@@ -77,7 +77,7 @@ pub(super) async fn serve(
     let closing = async {
         tokio::select! {
             why = retired => Ok(why),
-            misuse = usage.misuse() => if misuse == Misuse::Idle { Ok("it had no call for too long") } else { Err(misuse) },
+            misuse = usage.misuse() => if misuse == Misuse::Idle { Ok("the connection had no call for too long") } else { Err(misuse) },
         }
     };
     let ended = tokio::select! {
@@ -110,7 +110,7 @@ pub(super) async fn serve(
 }
 
 /// Wraps `io`. Cancels the returned token once the whole HTTP/2 preface has been read. hyper closes a connection at the
-/// first byte that differs from the preface, but has no deadline for the preface.
+/// first byte that differs from the preface.
 fn observe_preface<I: Io>(io: I) -> (impl Io, CancellationToken) {
     let greeted = CancellationToken::new();
     let (complete, mut expected) = (greeted.clone(), PREFACE);

@@ -39,7 +39,7 @@ use crate::{
 /// How long a client may wait between two requests.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// The log contains at most one refused client per interval of this length.
+/// Minimum time between two warnings about refused clients.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The handler of `Watch`.

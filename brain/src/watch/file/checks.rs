@@ -26,7 +26,7 @@ pub(super) fn check(object: &Object) -> Vec<Diagnostic> {
     list.0
 }
 
-/// Problems with the enumerated values of a Service, such as its type. The reduced object no longer contains their text.
+/// Problems with the enumerated values of a Service, such as its type. The reduced object does not contain the text of these values.
 pub(super) fn choices(service: &Service) -> Vec<Diagnostic> {
     let mut list = List::default();
     let Some(spec) = &service.spec else { return list.0 };

@@ -59,8 +59,8 @@ const PACE: Pace = Pace { check: Duration::from_secs(10), quiet: Duration::from_
 const RETRY: Duration = Duration::from_millis(100);
 
 /// Sends the content of the path, first as a whole and then after each change, until `shutdown`. If the first read fails,
-/// this returns an error. If a later read fails, the failure is logged and becomes a trouble, and the previous state
-/// remains.
+/// this returns an error. If a later read fails, the failure is logged and recorded as a trouble, and the previous
+/// state remains.
 pub async fn run(
     path: PathBuf,
     node_name: &str,
@@ -351,7 +351,7 @@ fn is_change(event: &notify::Event, path: &Path) -> bool {
         EventKind::Create(CreateKind::File) => event.paths.iter().any(|path| was_created_complete(path)),
         _ => true,
     };
-    // ConfigMaps are replaced by renaming a link whose name begins with two dots.
+    // The kubelet replaces a ConfigMap by renaming a link whose name begins with two dots.
     let swap = |file: &Path| file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".."));
     let named = |file: &Path| {
         let same_name = file.file_name() == path.file_name();

@@ -159,7 +159,7 @@ struct ListWatch {
     version: String,
     /// The number of consecutive silent watches.
     silences: u32,
-    /// The last known version when the watch fell silent, if the current list was requested because of the silence.
+    /// If the current list follows a silent watch: the last known version before the list.
     silent_at: Option<u64>,
     /// The name of an object whose change the silent watch did not deliver.
     missed: Option<String>,
