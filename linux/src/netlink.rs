@@ -45,7 +45,7 @@ pub(crate) fn family_number(family: Family) -> u8 {
     }
 }
 
-/// The family that the kernel's `AF_*` number stands for; `None` if it is another one.
+/// The family with this `AF_*` number; `None` if the number is neither `AF_INET` nor `AF_INET6`.
 pub(crate) fn family_of_number(number: u8) -> Option<Family> {
     Family::BOTH.into_iter().find(|family| family_number(*family) == number)
 }

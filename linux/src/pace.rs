@@ -9,7 +9,7 @@ const CALM: Duration = Duration::from_secs(10);
 const PATIENCE: u32 = 50;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// How long the repairs of a series may take together before each is followed by a rest.
+/// If the repairs of a series take longer than this in total, a rest follows each further repair.
 const BUDGET: Duration = Duration::from_secs(3);
 /// How long to rest after a repair, as a multiple of the repair's duration. With 3, reading large tables takes at most
 /// a quarter of one processor.

@@ -81,7 +81,7 @@ pub struct Live<B, W> {
     verify_at: Option<Instant>,
     /// Whether the next sync repairs something.
     repairing: bool,
-    /// Whether all flows have to be checked again, because rules were missing or wrong since the last check.
+    /// Decides whether a commit has to check all flows.
     recheck: Recheck,
 }
 

@@ -1,12 +1,12 @@
-//! The transactions that turn a table's applied state into its desired state. Each is built only when it is sent, so
-//! the elements of a large change never exist twice. No commit blocks the kernel for long, and no VIP ever lacks its
-//! rules.
+//! The transactions that turn a table's applied state into its desired state. Each transaction is built only when it
+//! is sent, so the elements of a large change never exist twice. No commit blocks the kernel for long, and no VIP ever
+//! lacks its rules.
 //!
 //! ```text
 //!  in place   declarations, rules │ elements of VIPs a…b │ elements of VIPs c…d │ …           │ base chains
-//!  anew       the same, with all rules at the end. To replace a live table, a substitute of another name is filled first;
-//!             the substitute's last portion deletes the live table. Then the new table is filled; its last portion deletes
-//!             the substitute.
+//!  anew       the same, with all rules at the end. To replace a live table, a substitute table is filled first, and its
+//!             last portion deletes the live table. Then the new table is filled, and its last portion deletes the
+//!             substitute.
 //! ```
 //!
 //! All elements of one VIP are in one portion, whichever sets they are in. New base chains come last, so packets enter
@@ -48,7 +48,7 @@ pub type Value = (ElementData, Option<Name>);
 /// The elements of all sets, by the position of the set.
 pub type Elements = Vec<DiffStore<ElementKey, Value>>;
 
-/// The sets whose elements are sent, and all changes of a table other than those of elements.
+/// The changes of a table: sets with elements to send, and everything that is sent before and after the elements.
 #[derive(Debug)]
 pub struct Changes<S> {
     /// The table's family.
@@ -78,8 +78,7 @@ pub struct Filled<S> {
 #[derive(Debug)]
 pub struct Portions<S> {
     changes: Changes<S>,
-    /// The tables that are written one after the other, each in the same portions. The last table is the table itself; a table
-    /// before it is its substitute.
+    /// The tables to write, in order: the substitute, if there is one, then the table itself. Both have the same portions.
     tables: Vec<Table>,
     /// The first key of each portion except the first portion.
     starts: Vec<ElementKey>,
@@ -211,8 +210,7 @@ impl<S: Sets> Changes<S> {
 type Entry<'a> = Difference<'a, ElementKey, Value>;
 
 impl<S: Sets> Filled<S> {
-    /// Whether the elements are split by VIP, so that each is in the portion of its VIP. Hairpins cannot be split, because their
-    /// keys begin with neither a VIP nor its address.
+    /// Whether each element is sent in the portion of its VIP. Hairpin elements are not, because their keys contain no VIP.
     fn is_cut(&self) -> bool {
         !self.at_once && S::ALL[self.id.index()].2 != Shape::Hairpins
     }

@@ -77,8 +77,8 @@ pub fn masquerading(facts: &Facts) -> Chain {
     Chain::new(MASQUERADING).rule(is_marked)
 }
 
-/// The chain that drops packets from sources that the ranges of their VIP do not admit. `vip`: the fields of a packet
-/// that are the key of its VIP.
+/// The chain that drops packets from outside of the source ranges of their VIP. `vip`: the packet fields that form the
+/// key of the VIP.
 pub fn firewall<S: Sets>(vip: [Field; 3], firewalled: S, allowed_sources: S) -> Chain {
     let with_source = [vip.as_slice(), &[Field::SourceAddress]].concat();
     Chain::new(FIREWALL).rule([
@@ -88,9 +88,9 @@ pub fn firewall<S: Sets>(vip: [Field; 3], firewalled: S, allowed_sources: S) -> 
     ])
 }
 
-/// Adds the rule that drops packets from other hosts to loopback addresses, if NodePorts answer on one. Without it, these
-/// packets would be accepted, because NodePorts on loopback addresses need `route_localnet` (CVE-2020-8558). The rule
-/// precedes translation: afterwards, answers to the node's own packets have a loopback address, too.
+/// If NodePorts answer on a loopback address, adds the rule that drops packets from other hosts to loopback addresses. Such
+/// NodePorts need `route_localnet`, with which the kernel would accept these packets (CVE-2020-8558). The rule comes before
+/// translation, because after it, answers to the node's own packets have a loopback address, too.
 pub fn guarding_loopback(chain: Chain, facts: &Facts, family: Family) -> Chain {
     let Some(loopback) = facts.loopback(family) else { return chain };
     let from_elsewhere = Statement::InputInterface(Op::Ne, InterfacePattern::Exact("lo".into()));

@@ -34,7 +34,7 @@ pub trait Sets: Copy + Ord + Debug + Send + Sync + 'static {
         shape.declaration(name, family).size(size).comment(purpose)
     }
 
-    /// Whether the set exists only while the table has sets of [`Self::numbered`].
+    /// Whether the set exists only while the table has numbered sets ([`Self::numbered`]).
     fn is_optional(self) -> bool {
         false
     }
@@ -134,8 +134,8 @@ impl Shape {
     }
 }
 
-/// The fields of a packet that are the key of a VIP.
+/// The packet fields that form the key of a VIP.
 pub const VIP: [Field; 3] = [Field::DestinationAddress, Field::Protocol, Field::DestinationPort];
-/// The fields of a packet that are the key of a connection of an endpoint to itself.
+/// The packet fields that form the key of a hairpin connection.
 pub const HAIRPIN: [Field; 4] =
     [Field::SourceAddress, Field::DestinationAddress, Field::Protocol, Field::DestinationPort];

@@ -220,7 +220,7 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
             self.reconciler.recheck();
             self.ended = Instant::now();
             if self.failures == 0 {
-                error!("the thread that deletes stale flows panicked; until a retry succeeds, it does not delete any");
+                error!("the thread that deletes stale flows panicked; no stale flow is deleted until a retry succeeds");
             }
             self.back_off();
         }

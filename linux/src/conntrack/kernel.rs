@@ -90,8 +90,8 @@ impl Kernel {
         Ok(Self { netlink: Some(connect()?), sequence: 0, filters: true, buffer: vec![0; RECEIVE] })
     }
 
-    /// Sends a request and calls `each` for every message of the answer, until `each` returns `false`. There is no
-    /// waiting for messages: the kernel answers within `send`, and continues a dump within `recv`.
+    /// Sends a request and calls `each` for every message of the answer, until `each` returns `false`. Never
+    /// waits: the kernel answers within `send`, and continues a dump within `recv`.
     fn exchange(&mut self, request: &[u8], mut each: impl FnMut(&Message<'_>) -> bool) -> Result<(), Error> {
         let netlink = match self.netlink.take() {
             Some(netlink) => netlink,

@@ -42,7 +42,7 @@ impl Limits {
         Some(if scaled > MAX_CONNECTIONS { MAX_CONNECTIONS } else { scaled.max(self.min.into()) })
     }
 
-    /// The settings besides the maximum of connections.
+    /// The settings except the maximum number of connections.
     fn settings(&self) -> Vec<Setting> {
         let seconds =
             |duration: Option<Duration>| duration.map(|duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX));
@@ -56,7 +56,7 @@ impl Limits {
         rows.into_iter().filter_map(|(name, value)| Some((format!("proc/sys/net/netfilter/{name}"), value?))).collect()
     }
 
-    /// The maximum of connections and the number of buckets, if this node can set them.
+    /// The maximum number of connections and the number of hash buckets, if this node can set them.
     fn sizes(&self, settings: &Settings) -> Vec<(&'static str, i64)> {
         let Some(max) = self.max(settings.processors()).and_then(|max| i64::try_from(max).ok()) else {
             return Vec::new();

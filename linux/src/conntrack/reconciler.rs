@@ -52,7 +52,7 @@ pub enum Due {
     /// No run is due, because no flow can be stale.
     Nothing,
     /// A follow-up is due a short time after the last run, such as one second. A packet that was in flight while the rules
-    /// changed may have entered a flow after that run read the table. Further follow-ups are due while they find stale flows.
+    /// changed may have created a stale flow after that run read the table. Further follow-ups are due while they find stale flows.
     Later,
     /// A run is due now: something changed, or the last run failed.
     Now,
@@ -144,8 +144,8 @@ impl Reconciler {
         }
     }
 
-    /// Whether setting `next` would discard endpoints that came into force after the last run, so that no run has
-    /// checked the flows to them.
+    /// Whether the frontend changed since the last run, and `next` lacks one of its current endpoints. The flows to that
+    /// endpoint may be unchecked.
     pub fn overwrites_unchecked(&self, frontend: &Frontend, next: Option<&Endpoints>) -> bool {
         let now = self.frontends.endpoints(frontend).filter(|_| self.changed.contains_key(frontend));
         now.is_some_and(|now| now.any_missing_from(next))
@@ -178,8 +178,8 @@ impl Reconciler {
     }
 
     /// Reads the flows that can be stale, and deletes the stale ones. Costs nothing if nothing is due; blocks while the kernel
-    /// works. Call it after each commit, when the rules for the desired state are in force. A flow that is deleted earlier comes
-    /// back unchanged.
+    /// works. Call it after each commit, when the rules for the desired state are in force: the old rules would create a
+    /// deleted flow again.
     ///
     /// # Errors
     /// Returns an error if the table cannot be read or changed. The run stays due.
@@ -267,9 +267,9 @@ impl Reconciler {
     }
 }
 
-/// Whether the frontend gained rules, so that flows that passed untranslated before are stale. The caller ignores this
-/// for TCP: reading the table whenever a Service is created would cost too much for little benefit. Without the run, a client
-/// repeats its SYN for at most a minute.
+/// Whether the frontend gained rules. Flows that passed untranslated before are then stale. The caller ignores this for TCP:
+/// reading the table whenever a Service is created would cost too much, and would only save a client from repeating its SYN
+/// for up to a minute.
 fn gained(before: &Before, after: Option<&Endpoints>) -> bool {
     match (before, after) {
         (Before::Absent, Some(_)) => true,

@@ -110,7 +110,7 @@ fn reason(change: &Change, errno: Errno) -> String {
             "its weight is above 2147483647, or its lower threshold is above its upper threshold"
         }
         (Change::AddServer(_) | Change::UpdateServer(_), Errno::INVAL) => {
-            "its prefix length, port or scheduler's flags are out of range"
+            "the prefix length, the port or the scheduler's flags are out of range"
         }
         (_, errno) => return io::Error::from(errno).to_string(),
     };

@@ -148,8 +148,8 @@ pub(super) fn full_prefix(family: Family) -> u8 {
 pub struct Destination {
     /// The address and port; unique within the virtual server.
     pub address: SocketAddr,
-    /// The share of new connections, for weighted schedulers, at most 2³¹-1. With weight 0, the destination gets no new
-    /// connections, but keeps the existing ones.
+    /// The weight for weighted schedulers, at most 2³¹-1. With weight 0, the destination gets no new connections, but keeps the
+    /// existing ones.
     pub weight: u32,
     /// How packets are forwarded.
     pub forwarding: Forwarding,

@@ -23,9 +23,9 @@ fn settings_for(release: &str, strict_arp: bool) -> Vec<(&'static str, i64)> {
     }
     // A packet of a connection whose destination was deleted ends the connection instead of being dropped silently.
     pairs.push(("proc/sys/net/ipv4/vs/expire_nodest_conn", 1));
-    // A packet of an SCTP association whose destination was deleted goes to another destination, which ends the association, and
-    // the client opens another one. Otherwise the client gets no answer until its retransmissions end. Before 3.11 the setting did
-    // not exist.
+    // If the destination of an SCTP association was deleted, the next packet goes to another destination, which ends the
+    // association. The client then opens a new one. Otherwise the client gets no answer until its retransmissions end. Before 3.11
+    // the setting did not exist.
     if version(release) >= (3, 11) {
         pairs.push(("proc/sys/net/ipv4/vs/sloppy_sctp", 1));
     }

@@ -110,7 +110,7 @@ impl Socket {
         Ok(applied)
     }
 
-    /// Applies one batch. Only the last change requests an acknowledgement, because the kernel reports refusals without a request.
+    /// Applies one batch. Only the last change requests an acknowledgement, because the kernel always reports refusals.
     fn apply_window(&mut self, index: usize, changes: &[Change], refused: &mut Vec<Refused>) -> Result<(), Error> {
         let mut writer = Writer::default();
         let first = self.sequence.wrapping_add(1);

@@ -209,7 +209,7 @@ pub enum ElementData {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Expiry {
     /// The timeout that the element was added with, in milliseconds. Kernels before 6.12 keep this timeout even when a packet
-    /// refreshes the element with another one.
+    /// refreshes the element with a different timeout.
     pub timeout: u64,
     /// The remaining time, in milliseconds.
     pub left: u64,

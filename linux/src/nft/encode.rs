@@ -79,7 +79,7 @@ impl Encoder {
         self.writer.message(head, fill);
     }
 
-    /// Requests one acknowledgement, for the last message. The kernel sends errors without a request.
+    /// Requests an acknowledgement of the last message only, because the kernel always sends errors.
     fn acknowledge_last(&mut self) {
         if let Some(last) = self.messages.last() {
             let at = last.start + 6;

@@ -24,7 +24,7 @@ fn register(word: usize) -> u32 {
     if word.is_multiple_of(4) { 1 + word / 4 } else { 8 + word }
 }
 
-/// Writes expressions, as the value of `NFTA_RULE_EXPRESSIONS`. An expression without another register uses the first one.
+/// Writes expressions, as the value of `NFTA_RULE_EXPRESSIONS`. Methods without a parameter for a register use the first one.
 pub(super) struct Expressions<'a>(pub(super) &'a mut Writer);
 
 impl Expressions<'_> {
@@ -85,7 +85,7 @@ impl Expressions<'_> {
         });
     }
 
-    /// Loads a random number below `modulus`, or counts up to it; plus `offset`.
+    /// Loads `offset` plus a number below `modulus`, either random or the next one in a cycle.
     pub(super) fn numgen(&mut self, modulus: u32, is_random: bool, offset: u32, word: usize) {
         self.expression("numgen", |w| {
             w.u32(1, register(word));
@@ -96,7 +96,7 @@ impl Expressions<'_> {
         });
     }
 
-    /// Loads a constant; `fill` writes it. In [`VERDICT`], it is the verdict of the rule.
+    /// Loads a constant, which `fill` writes. In the register [`VERDICT`], the constant is the verdict of the rule.
     pub(super) fn immediate(&mut self, register: u32, fill: impl FnOnce(&mut Writer)) {
         self.expression("immediate", |w| {
             w.u32(1, register);
@@ -104,7 +104,7 @@ impl Expressions<'_> {
         });
     }
 
-    /// The next rule follows unless the comparison with `value` succeeds.
+    /// Compares with `value`. If the comparison fails, the rule does not match.
     pub(super) fn cmp(&mut self, op: Op, value: &[u8]) {
         let op = if op == Op::Eq { CMP_EQ } else { CMP_NEQ };
         self.expression("cmp", |w| {
@@ -125,8 +125,8 @@ impl Expressions<'_> {
         });
     }
 
-    /// Looks up a key, and loads what a map has for it into `destination`. The next rule follows if the set does not contain
-    /// the key, or with [`Op::Ne`] if it does.
+    /// Looks up a key, and loads its value in a map into `destination`. If the set does not contain the key, the rule does not
+    /// match. [`Op::Ne`] reverses this.
     pub(super) fn lookup(&mut self, set: &str, destination: Option<u32>, op: Op) {
         self.expression("lookup", |w| {
             w.u32(2, FIRST);

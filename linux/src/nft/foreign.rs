@@ -164,7 +164,7 @@ impl Socket {
     /// The foreign rules that stop a packet, the certain ones first.
     pub fn stops(&mut self, rules: &ForeignRules, packet: &Packet) -> Vec<Stop> {
         rules.stops(packet, &mut |family, table, set, key| {
-            // The kernel refuses a key whose length is not the set's. Single fields may be shorter than a register.
+            // The kernel refuses a key of the wrong length. Single fields may be shorter than a register.
             let lengths = (1..=key.len() / 4).rev().map(|words| 4 * words).chain([2, 1]);
             let mut answers = lengths.filter_map(|len| self.find(family, table, set, &key[..len.min(key.len())]).ok());
             answers.next().map_or(Lookup::Unknown, Lookup::Known)

@@ -119,8 +119,8 @@ pub struct Set {
 const MIN_SIZE: u32 = 4096;
 
 impl Set {
-    /// The size to declare for a set with that many elements: twice as many, and at least 4096, so that the growth of a small
-    /// cluster does not replace tables. The kernel allocates a few bytes per declared element.
+    /// The size to declare for a set with that many elements: twice as many, and at least 4096, so that a small cluster can
+    /// grow without a new table. The kernel allocates a few bytes per declared element.
     pub fn size_for(elements: usize) -> u32 {
         let doubled = u32::try_from(elements.saturating_mul(2)).unwrap_or(1 << 31);
         doubled.clamp(MIN_SIZE, 1 << 31).next_power_of_two()

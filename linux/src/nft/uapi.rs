@@ -141,7 +141,7 @@ pub(super) mod ct {
     pub(crate) const STATUS_DNAT: u32 = 1 << 5;
 }
 
-/// The flags in the TCP header: their offset, and some of them.
+/// The offset of the flags in the TCP header, and some of the flags.
 pub(super) mod tcp {
     pub(crate) const FLAGS: u32 = 13;
     pub(crate) const SYN: u8 = 0x02;

@@ -1,6 +1,5 @@
-//! The userdata of nft 1.0.6. From userdata, nft prints a set's declaration and comments in a form that nft can load.
-//!
-//! The kernel does not need userdata, but without it, `nft list ruleset` prints keys as raw numbers that nft cannot load.
+//! The userdata of nft 1.0.6. The kernel only stores it. Without userdata, `nft list ruleset` prints no comments, and prints keys
+//! as raw numbers that nft cannot load.
 
 use localnet_core::Family;
 

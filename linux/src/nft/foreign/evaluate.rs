@@ -56,7 +56,7 @@ impl Evaluation<'_, '_> {
         }
     }
 
-    /// Evaluates a chain. Clears `certain` once a rule that possibly matches may have ended the evaluation.
+    /// Evaluates a chain. Clears `certain` if a rule may have ended the evaluation, but does not certainly match.
     fn walk(&mut self, chain: &ForeignChain, certain: &mut bool, depth: usize) -> Left {
         if depth > DEPTH {
             return Left::AtEnd;
