@@ -105,7 +105,7 @@ impl<K: Kernel> IptablesBackend<K> {
         Family::BOTH.into_iter().filter(|family| self.kernel.has_family(*family)).collect()
     }
 
-    /// Makes the kernel hold `state`. `changes` contains everything that differs from the previous state. If one family
+    /// Applies `state`. `changes` contains everything that differs from the previous state. If one family
     /// fails, the other one is still programmed.
     ///
     /// # Errors
@@ -144,7 +144,7 @@ impl<K: Kernel> IptablesBackend<K> {
     }
 
     fn write(&mut self, family: Family, refused: &mut usize) -> anyhow::Result<()> {
-        // Whether this call has read the tables. Before that, a refusal may only mean that another program changed them.
+        // Whether this call has read the tables. Until then, a refusal may be due to changes by another program.
         let mut fresh = false;
         let mut kept = 0;
         loop {

@@ -113,7 +113,7 @@ impl<K: Kernel> IpvsBackend<K> {
         Family::BOTH.into_iter().filter(|family| nft.has_family(*family)).collect()
     }
 
-    /// Makes the kernel hold `state`. `changes` lists everything that differs from the previous state.
+    /// Applies `state`. `changes` lists everything that differs from the previous state.
     ///
     /// # Errors
     /// Returns an error if IPVS does not answer, or if the kernel refuses the rules of every family.

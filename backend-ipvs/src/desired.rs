@@ -341,7 +341,7 @@ impl Parts {
         (default.clone(), Some(format!("annotation localnet.dev/ipvs-scheduler: {why}; using {default} instead")))
     }
 
-    /// Repeats the plans for the virtual servers of all Services that request this scheduler.
+    /// Plans again the virtual servers of all Services that request this scheduler.
     fn plan_again(&mut self, scheduler: &Scheduler) {
         let names = |vip: &Vip| {
             vip.ipvs_scheduler.as_deref().is_some_and(|name| options::scheduler(name).as_ref() == Ok(scheduler))

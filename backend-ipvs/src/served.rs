@@ -78,8 +78,8 @@ pub fn of(servers: &[ServerState], tables: &[TableDump], local: &BTreeSet<IpAddr
     Served(keys.into_iter().map(entry).collect())
 }
 
-/// The destinations that get new connections; `None` if there are none. Two kinds do not count: destinations with weight 0
-/// drain, and forwarding methods other than masquerading do not send packets to the destination's address and port.
+/// The destinations that get new connections; `None` if there are none. Destinations with weight 0 drain, so they do not count.
+/// Neither do destinations without masquerading, because their packets keep the address and port of the VIP.
 fn serving(state: &ServerState) -> Option<To> {
     let destinations = state.destinations.iter().map(|state| state.destination);
     let serving = destinations.filter(|one| one.weight > 0 && one.forwarding == Forwarding::MASQUERADE);

@@ -277,8 +277,8 @@ impl Servers {
         self.draining.keys().map(|(frontend, _)| *frontend).collect()
     }
 
-    /// The deletions of those destinations of one virtual server that have drained. `found`: the connections of its destinations
-    /// at the time `now`. `limit`: how long a destination may drain.
+    /// The deletions of the drained destinations of a virtual server. `found`: the connections of all its destinations at the
+    /// time `now`. `limit`: how long a destination may drain.
     pub fn drained(
         &mut self,
         frontend: &Frontend,

@@ -82,9 +82,9 @@ pub struct Place {
 /// The pending changes to the clients in a [`Place`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chore {
-    /// The IDs of ports whose endpoint left the slot. Their clients are to be deleted.
+    /// The IDs of ports whose clients are deleted, because the endpoint left the slot.
     forget: BTreeSet<u32>,
-    /// The IDs of ports whose timeout changed. Their clients get the new timeout, in milliseconds.
+    /// The IDs of ports whose clients get a new timeout, each with the timeout in milliseconds.
     renew: BTreeMap<u32, u64>,
 }
 
@@ -99,8 +99,8 @@ pub enum Fate {
     Renewed(Expiry),
 }
 
-/// The shortest remaining time with which a client gets a new timeout, in milliseconds. A client with less time left is
-/// deleted, because the kernel counts time in jiffies.
+/// A client with less time left than this is deleted instead of getting a new timeout, because the kernel counts time in
+/// jiffies. In milliseconds.
 const MOMENT: u64 = 100;
 
 impl Chore {

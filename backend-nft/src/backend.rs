@@ -58,7 +58,7 @@ pub struct NftBackend<K> {
 struct Generations {
     /// The generation at which each table was read.
     read: ByFamily<Option<u32>>,
-    /// The newest generation up to which no other process changed the tables since they were read.
+    /// No other process changed the tables between the read and this generation.
     undisturbed: Option<u32>,
 }
 
@@ -104,7 +104,7 @@ impl<K: Kernel> NftBackend<K> {
         self.kernel.read(&Table::new(Family::V4, "localnet-check"), &|_| None).map(drop)
     }
 
-    /// Makes the kernel hold `state`, which differs from the previous state only in `changes`. The tables are
+    /// Applies `state`, which differs from the previous state only in `changes`. The tables are
     /// independent: if the kernel cannot translate IPv6, IPv4 is still programmed.
     ///
     /// # Errors
@@ -199,7 +199,7 @@ impl<K: Kernel> NftBackend<K> {
             let Some((index, transaction, error)) = self.apply_portions(family, &portions) else {
                 self.desired.commit(family);
                 if let Err(error) = self.remove_substitute(family) {
-                    debug!(%error, "cannot delete the temporary table");
+                    debug!(%error, "cannot delete the substitute table");
                 }
                 return Ok(());
             };

@@ -51,7 +51,7 @@ impl FromStr for Address {
         if let Some(pipe) = text.strip_prefix("npipe://") {
             return match pipe.strip_prefix("//./pipe/") {
                 Some(name) if !name.is_empty() && !name.contains('\\') => Ok(Self::Pipe(name.to_owned())),
-                _ => Err(bad("it names no pipe of this machine: use npipe:////./pipe/name")),
+                _ => Err(bad("not a pipe on this machine")),
             };
         }
         let Some(rest) = text.strip_prefix("tcp://") else { return Err(bad("unknown scheme")) };
@@ -95,9 +95,9 @@ mod tests {
             ("/run/brain.sock", "unknown scheme"),
             ("unix://brain.sock", "the path must be absolute"),
             ("unix:///", "the path must be absolute"),
-            ("npipe:////./pipe/", "it names no pipe of this machine: use npipe:////./pipe/name"),
-            ("npipe:////other/pipe/a", "it names no pipe of this machine: use npipe:////./pipe/name"),
-            (r"npipe:////./pipe/..\a", "it names no pipe of this machine: use npipe:////./pipe/name"),
+            ("npipe:////./pipe/", "not a pipe on this machine"),
+            ("npipe:////other/pipe/a", "not a pipe on this machine"),
+            (r"npipe:////./pipe/..\a", "not a pipe on this machine"),
             ("tcp://127.0.0.1", "the port is missing"),
             ("tcp://127.0.0.1:http", "the port is not a number from 0 to 65535"),
             ("tcp://:80", "the host is missing, or is an IPv6 address without brackets"),

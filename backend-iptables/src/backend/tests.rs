@@ -290,7 +290,7 @@ fn step() -> impl Strategy<Value = (u8, Option<(u8, u8, bool)>, bool)> {
     (0..4_u8, proptest::option::weighted(0.8, (0..3_u8, 0..4_u8, any::<bool>())), any::<bool>())
 }
 
-/// A service whose NodePort is the port of the next service, which sometimes has the node's address as an external one.
+/// A service whose NodePort is also the port of the next service, which sometimes has the node's address as an external IP.
 fn service(name: u8, (external, endpoints, local): (u8, u8, bool)) -> Service {
     let mut yaml = format!("{{service: ns/{name}, type: NodePort, clusterIPs: [172.30.0.{name}], ");
     if external > 0 {
@@ -421,7 +421,7 @@ fn many_vips_are_dispatched_in_groups() {
         "{before:?}"
     );
     kernel(&mut backend).inputs.clear();
-    // After a restart, the backend finds the VIPs and the addresses that they answer.
+    // After a restart, the backend finds the VIPs.
     let fake = into_kernel(&mut backend);
     let mut again = backend_with(&full, fake, 3);
     assert_eq!(kernel(&mut again).inputs, []);

@@ -142,7 +142,7 @@ pub fn plan(key: &PortKey, port: &Port, facts: &Facts, family: Family, comments:
 }
 
 struct Planner<'a> {
-    /// The name of the port, which chain names are hashed from.
+    /// The name of the port. Chain names contain its hash.
     name: String,
     /// The name of the port, fit for comments.
     text: String,
@@ -324,7 +324,7 @@ impl Planner<'_> {
         }
     }
 
-    /// A rule that concerns one endpoint, with a comment if endpoints have comments.
+    /// A rule that concerns one endpoint, with a comment if such rules have comments.
     fn of_endpoint(&self, rule: Rule, comment: &str) -> Rule {
         match self.comments {
             Comments::All => rule.comment(comment),

@@ -31,8 +31,7 @@ pub mod names {
     pub const MISSED: &str = "missed";
 }
 
-/// The priority just before IPVS, which has -98 in `output`, and after destination NAT, so that rules can match translated
-/// connections.
+/// The priority between destination NAT (-100) and IPVS (-98) in `output`, so that rules can match translated connections.
 const BEFORE_IPVS: i32 = -99;
 /// The priority after IPVS, which has 98 in `input`.
 const BEHIND_IPVS: i32 = 110;
@@ -130,7 +129,7 @@ fn missed() -> Chain {
     let to_vip = || Statement::is_in(VIP, SetId::Vips.name());
     let drop = || Statement::Verdict(Verdict::Drop);
     Chain::new(names::MISSED)
-        .comment("traffic to missing virtual servers returns")
+        .comment("packets to VIPs whose virtual server is missing")
         .rule([on_interface(), to_vip(), Statement::TcpOpens, drop()])
         .rule([Statement::Protocol(Op::Ne, Protocol::Tcp), on_interface(), to_vip(), drop()])
 }

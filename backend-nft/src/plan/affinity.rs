@@ -31,7 +31,7 @@ use super::{
 /// Counts the users of each pool, size and timeout: the VIPs of one family that have session affinity.
 #[derive(Clone, Debug, Default)]
 pub struct Uses {
-    /// For each pool and size: the numbers of slots to search, each with the number of VIPs that need it.
+    /// The number of VIPs, by pool and size, and then by the number of slots to search.
     pools: BTreeMap<(Pool, u32), BTreeMap<u32, usize>>,
     timeouts: BTreeMap<u32, usize>,
 }
@@ -173,8 +173,7 @@ impl Shape {
             ])
         });
         // The priority is cleared before the translation, because the backend needs it only until then. If the slot has
-        // no endpoint for the VIP, the next rule sets the priority again, and the packet continues to search for its
-        // client.
+        // no endpoint for the VIP, the next rule sets the priority again, and the search for the client continues.
         chain
             .rule([Statement::PriorityNone, Statement::dnat(endpoint, SetId::AffinityEndpoints.name())])
             .rule(numbering())

@@ -18,14 +18,14 @@ localnet_linux_backend::sets! {
         Hairpin: Hairpins = "hairpin", "local endpoints that reach themselves";
         Firewalled: Vips = "firewalled", "VIPs with source ranges";
         AllowedSources: Sources = "allowed-sources", "sources that may reach these VIPs";
-        AffinityVips: VipToNumber = "affinity-vips", "VIP to the number of the port whose clients keep their endpoint";
-        AffinityTimeouts: Numbered = "affinity-timeouts", "VIP and seconds for which clients keep it";
-        AffinitySizes: Numbered = "affinity-sizes", "VIP and size to pick from";
+        AffinityVips: VipToNumber = "affinity-vips", "VIP to the ID of its Service port";
+        AffinityTimeouts: Numbered = "affinity-timeouts", "VIP and timeout in seconds";
+        AffinitySizes: Numbered = "affinity-sizes", "VIP and size of its pool";
         AffinitySlots: Numbered = "affinity-slots", "VIP and slot in use";
-        AffinityPicks: NumberedToVerdict = "affinity-picks", "VIP and number of an endpoint to its slot";
-        AffinityLocalSizes: Numbered = "affinity-local-sizes", "VIP and size to pick a local endpoint from";
+        AffinityPicks: NumberedToVerdict = "affinity-picks", "VIP and index of an endpoint to its slot";
+        AffinityLocalSizes: Numbered = "affinity-local-sizes", "VIP and size of its local pool";
         AffinityLocalSlots: Numbered = "affinity-local-slots", "VIP and slot in use by a local endpoint";
-        AffinityLocalPicks: NumberedToVerdict = "affinity-local-picks", "VIP and number of a local endpoint to its slot";
+        AffinityLocalPicks: NumberedToVerdict = "affinity-local-picks", "VIP and index of a local endpoint to its slot";
         AffinityEndpoints: NumberedToEndpoint = "affinity-endpoints", "VIP and slot to endpoint";
     }
 
@@ -52,7 +52,7 @@ pub fn clients(family: Family, slot: u32) -> Set {
     Set::new(clients_name(slot), [FieldType::address(family), FieldType::Priority])
         .dynamic(None)
         .size(CLIENTS)
-        .comment("clients that stay with this slot, with the number of a port")
+        .comment("clients of this slot, each with the ID of a Service port")
 }
 
 /// How many clients each slot remembers.
