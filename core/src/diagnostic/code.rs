@@ -189,7 +189,7 @@ codes! {
     /// The Service is of type ExternalName, which is only a DNS name.
     ServiceExternalName = "service-external-name", Error, "Check that spec.externalName resolves.";
     /// The Service has no ClusterIP.
-    ServiceWithoutAddress = "service-without-address", Error, "Set spec.clusterIP: only an API server allocates it.";
+    ServiceWithoutAddress = "service-without-address", Error, "Set spec.clusterIP, which only an API server allocates automatically.";
     /// A label assigns the Service to another proxy.
     ServiceOfAnotherProxy = "service-of-another-proxy", Error, "Remove the label service.kubernetes.io/service-proxy-name.";
     /// localnet can serve no part of the Service.
@@ -264,7 +264,7 @@ codes! {
     ConfigurationUnknown = "configuration-unknown", Warning, "Pass the backend's configuration with --config or --cluster-cidr.";
     /// route_localnet is on: neighbours may reach programs that listen on 127.0.0.1 (CVE-2020-8558).
     RouteLocalnet = "route-localnet", Warning, "Set route_localnet to 0, unless you use NodePorts on localhost.";
-    /// The kernel also has kube-proxy's rules. The first matching rule, localnet's or kube-proxy's, translates a packet.
+    /// The kernel also has kube-proxy's rules. A packet is translated by the rule that matches first, localnet's or kube-proxy's.
     OtherProxy = "other-proxy", Warning, "Stop kube-proxy, then run localnet-nft cleanup --kube-proxy.";
     /// ip_tables (iptables-legacy) has rules, which localnet does not read.
     LegacyRules = "legacy-rules", Warning, "List the rules with iptables-legacy-save.";

@@ -18,7 +18,7 @@ pub struct Document<'a> {
     end: usize,
 }
 
-/// The documents of a text that have content.
+/// The documents of a text. Documents without content are skipped.
 pub fn documents(text: &str) -> impl Iterator<Item = Document<'_>> {
     let mut lines = text.split_inclusive('\n').peekable();
     let (mut position, mut line) = (0, 0);
