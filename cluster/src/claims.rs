@@ -1,10 +1,10 @@
 //! Decides which Service owns an address and port that several Services claim.
 //!
-//! Kubernetes allows two Services with the same external IP and port. In files, they may also share a ClusterIP, NodePort or
-//! healthCheckNodePort. A packet can go to only one of them. The oldest Service is the owner. If several are equally old,
-//! the owner is the one whose name sorts first. Every node therefore chooses the same owner, in whatever order the events
-//! arrive. Services may share an address if they use different ports. If another Service owns one of a Service's ports at an
-//! address, the Service is not served at that address at all. Its other ports there are then free for other Services.
+//! Kubernetes allows two Services with the same external IP and port. If the brain reads Services from files, they may also
+//! share a ClusterIP, NodePort or healthCheckNodePort. A packet can go to only one Service. The oldest Service is the owner;
+//! of equally old Services, the first by name. Every node therefore chooses the same owner, in whatever order the events
+//! arrive. Services may share an address if they use different ports. A Service that is not the owner of all its ports at
+//! an address is not served at that address at all. Its other ports there are then free for other Services.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -71,8 +71,8 @@ struct Shared {
     claimants: BTreeMap<Claimant, BTreeSet<PortKey>>,
     /// The number of claimants of each port.
     ports: HashMap<PortKey, usize>,
-    /// The claimants that are not served at the place. For each: one of its ports that another Service owns, and that
-    /// Service.
+    /// The claimants that are not served at the place, each with a port that it claims and the Service that owns this
+    /// port.
     losers: BTreeMap<ServiceKey, (PortKey, ServiceKey)>,
 }
 

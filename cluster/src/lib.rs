@@ -42,8 +42,8 @@ pub const SHRINK_HOLD: Duration = Duration::from_secs(300);
 pub struct Options {
     /// The name of the node in the cluster.
     pub node_name: String,
-    /// The value that the label `service.kubernetes.io/service-proxy-name` of a Service must have for the Service to be
-    /// served. If `None`, only Services without the label are served.
+    /// Only Services whose label `service.kubernetes.io/service-proxy-name` has this value are served; if `None`, only
+    /// Services without the label.
     pub service_proxy_name: Option<String>,
     /// Whether `spec.externalIPs` of Services is used: the feature gate `AllowServiceExternalIPs`.
     pub external_ips: bool,
@@ -172,8 +172,8 @@ impl Cluster {
         Some(localize::topology(object, self.slices_of(key), &self.here, &self.claims.lost(object)))
     }
 
-    /// Explains how the Service is localized: whether this node serves it, and which rule excludes each endpoint that is not
-    /// eligible for some of its traffic. This is computed on request, for diagnosis only.
+    /// Explains how the Service is localized: whether this node serves it, and which rules exclude which endpoints. This is
+    /// computed on request, for diagnosis only.
     pub fn reasons(&self, key: &ServiceKey) -> localize::Reasons {
         let Some(object) = self.services.get(key) else {
             return localize::Reasons { standing: localize::Standing::Absent, ..Default::default() };
@@ -349,9 +349,9 @@ impl Cluster {
     /// The size of the loss, in Services or endpoints, if `missing` were removed. `others` are the other objects of the
     /// same list.
     ///
-    /// A Service's endpoints in its other slices offset its lost endpoints, because the same endpoints may have moved to
-    /// slices with new names. Endpoints of a deleted Service do not count. The loss is 0 if only one Service loses
-    /// endpoints.
+    /// The loss of a Service is the number of its missing endpoints minus the number in its other slices, because endpoints
+    /// may have moved to slices with new names. Endpoints of a deleted Service do not count. The total is 0 if only one
+    /// Service loses endpoints.
     pub fn lack<'a>(
         &self,
         kind: Kind,

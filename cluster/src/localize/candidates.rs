@@ -117,8 +117,8 @@ pub(super) fn merge<'a>(
     Some(candidates)
 }
 
-/// The Service ports that match the slice's ports: for each, its position in `ports` and its number in the slice. `ports`
-/// must be sorted by name.
+/// The Service ports that match the slice's ports: for each, its position in `ports` and the port number in the slice.
+/// `ports` must be sorted by name.
 fn join(ports: &[Port], slice: &SliceObject, skips: &mut Skips<'_>) -> Vec<(usize, u16)> {
     let mut joined = Vec::new();
     for (position, port) in slice.ports.iter().enumerate() {

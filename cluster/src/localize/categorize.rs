@@ -136,13 +136,13 @@ impl Usage {
         }
     }
 
-    /// The scopes of a hypothetical endpoint that no rule excludes.
+    /// The scopes for which an endpoint is eligible if no rule excludes it.
     pub(super) fn traffic(&self) -> Scopes {
         let short_circuit = self.external && self.policy.external_local;
         Scopes { internal: true, external: self.external, short_circuit, established: false }
     }
 
-    /// Explains [`Self::scopes`]: the rules that exclude the endpoint, each with the scopes that it excludes.
+    /// Explains [`Self::scopes`]: the rules that exclude the endpoint, each with the scopes that it affects.
     pub(super) fn exclusions(&self, endpoint: &Candidate<'_>, here: &Here) -> Vec<(Rule, Scopes)> {
         let (served, traffic) = (self.scopes(endpoint, here), self.traffic());
         let of_cluster = || self.not_in_cluster(endpoint);

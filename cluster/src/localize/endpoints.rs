@@ -1,5 +1,5 @@
-//! Merges the endpoints of all ports of a Service. An address has one entry for all of its ports that serve the same
-//! scopes.
+//! Merges the endpoints of all ports of a Service. An address has one entry for all of its ports that are eligible for the
+//! same scopes.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},

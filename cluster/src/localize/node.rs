@@ -114,7 +114,7 @@ pub fn node<'a>(
 pub fn node_deleted(name: &str) -> Diagnostic {
     let problem = "was deleted; the brain keeps using its last addresses and zone";
     Diagnostic::new(Code::NodeGone, Subject::node(name), problem)
-        .remedy("register the Node again, or stop the programs on it")
+        .remedy("register the Node again, or stop localnet on the node")
 }
 
 fn good<T: Copy>(parsed: &Parsed<T>) -> Option<T> {

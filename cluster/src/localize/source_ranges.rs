@@ -42,8 +42,8 @@ fn filter(family: Family, ranges: &[IpNet], load_balancer_ips: &[IpAddr], here: 
     if targets.is_empty() || source_ranges.is_empty() || source_ranges.iter().any(|range| range.prefix_len() == 0) {
         return None;
     }
-    // If the node has the load balancer's address itself, packets that the node sends to this address also have it as
-    // their source.
+    // If the load balancer's address is also an address of the node, packets from the node to this address have the same
+    // source and destination address.
     let node = here.primary_address(family);
     if node.is_some_and(|node| source_ranges.iter().any(|range| range.contains(&node))) {
         source_ranges.extend(targets.iter().map(|target| IpNet::from(*target)));

@@ -1,5 +1,5 @@
-//! Addresses that neither a Service nor an endpoint may have, because they are local to each machine. An endpoint with such an
-//! address would give everyone who may write EndpointSlices access to the node (CVE-2021-25737).
+//! Addresses that neither a Service nor an endpoint may have, because they are local to each machine. If endpoints could have
+//! such an address, everyone who may create EndpointSlices could reach programs on the node (CVE-2021-25737).
 
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -31,7 +31,7 @@ pub struct Topology {
     pub port: Arc<str>,
     /// The family of the endpoints.
     pub family: Family,
-    /// The endpoints that receive traffic if no traffic policy `Local` applies to it.
+    /// The endpoints that remain for traffic to which no traffic policy `Local` applies.
     pub mode: Mode,
     /// Why hints for nodes are ignored. `None` if they apply.
     pub not_same_node: Option<Reason>,
@@ -91,7 +91,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Reads the hints of the ready endpoints. Hints for nodes precede hints for zones. If neither kind of hint applies to
+/// Reads the hints of the ready endpoints. Hints for nodes outrank hints for zones. If neither kind of hint applies to
 /// this node, all endpoints remain.
 pub(super) fn mode<'a>(endpoints: impl Iterator<Item = &'a Candidate<'a>> + Clone, here: &Here) -> Mode {
     let ready = endpoints.filter(|endpoint| endpoint.conditions.ready);

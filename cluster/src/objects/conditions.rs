@@ -69,7 +69,7 @@ impl Conditions {
                 "it is terminating and no longer serving, and no endpoint is ready",
                 "see why no pod becomes ready: kubectl describe pod",
             ),
-            _ => ("ready", "it is not ready, and no endpoint is", "see why no pod becomes ready: kubectl describe pod"),
+            _ => ("ready", "neither it nor any other is ready", "see why no pod becomes ready: kubectl describe pod"),
         }
     }
 

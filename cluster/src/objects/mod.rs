@@ -1,8 +1,8 @@
 //! Kubernetes objects, reduced to the fields that the brain needs.
 //!
-//! [`reduce`] reduces an object as soon as it arrives, and the brain keeps only the reduced object. This saves memory. It
-//! also makes updates invisible to the brain if they change only other fields. If a field should contain an address but
-//! contains other text, the reduced object keeps the text, so that the code that needs the address can report it.
+//! [`reduce`] reduces an object as soon as it arrives, and the brain keeps only the reduced object. This saves memory, and
+//! the brain ignores updates that change no field of the reduced object. If a field should contain an address but contains
+//! other text, the reduced object keeps the text, so that the code that needs the address can report it.
 
 mod address;
 mod conditions;
