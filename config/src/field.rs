@@ -60,8 +60,8 @@ pub enum Formerly {
     Same,
     /// A different path.
     At(&'static str),
-    /// v1alpha1 has one field for each of several modes: these paths, each with a default. The field that applies is the
-    /// one in the section `ipvs`, `nftables`, or for all other modes `iptables`. Zero counts as missing.
+    /// v1alpha1 has one field for each of several modes: these paths, each with a default. The mode selects the field: in
+    /// the section `ipvs` or `nftables`; for all other modes, in the section `iptables`. Zero counts as missing.
     InModes(&'static [(&'static str, &'static str)]),
     /// v1alpha1 has a single string instead of a list, at this path and of this type. An empty string counts as missing.
     Text(&'static str, Kind),

@@ -148,7 +148,7 @@ section! {
             .default("true").v1alpha1_default("false").flag("bind-address-hard-fail").brain().at_start();
         /// Serve profiles at `metricsBindAddress`.
         enable_profiling: bool = field("enableProfiling").flag("profiling").brain();
-        /// Show the metrics that are hidden since this version, which must be the previous minor version of
+        /// Show the metrics that have been hidden since this version, which must be the previous minor version of
         /// Kubernetes.
         show_hidden_metrics_for_version: Option<MinorVersion> = field("showHiddenMetricsForVersion")
             .flag("show-hidden-metrics-for-version").brain().no_effect("no metric is hidden");

@@ -24,7 +24,7 @@ where
     Ok(())
 }
 
-/// The log filter for `level`, which also limits the lines of libraries that are logged.
+/// The log filter for `level`. It also suppresses messages of libraries.
 fn filter(level: &str) -> anyhow::Result<EnvFilter> {
     Ok(EnvFilter::try_new(directives(level).map_err(anyhow::Error::msg)?)?)
 }

@@ -141,7 +141,7 @@ fn set(given: &Given, mode: &str, document: &mut Document) -> Result<(), Diagnos
     Ok(())
 }
 
-/// Adds the port that a deprecated flag gives to the address at `path`, unless the address already has a port.
+/// Adds the port from a deprecated flag to the address at `path`, unless the address already has a port.
 fn port(given: &Given, value: &Value, path: &'static str, document: &mut Document) -> Result<(), Diagnostic> {
     let number = value.as_i64().unwrap_or_default();
     if number == 0 && path == "metricsBindAddress" {
