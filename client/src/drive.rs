@@ -121,10 +121,9 @@ pub async fn run(
 /// Requests one state after the other from the source. Only a run with [`Options::once`] ends, at its first failure.
 async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Options) -> anyhow::Result<Infallible> {
     let mut backoff = Backoff::new(options.max_backoff);
-    // `have` is ahead of `Sync::state` only by the updates that wait in the channel. The sync folds each of them into
-    // `Sync::state` once, in the order of the requests, and nothing else changes `Sync::state`. Each delta is therefore
-    // folded into the state for which it was requested. `fold` is set only after the first update, which is a full
-    // state.
+    // `have` is ahead of `Sync::state` only by the updates in the channel. Only these updates change `Sync::state`, in the
+    // order in which they arrived. Each delta is therefore applied to the state for which it was requested. `fold` is set
+    // only after the first update, which is a full state.
     let (mut have, mut fold, mut failing) = (options.resume, false, false);
     loop {
         match source.next(have, fold).await {

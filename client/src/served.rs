@@ -169,14 +169,14 @@ fn destination(key: &VipKey) -> String {
 /// A NodePort, without the address of the node that answers it.
 type NodePort = (Family, Protocol, u16);
 
-/// What a state requires a kernel to serve. Only the configuration, which is unknown here, selects the addresses that
-/// answer NodePorts. Therefore it is enough if one address answers a NodePort.
+/// What a state requires a kernel to serve. The configuration selects the addresses that answer NodePorts, but is unknown
+/// here. Therefore it is enough if one address answers a NodePort.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
     vips: Served,
     node_ports: BTreeMap<NodePort, Entry>,
-    /// The NodePorts that at least one address must answer. If the node has no address of a NodePort's family, the NodePort is
-    /// missing here: the kernel may answer it on addresses that are not the node's, or not at all.
+    /// The NodePorts that at least one address must answer: those of the families in which the node has an address. A kernel
+    /// need not answer other NodePorts.
     needed: BTreeSet<NodePort>,
 }
 

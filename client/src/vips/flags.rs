@@ -25,8 +25,8 @@ pub struct ConfigArgs {
 }
 
 impl ConfigArgs {
-    /// Reads the configuration. If the configured mode is empty, `mode` applies. Returns `None` if the flags requested
-    /// only to write the configuration to a file. In this case, the file has been written.
+    /// Reads the configuration. If the configured mode is empty, `mode` applies. With `--write-config-to`, writes the
+    /// configuration to that file and returns `None`.
     ///
     /// # Errors
     /// Returns an error if a flag or the file is invalid.
@@ -87,7 +87,7 @@ impl ConfigArgs {
             warn!(
                 mode,
                 programmed,
-                "the configured mode is not the mode that this backend programs; the backend programs its own mode with the settings of the configured mode"
+                "the configured mode belongs to another backend; this backend programs its own mode, but with the settings of the configured mode"
             );
         }
     }

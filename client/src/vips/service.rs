@@ -111,8 +111,7 @@ pub struct ServicePlan {
     pub skipped: Vec<Diagnostic>,
 }
 
-/// Plans a service. The time grows linearly with its ports, its endpoints' ports and its addresses, because there may
-/// be thousands of each.
+/// Plans a service in linear time, because a service may have thousands of ports, endpoint ports and addresses.
 pub fn plan(service: &Service, facts: &Facts) -> ServicePlan {
     let mut plan = ServicePlan { cluster_ips: service.cluster_ips.clone(), ..ServicePlan::default() };
     let mut planner = Planner {
