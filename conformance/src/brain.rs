@@ -1,7 +1,7 @@
 //! A brain that answers correctly, or with a fault that a check requests.
 //!
-//! The states come from the feed of `localnet-brain`, so a real brain gives the same answers, unless a fault changes them. The
-//! brain has a runtime of its own. When the brain stops, its connections break like those of a killed process.
+//! The states come from the feed of `localnet-brain`, so answers without a fault are those of a real brain. The brain has a
+//! runtime of its own. When the brain stops, its connections break like those of a killed process.
 //!
 //! | file | content |
 //! |---|---|
@@ -235,8 +235,8 @@ pub fn free_port(inside: Option<&Namespace>) -> anyhow::Result<u16> {
     ports.find(is_free).context("no port is free")
 }
 
-/// Frees the port of a listener, and returns whether this succeeded. To close the socket is not enough, because a program that
-/// another thread starts briefly inherits the socket: `listen` then failed with "Address already in use".
+/// Frees the port of a listener, and returns whether this succeeded. Closing the socket is not enough: if another thread is
+/// starting a program, the program holds a copy of the socket for a short time, and the port stays in use.
 fn release(listener: &net::TcpListener) -> bool {
     rustix::net::shutdown(listener, rustix::net::Shutdown::Both).is_ok()
 }

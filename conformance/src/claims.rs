@@ -157,8 +157,8 @@ impl Claims {
         self.0.contains(&claim)
     }
 
-    /// Returns the flow, without the expected source address if the backend does not claim this address. Returns `None` if the
-    /// backend does not claim the flow.
+    /// Returns the flow; `None` if the claims do not cover it. Removes the expected source address if the claims do not cover
+    /// this address.
     pub fn of_flow(&self, flow: &Flow, state: &Snapshot) -> Option<Flow> {
         if !needs(flow, state).iter().all(|claim| self.has(*claim)) {
             return None;

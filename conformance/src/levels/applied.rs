@@ -1,4 +1,4 @@
-//! Checks of the level `life`: the tokens and reports of a backend must not present a state as applied before it is.
+//! Checks of the level `life`: a backend must not send the token of a state, or report it as applied, too early.
 
 use anyhow::Context as _;
 use localnet_proto::wire::NextFilter;

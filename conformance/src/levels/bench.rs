@@ -30,7 +30,7 @@ pub(super) struct Bench<'a> {
 
 /// Where the backend runs.
 pub(super) enum Node<'a> {
-    /// In a namespace of the check.
+    /// In a namespace that the check has created.
     Lent(&'a Namespace),
     /// In a network of its own.
     Own(Box<Network>),
@@ -44,7 +44,7 @@ impl Node<'_> {
         if !rustix::process::geteuid().is_root() {
             return Ok(Self::Here);
         }
-        Ok(Self::Own(Box::new(Network::build(Topology::default()).context("failed to create its network")?)))
+        Ok(Self::Own(Box::new(Network::build(Topology::default()).context("failed to create the backend's network")?)))
     }
 
     pub(super) fn namespace(&self) -> Option<&Namespace> {

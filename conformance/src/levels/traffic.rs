@@ -114,7 +114,7 @@ pub(super) fn half_an_answer(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// Session affinity sends all connections of a client to the same one of two endpoints.
+/// With session affinity, all connections of a client reach the same endpoint.
 pub(super) fn affinity(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let needed = [Claim::Tcp, Claim::Ipv4, Claim::ClusterIp, Claim::Answers, Claim::Affinity];
     let lab = match lab(life, &needed) {
