@@ -18,18 +18,18 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
     _ = write!(
         page,
         "## What is measured\n\n\
-         The contestants are {}. A localnet contestant is the named backend and a brain. The brain watches the API \
-         server and computes the node's state. A kube-proxy contestant is kube-proxy in the \
-         named mode, with its default configuration. Both iptables contestants use the legacy iptables tools: with the \
-         nf_tables flavour of these tools, kube-proxy is too slow to finish the benchmark. All programs are release builds. The benchmark measures one contestant after the other. Each \
-         contestant gets a new network namespace, a new etcd and a new kube-apiserver, and all contestants get the \
-         same Services and EndpointSlices. If a contestant's start at one size shows that its start at a larger size \
-         would take more than three minutes, the benchmark skips the contestant at the larger size.\n\n\
-         The benchmark relies only on packets to determine when a contestant has applied a change. To measure a \
-         change, the benchmark replaces the only endpoint of a Service: a pod that listens replaces a pod that does \
-         not listen, or the reverse. During the change, a pod of the node opens a TCP connection to the Service every \
-         0.2 ms, until the answer shows that the packets go to the new endpoint. The CPU times and the sizes of \
-         memory come from the kernel. The benchmark does not use what the contestants report about themselves.\n\n\
+         The contestants are {}. Each localnet contestant is the named backend and a brain, which watches the API \
+         server and computes the node's state. Each kube-proxy contestant is kube-proxy in the named mode, with its \
+         default configuration. Both iptables contestants use the legacy iptables tools, because with the nf_tables \
+         flavour, kube-proxy is too slow to finish the benchmark. All programs are release builds. The benchmark \
+         measures one contestant after the other, each with a new network namespace, a new etcd and a new \
+         kube-apiserver, but with the same Services and EndpointSlices. If a contestant's start at one size shows \
+         that its start at a larger size would take more than three minutes, the benchmark skips the larger size.\n\n\
+         The benchmark relies only on packets, not on reports of the contestants, to determine when a contestant \
+         has applied a change. To measure a change, the benchmark replaces the only endpoint of a Service: a pod \
+         that listens replaces a pod that does not listen, or the reverse. During the change, a pod opens a TCP \
+         connection to the Service every 0.2 ms, until the answer shows that the packets go to the new endpoint. \
+         CPU times and memory sizes come from the kernel.\n\n\
          The size 10000x3 means 10,000 Services with 3 endpoints each. n is the number of measured changes. If n is \
          less than 100, p99 is the maximum.\n\n",
         ALL.iter().map(|contestant| contestant.name).collect::<Vec<_>>().join(", "),

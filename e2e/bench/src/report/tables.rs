@@ -101,10 +101,10 @@ fn each(figures: &Figures, mut table: Table, row: impl Fn(&Run, Option<&Run>) ->
 fn start(figures: &Figures) -> Table {
     let table = Table::new(
         "Start → every Service answers",
-        "At the start, the API server is running and contains all objects. The time begins when the benchmark starts \
-         the programs of the contestant. It ends when each of 33 Services, evenly spread over the list of \
-         Services, has answered a packet. (At size 10x3, all 10 Services must answer.) Afterwards, the benchmark \
-         connects to every Service. If one does not answer, the time ends only when that Service answers.",
+        "The API server is running and contains all objects. The time begins when the benchmark starts the programs of \
+         the contestant. It ends when 33 Services, evenly spread over the list of Services, have answered (at size \
+         10x3: all 10). If the benchmark then finds a Service that does not answer yet, the time ends when that \
+         Service answers.",
         &["size", "contestant", "time", "relative to localnet-nft", "CPU time"],
     );
     each(figures, table, |run, ours| {
@@ -121,8 +121,8 @@ fn start(figures: &Figures) -> Table {
 fn repair(figures: &Figures) -> Table {
     let table = Table::new(
         "Flush by another program → repaired",
-        "From the end of a command that deletes the rules (`nft delete table ip localnet`, `iptables-legacy -t nat \
-         -F`) until the first and the last Service answer again.",
+        "The time begins when a command that deletes the rules (`nft delete table ip localnet`, `iptables-legacy -t \
+         nat -F`) has ended. It ends when both the first and the last Service answer again.",
         &["size", "contestant", "flushes", "p50", "p99", "longest"],
     );
     each(figures, table, |run, _| {
@@ -146,10 +146,9 @@ fn quantiles(change: &Change) -> [String; 5] {
 fn change(figures: &Figures) -> Table {
     let table = Table::new(
         "One endpoint changed → packets go elsewhere",
-        "Nothing else changes during this measurement. The table contains two times for each change; both end when a \
-         packet goes to the new endpoint. The “write” time begins when the benchmark sends the change to the API \
-         server. The “event” time begins when the API server announces the change to the benchmark: in its response \
-         to the write, or in a watch event, whichever comes first.",
+        "Nothing else changes during this measurement. Both times of a change end when a packet goes to the new \
+         endpoint. The “write” time begins when the benchmark sends the change to the API server. The “event” time \
+         begins when the API server first announces the change to the benchmark, in a response or a watch event.",
         &[
             "size",
             "contestant",
@@ -174,9 +173,9 @@ fn load(figures: &Figures) -> Table {
         "One endpoint changed while many other Services change",
         "“Event”, “write” and n are as in the previous table. Each of the other changes replaces one endpoint of \
          another Service. “Rate” is the number of these other changes that the API server accepted per second. “CPU” \
-         contains two values, in percent of one processor: the CPU use of the contestant with its child processes \
-         and, after “beside”, the CPU use of the control plane and the benchmark, which run on the same processors. \
-         “Not seen” is the number of changes after which no packet went to the new endpoint within 60 s.",
+         is the processor use of the contestant in percent of one processor, and after “beside” that of the control \
+         plane and the benchmark. “Not seen” is the number of changes after which no packet went to the new endpoint \
+         within 60 s.",
         &[
             "size",
             "contestant",
@@ -206,8 +205,8 @@ fn resident(figures: &Figures) -> Table {
     let table = Table::new(
         "Memory",
         "The table shows the resident memory of each process after the measurement of the start, and after the \
-         measurement with many other changes (“load”). “Peak” is the largest value from the start of the process to \
-         the end of these two measurements. The memory of the iptables tools and of the kernel is not included.",
+         measurement with many other changes (“load”). “Peak” is the largest value until the end of the second \
+         measurement. The memory of the iptables tools and of the kernel is not included.",
         &["size", "contestant", "process", "after start", "after load", "peak"],
     );
     let mut table = table;
@@ -235,13 +234,12 @@ fn resident(figures: &Figures) -> Table {
 fn connect(figures: &Figures) -> Table {
     let table = Table::new(
         "A new TCP connection",
-        "The table shows how long a pod of the node takes to open a TCP connection to an endpoint on another node. \
-         All times are medians. “Bare” and “direct” connect to the address of the endpoint itself: “bare” before the \
-         start of the contestant, “direct” while the contestant's rules are in the kernel. “First”, “middle” and \
-         “last” connect to the first, middle and last VIP in the order of their addresses; “slowest” is the largest \
-         of these three medians. The benchmark connects to the endpoint and to the three VIPs in turn. In mode \
-         iptables, the rules of kube-proxy for all VIPs form one list. The order of the rules differs from the order \
-         of the addresses, and changes with each full sync. Direct connections also traverse this list.",
+        "The table shows the median time in which a pod opens a TCP connection to an endpoint on another node. “Bare” \
+         and “direct” connect to the endpoint's own address: “bare” before the start of the contestant, “direct” while \
+         the contestant's rules are in the kernel. “First”, “middle” and “last” connect to the first, middle and last \
+         VIP in the order of their addresses. “Slowest” is the largest of these three medians. In mode iptables, \
+         kube-proxy's rules for all VIPs form one list, whose order differs from that of the addresses. Direct \
+         connections also traverse this list.",
         &["size", "contestant", "bare", "direct", "first", "middle", "last", "slowest − direct", "slowest − bare"],
     );
     each(figures, table, |run, _| {
@@ -257,9 +255,9 @@ fn connect(figures: &Figures) -> Table {
 fn delete(figures: &Figures) -> Table {
     let table = Table::new(
         "Everything deleted → nothing answers",
-        "The benchmark deletes every Service and every EndpointSlice, with a separate request for each object. “API \
-         server” is the time until the API server has answered all requests. “After” is the time from then until none \
-         of 33 Services (at size 10x3: 10) answers. “0 µs” means that these Services stopped answering earlier.",
+        "The benchmark deletes every Service and EndpointSlice with a separate request. “API server” is the time until \
+         the API server has answered all requests. “After” is the additional time until none of 33 Services (at size \
+         10x3: 10) answers. It is “0 µs” if these Services stopped answering earlier.",
         &["size", "contestant", "API server", "after", "CPU time"],
     );
     each(figures, table, |run, _| {
@@ -272,11 +270,11 @@ fn delete(figures: &Figures) -> Table {
 fn readers(figures: &Figures) -> Table {
     let table = Table::new(
         "Many readers",
-        "A reader is a client that gets the node's state from the brain, as a backend does. For this measurement, the \
-         benchmark connects more readers to the brain of the contestant. “Without” and \
-         “with” mean without and with these readers. A stalled reader starts to read a full state and then stops \
-         reading. “Change” is the “event” time of one changed endpoint, as above. “Spread” is the time between the \
-         first and the last reader to receive the same change; stalled readers do not count.",
+        "A reader is a client that gets the node's state from the brain, as a backend does. The benchmark connects \
+         additional readers to the brain. “Without” and “with” mean without and with these readers. A stalled reader \
+         stops reading during its first answer. “Change” is the “event” time of one changed endpoint, as above. \
+         “Spread” is the time between the first and the last reader to receive the same change; stalled readers do not \
+         count.",
         &[
             "size",
             "contestant",
@@ -303,9 +301,9 @@ fn readers(figures: &Figures) -> Table {
 fn kernel(figures: &Figures) -> Table {
     let mut table = Table::new(
         "nft: empty kernel → all rules, from a state in memory",
-        "No brain and no API server run. One process has the state in memory, plans the rules, and writes them to \
-         the kernel in several commits. “Median” is the median time until the kernel has acknowledged the last \
-         commit. For comparison, the column “nft -f” contains the time in which `nft -f` loads the same tables as text.",
+        "No brain and no API server run. One process has the state in memory, plans the rules, and writes them to the \
+         kernel in several commits. “Median” is the median time until the kernel has acknowledged the last commit. \
+         “nft -f” is the time in which the command `nft -f` loads the same tables as text.",
         &["size", "median", "longest commit", "nft -f", "relative to localnet"],
     );
     for kernel in &figures.kernel {
@@ -324,12 +322,10 @@ fn steps(figures: &Figures) -> Table {
     let mut table = Table::new(
         "Single steps",
         "The benchmark library `criterion` measured these steps of localnet with 10,000 Services of three endpoints \
-         each. A step with “one” processes one changed Service; a step with “all” processes all Services. The brain's \
-         steps are “localize” (compute the state of the node from the Kubernetes objects), “encode” (turn a Service \
-         into the bytes that readers get), “publish” (encode the result of localizing, and offer it to readers) and \
-         “full state of a reader” (assemble an answer with the whole state). The nft backend's steps are “plan” \
-         (compute the content of the tables) and “netlink batch” (write this content to the kernel, including the \
-         commit).",
+         each. “One” means one changed Service; “all” means all Services. Steps of the brain: “localize” computes the \
+         node's state from the Kubernetes objects; “encode” turns a Service into bytes; “publish” encodes the result \
+         of localizing and offers it to readers; “full state of a reader” assembles an answer. Steps of the nft \
+         backend: “plan” computes the content of the tables; “netlink batch” writes it to the kernel.",
         &["step", "time"],
     );
     for (name, nanoseconds) in &figures.steps {
