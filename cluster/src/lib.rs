@@ -1,4 +1,4 @@
-//! The Kubernetes objects that the brain has received, and which Services it must localize again.
+//! Stores the Kubernetes objects that the brain has received, and marks the Services that must be localized again.
 //!
 //! [`Cluster::handle`] applies an event and marks only the Services that it affects. Once every kind has been listed completely,
 //! [`Cluster::localize`] localizes the marked Services. The cluster stores no results: the brain's feed stores and compares them.
@@ -229,7 +229,7 @@ impl Cluster {
     fn apply_slice(&mut self, mut slice: SliceObject) {
         let triggered = slice.triggered.take();
         let name = ServiceKey { namespace: Arc::clone(&slice.namespace), name: Arc::clone(&slice.name) };
-        // Headless Services can have many slices, and the brain does not need them.
+        // The brain does not need the slices of headless Services, of which there can be many.
         let owner = slice.owner().filter(|_| !slice.headless);
         if self.owners.get(&name) != owner.as_ref() {
             self.delete_slice(&name);
@@ -387,7 +387,7 @@ impl Cluster {
         // A loss in only one Service is most likely intended.
         let losses = of_owners.values().map(|(lost, kept)| lost.saturating_sub(*kept)).filter(|lost| *lost > 0);
         let lost = if losses.clone().count() > 1 { losses.sum() } else { 0 };
-        // Most changes lose nothing, and then the total is not needed.
+        // The total is needed only if something is lost, which is rare.
         let of = if lost == 0 { 0 } else { self.slices.values().flatten().map(|slice| slice.endpoints.len()).sum() };
         Lack { lost, of }
     }
