@@ -1,7 +1,6 @@
 //! Sizes in the notation of Kubernetes: `512`, `1k`, `4Ki`, `1.5Mi`, `1e3`.
 
-/// Parses a number of bytes, which may be negative, because documents may contain negative sizes. As in kube-proxy, a
-/// fraction is rounded up.
+/// Parses a number of bytes, which may be negative. As in kube-proxy, a fraction is rounded up.
 pub(crate) fn parse(text: &str) -> Option<i64> {
     let (negative, rest) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),

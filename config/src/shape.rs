@@ -113,7 +113,7 @@ fn is_number_too(path: &str) -> bool {
     path == "logging.flushFrequency" || path.ends_with(".infoBufferSize")
 }
 
-/// Returns the expected type, for a message about a value of another type, and the remedy.
+/// Returns the expected type and the remedy, for a message about a value of another type.
 fn wanted(found: &Node, pattern: &Value) -> (&'static str, &'static str) {
     let wanted = match pattern {
         Value::String(default) if matches!(found, Node::Number(_)) && default.parse::<GoDuration>().is_ok() => {
@@ -132,7 +132,7 @@ fn wanted(found: &Node, pattern: &Value) -> (&'static str, &'static str) {
 fn similar(name: &str, pattern: &serde_json::Map<String, Value>) -> String {
     let distance =
         |name_of_field: &str| strsim::damerau_levenshtein(&name_of_field.to_lowercase(), &name.to_lowercase());
-    // A comparison of long names takes long, and no known field is similar to them.
+    // Comparing long names is slow, and no known field has a long name.
     let close = Some(pattern).filter(|_| name.len() <= 64);
     let closest = close
         .into_iter()

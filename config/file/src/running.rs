@@ -167,7 +167,7 @@ impl Running {
     }
 }
 
-/// The current configuration, which each part of a program follows with its own clone.
+/// A handle to the current configuration. Each part of a program has its own clone of the handle.
 #[derive(Clone, Debug)]
 pub struct Current(watch::Receiver<Arc<Config>>);
 

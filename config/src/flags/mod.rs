@@ -109,8 +109,8 @@ impl KubeProxyFlags {
         self.given.iter().map(|given| given.flag.name)
     }
 
-    /// Returns a diagnostic for each given flag that has no effect in `here`, a part of kube-proxy's work. If `--config`
-    /// is given, returns no diagnostics, because both parts then receive the same flags.
+    /// Returns a diagnostic for each given flag that affects only the other part of kube-proxy's work, not the part `here`.
+    /// If `--config` is given, returns no diagnostics, because both parts then receive the same flags.
     pub fn elsewhere(&self, here: Part) -> Vec<Diagnostic> {
         if self.text("config").is_some() {
             return Vec::new();
