@@ -44,7 +44,7 @@ impl fmt::Display for VipKey {
     }
 }
 
-/// What happens to packets that are sent to a VIP. The default value is a ClusterIP that has no endpoint and rejects them.
+/// What happens to packets that are sent to a VIP. The default value is a ClusterIP without endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vip {
     /// The service that owns the VIP.
