@@ -53,14 +53,14 @@ impl Brain {
             }
             Address::Tcp { host, port } => {
                 let uri = address.to_string().replacen("tcp", "http", 1);
-                let endpoint = Endpoint::from_shared(uri).with_context(|| format!("address {address}"))?;
+                let endpoint = Endpoint::from_shared(uri).with_context(|| format!("invalid address {address}"))?;
                 let endpoint = configured(endpoint);
                 match tls {
                     Some(files) => {
                         let origin = address.to_string().replacen("tcp", "https", 1);
-                        let endpoint =
-                            endpoint.origin(origin.parse::<Uri>().with_context(|| format!("address {address}"))?);
-                        let tls = Arc::new(tls::Tls::load(files.clone()).context("TLS configuration")?);
+                        let endpoint = endpoint
+                            .origin(origin.parse::<Uri>().with_context(|| format!("invalid address {address}"))?);
+                        let tls = Arc::new(tls::Tls::load(files.clone()).context("failed to load the TLS files")?);
                         let (host, port) = (host.clone(), *port);
                         local::connecting(&endpoint, move || {
                             let (tls, host) = (Arc::clone(&tls), host.clone());
