@@ -92,7 +92,7 @@ impl Brain {
         self.stop();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let inside_runtime = runtime.enter();
-        let listening = || format!("listening on {}", self.address);
+        let listening = || format!("failed to listen on {}", self.address);
         let listener = match &self.address {
             Address::Unix(path) => Listener::unix(path).with_context(listening)?,
             Address::Tcp { .. } => {
