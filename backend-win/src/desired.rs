@@ -57,7 +57,7 @@ impl Desired {
         self.vips.update(state, changes, &mut self.parts).notices
     }
 
-    /// Returns diagnostics of what is not programmed for reasons that do not depend on HNS.
+    /// Returns the diagnostics that do not depend on HNS.
     pub fn skipped(&self) -> Vec<Diagnostic> {
         self.vips.skipped()
     }

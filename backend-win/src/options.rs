@@ -10,7 +10,7 @@ pub struct Options {
     /// The source address of load-balanced packets in an overlay network.
     pub source_vip: Option<IpAddr>,
     /// Whether replies from ClusterIPs go directly to the client (direct server return). With external traffic policy Local,
-    /// replies from all other addresses of a Service do so in any case.
+    /// replies from a Service's other addresses always go directly to the client.
     pub dsr: bool,
     /// Whether external load balancers can check the node's health at the VIP.
     pub forward_health_check_vip: bool,

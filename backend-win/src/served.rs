@@ -1,7 +1,7 @@
 //! The command `dump`: reads back what HNS serves. Pure, except for [`read`].
 //!
-//! It reads all load balancers of the host, including those of other programs. HNS cannot store every value
-//! (`docs/backends/windows.md`): the duration of session affinity is returned as 0 s.
+//! It reads all load balancers of the host, including those of other programs. HNS does not store every value
+//! (`docs/backends/windows.md`). For example, the duration of session affinity is always 0 s.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

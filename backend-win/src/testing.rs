@@ -206,7 +206,7 @@ fn balancer(document: &Value) -> Option<LoadBalancer> {
     schema::read("load balancer", &document.to_string()).ok()
 }
 
-/// Whether two load balancers have the same port of the same address. Those without an address use the node's.
+/// Whether two load balancers have the same port of the same address. Without an address, they use the node's.
 fn collide(one: &LoadBalancer, other: &LoadBalancer) -> bool {
     let family = |balancer: &LoadBalancer| balancer.flags.contains(schema::LoadBalancerFlags::IPV6);
     let addresses = match (one.frontend_vips.is_empty(), other.frontend_vips.is_empty()) {

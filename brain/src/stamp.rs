@@ -7,7 +7,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// The part of a file's metadata that changes whenever the file's content changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stamp {
     device: u64,

@@ -58,7 +58,7 @@ pub fn rules_differ(chains: &[String], subject: Subject, configuration: Option<&
     })
 }
 
-/// Whether the configuration is the default, because no backend has reported one. Conclusions from the default may be wrong.
+/// Whether the configuration is only the default. Conclusions from it may be wrong, because no backend has reported its own.
 pub fn is_guessed(configuration: Option<&Origin>) -> bool {
     configuration.is_some_and(|origin| origin.source == "defaults")
 }

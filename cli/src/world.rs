@@ -25,7 +25,7 @@ pub struct World {
     pub state: Snapshot,
     /// The configuration that `facts` come from.
     pub configuration: Configuration,
-    /// The values other than Services that plans depend on.
+    /// The values that plans use in addition to the Services.
     pub facts: Facts,
     /// The addresses of the node's interfaces; empty if unknown.
     pub local: Vec<IpAddr>,

@@ -36,7 +36,7 @@ impl Library {
     pub(crate) fn load(name: &'static str) -> Result<Self, LoadError> {
         let wide = crate::wide(name);
         // SAFETY: the name is UTF-16 and ends with a zero; the second argument is reserved and must be null. The library comes
-        // from the system's folder only, so the system is responsible for what it does when it is loaded.
+        // from the system's folder only, so the code that runs during the load is part of Windows.
         let module = unsafe { LoadLibraryExW(wide.as_ptr(), ptr::null_mut(), LOAD_LIBRARY_SEARCH_SYSTEM32) };
         if module.is_null() {
             Err(LoadError { library: name, function: None, code: last_error() })

@@ -62,8 +62,8 @@ pub struct Features {
 impl Features {
     /// Returns the features of a version.
     pub fn of(version: Version) -> Self {
-        // A range within a major version: later minor versions also have the feature, but the next major version may have it only
-        // from a higher minor version.
+        // Later minor versions of this major version also have the feature. The next major version may have it only from a higher
+        // minor version.
         let within = |major, minor| version.major == major && version.minor >= minor;
         let from = |major, minor| version >= Version::new(major, minor);
         Self {

@@ -31,7 +31,7 @@ fn failed(failure: localnet_hcn::Failure) -> Failure {
     Failure { call, hresult, record }
 }
 
-/// Converts an error of loading. System error codes are HRESULTs of facility 7.
+/// Converts a load error. System error codes are HRESULTs of facility 7.
 fn unloaded(error: &LoadError) -> Failure {
     Failure::new("HNSCall", 0x8007_0000 | (error.code & 0xffff), error.to_string())
 }

@@ -31,7 +31,7 @@ enum Stage {
     Node,
     /// The Services to send, sorted by name.
     Few(vec::IntoIter<Arc<Entry>>),
-    /// The Services whose key is after this key and that have changed after `since`.
+    /// The Services after this key that have changed after `since`.
     All(Option<ServiceKey>),
     /// The removed Services, starting at this key.
     Removed((u64, ServiceKey)),

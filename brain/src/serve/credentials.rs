@@ -27,10 +27,10 @@ impl Peer {
         Ok(Self { uid: credentials.uid(), gid: credentials.gid(), pid })
     }
 
-    /// Checks whether the peer is one of these users, or a member of one of these groups.
+    /// Checks that the peer is one of these users, or a member of one of these groups.
     ///
     /// # Errors
-    /// Returns the reason if the peer is neither. If its supplementary groups cannot be read, the peer counts as having
+    /// Returns the reason if the peer may not connect. If its supplementary groups cannot be read, the peer counts as having
     /// none, and the reason includes the error.
     pub(super) fn check(&self, uids: &[u32], gids: &[u32]) -> Result<(), String> {
         if uids.contains(&self.uid) || gids.contains(&self.gid) {

@@ -33,8 +33,8 @@ use tracing::warn;
 /// Length of the accept queue. It equals the maximum number of connections, because a peer immediately gets `EAGAIN` if the
 /// queue is full, unlike with TCP.
 const BACKLOG: i32 = super::quota::MAX_CONNECTIONS as i32;
-/// How long to wait after a change of the folder, because a process that deletes the file may then delete the folder or
-/// create another file.
+/// Pause after a change of the folder. A process that deletes the file may then also delete the folder or create another
+/// file.
 const SETTLE: Duration = Duration::from_millis(100);
 /// How often the file is checked if there is no event. inotify reports no changes above the folder.
 const POLL: Duration = Duration::from_secs(10);

@@ -130,7 +130,7 @@ impl Usage {
         let Some(mut call) = self.begin() else {
             return Ok(Status::resource_exhausted("too many calls are in progress").into_http());
         };
-        // Streaming calls return immediately; unary calls return once the request has arrived and was handled.
+        // Streaming calls return immediately; unary calls return once the request has arrived and been handled.
         let response = match time::timeout(REQUEST, routes.answer(request)).await {
             Ok(response) => response,
             Err(_) => Status::deadline_exceeded("the request did not arrive in time").into_http(),

@@ -36,8 +36,8 @@ pub(super) fn files(path: &Path, problems: &mut Vec<Diagnostic>) -> io::Result<V
     Ok(files)
 }
 
-/// Whether a file in a folder has the name of a file to read. The names of editors' and ConfigMaps' private files
-/// begin with a dot.
+/// Whether a file in a folder is to be read, according to its name. Editors and ConfigMaps give their internal files names
+/// that begin with a dot.
 pub(super) fn is_named_like_one(file: &Path) -> bool {
     let hidden = file.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
     let extension = file.extension().and_then(|extension| extension.to_str());

@@ -67,8 +67,8 @@ impl Meaning {
     }
 }
 
-/// The meaning of a document, found without parsing the document. `None` unless `apiVersion` and `kind` are lines such as
-/// `kind: Service`, without quotes or a comment. Nearly all documents have such lines.
+/// The meaning of a document, found without parsing the document. This works if `apiVersion` and `kind` are lines such as
+/// `kind: Service`, without quotes or a comment, as in nearly all documents. Otherwise returns `None`.
 fn quick_meaning(text: &str) -> Option<Meaning> {
     let plain = |name: &str| {
         let mut lines = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));

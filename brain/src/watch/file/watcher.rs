@@ -1,6 +1,6 @@
 //! Watches the path. Sends its content at the start, and its changes later.
 //!
-//! The source watches folders and never files, because an editor or a ConfigMap replaces a file with a new one of the
+//! The source watches folders and never files, because an editor or the kubelet replaces a file with a new one of the
 //! same name. After an event, it waits a short time for further events of the same change.
 
 use std::{
@@ -58,7 +58,7 @@ const PACE: Pace = Pace { check: Duration::from_secs(10), quiet: Duration::from_
 /// The first delay before a failed read is retried. It doubles with each failure.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Sends the content of the path, first as a whole and then after each change, until `shutdown`. If the first read fails,
+/// Sends the content of the path, and then each change to it, until `shutdown`. If the first read fails,
 /// this returns an error. If a later read fails, the failure is logged and recorded as a trouble, and the previous
 /// state remains.
 pub async fn run(

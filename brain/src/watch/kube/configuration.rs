@@ -116,7 +116,7 @@ impl Token {
     /// Removes the token file from the credentials and reads it, unless other credentials take precedence over it.
     ///
     /// # Errors
-    /// Returns an error if no other credentials take precedence over the token file and the file cannot be read.
+    /// Returns an error if the token file has to be read, but cannot be read.
     fn take(user: &mut AuthInfo) -> anyhow::Result<Option<Self>> {
         if precedes_files(user) {
             return Ok(None);

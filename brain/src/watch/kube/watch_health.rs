@@ -91,7 +91,7 @@ impl WatchHealth {
         }
     }
 
-    /// The time from which the watch counts as recovered, provided that it stays open until then.
+    /// When the watch will count as recovered if it stays open.
     pub(super) fn due(&self) -> Option<Instant> {
         let silent = matches!(self.since.trouble, Some(Trouble::Silent(_))) && !self.delivered;
         let failed = self.since.trouble.is_some() || self.since.backoff.is_running();
