@@ -233,8 +233,8 @@ impl Affinity {
     }
 
     /// Processes the sets that were read from the kernel. The first call for a family adopts the slots in these sets.
-    /// Before this call, no VIP of the family may be programmed; after it, all VIPs must be programmed. Every call plans
-    /// to delete the clients of unused slots, and to update the clients whose timeout differs from their port's.
+    /// Call [`Self::program`] for the VIPs of the family after this first call, not before. Every call plans to delete the
+    /// clients of unused slots, and to update the clients whose timeout differs from their port's.
     pub fn adopt<'a>(&mut self, family: Family, sets: impl Iterator<Item = (&'a Set, &'a [Element])> + Clone) {
         let of =
             |id: SetId| sets.clone().filter(move |(set, _)| *set.name == *id.name()).flat_map(|(_, elements)| elements);

@@ -80,7 +80,7 @@ pub struct Service {
     /// Whether the internal traffic policy is Local; for information only.
     #[serde(default, skip_serializing_if = "is_default")]
     pub internal_traffic_to_local: bool,
-    /// Whether the external traffic policy is Local, so that external traffic keeps its source address.
+    /// Whether the external traffic policy is Local. If so, external traffic keeps its source address.
     #[serde(default, skip_serializing_if = "is_default")]
     pub external_traffic_to_local: bool,
     /// The session affinity, if there is one.

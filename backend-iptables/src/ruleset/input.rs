@@ -168,8 +168,7 @@ impl Input<'_> {
         before.into_iter().chain(nat).chain(after).collect()
     }
 
-    /// Splits the changes of a table that rejects packets into those that can be written immediately, and those that end a
-    /// rejection.
+    /// Splits the changes of a table in two: those that can be written immediately, and those that end the rejection of packets.
     fn split<'a>(&'a self, mut whole: Changed<'a>) -> (Option<Changed<'a>>, Option<Changed<'a>>) {
         let lines = self.ruleset.lines.diff();
         let refuses = |chain: Dispatch| Dispatch::REFUSING.contains(&chain);

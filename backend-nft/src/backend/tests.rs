@@ -78,7 +78,7 @@ fn difference(before: &Snapshot, after: &Snapshot) -> Changes {
     before.clone().apply(localnet_proto::Update::Full(after.clone()))
 }
 
-/// The number of elements added, of elements deleted, and of other changes that a sync sends.
+/// The numbers of added elements, deleted elements and other changes that a sync sends.
 #[track_caller]
 fn sent(backend: &mut NftBackend<FakeKernel>, state: &Snapshot, changes: &Changes) -> (usize, usize, usize) {
     let from = backend.kernel.log.len();
@@ -385,7 +385,7 @@ fn lack_of_memory_is_blamed_on_no_service() {
     }
 }
 
-/// An attempt with an unknown applied state is a full one, also after the first attempt.
+/// Every sync without an applied state is a full sync, not only the first one.
 #[test]
 fn a_lost_table_causes_a_full_sync() {
     let mut backend = backend();

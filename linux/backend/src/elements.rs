@@ -1,4 +1,4 @@
-//! The elements that the tables of several backends have, and how to read them back.
+//! Creates and reads the table elements that several backends share.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,4 @@
-//! The rules that the tables of several backends have. No rule mentions a Service, because Services are elements of
-//! sets.
+//! The rules that several backends share. No rule mentions a Service, because Services are elements of sets.
 
 use localnet_client::vips::{Facts, PodSource};
 use localnet_linux::nft::{
@@ -29,7 +28,7 @@ pub fn from_pod(pods: &PodSource, op: Op) -> Statement {
     }
 }
 
-/// The chain that picks one of `slots` slots of a map from VIP and slot to endpoint. Slot 0 always has an endpoint.
+/// The chain that picks a random slot below `slots`, and the endpoint that `map` has for the VIP and this slot.
 pub fn picking(name: &Name, map: impl Sets, slots: u32) -> Chain {
     spread::picking(name.clone(), &VIP, map.name(), slots)
 }

@@ -35,7 +35,7 @@ pub struct TableState<S> {
     numbered: u32,
     /// Chains in the kernel that nothing refers to.
     stale: BTreeSet<Name>,
-    /// Chains that pick an endpoint, and that were filled before any element led to them.
+    /// New chains that pick an endpoint. The kernel already has their rules, but no element leads to them yet.
     prepared: BTreeSet<Name>,
     /// The declarations of the kernel's table; none if they are unknown or the table does not exist.
     held: Option<Held>,
@@ -123,8 +123,8 @@ impl<S: Sets> TableState<S> {
         names
     }
 
-    /// Adds (`present`) or removes a user of the chain `name`, which picks one of `slots` slots of a map from VIP and slot to
-    /// endpoint. The chain exists while it has users.
+    /// Adds (`present`) or removes a user of the chain `name`, which picks an endpoint from the first `slots` slots of `map`.
+    /// The chain exists while it has users.
     pub fn count_picking(&mut self, map: S, slots: u32, name: &Name, present: bool) {
         let (users, _) = self.picking.entry((map, slots)).or_insert_with(|| (0, name.clone()));
         *users = if present { *users + 1 } else { users.saturating_sub(1) };

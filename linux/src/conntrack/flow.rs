@@ -1,4 +1,4 @@
-//! A tracked flow, parsed from and identified in ctnetlink messages.
+//! A tracked flow: parses it from ctnetlink messages, and writes the attributes that identify it.
 //!
 //! Parsing accepts any bytes. A message that is cut off, or whose protocol is not TCP, UDP or SCTP, yields `None`.
 

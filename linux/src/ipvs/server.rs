@@ -89,9 +89,9 @@ pub struct Flags(u32);
 impl Flags {
     /// `IP_VS_SVC_F_ONEPACKET`: schedules each datagram separately.
     pub const ONE_PACKET: Self = Self(0x4);
-    /// The first flag of the scheduler. `sh`, `mh`: fall back to another destination if the chosen one has weight 0.
+    /// The first flag of the scheduler. With `sh` and `mh`: fall back to another destination if the chosen one has weight 0.
     pub const SCHEDULER_1: Self = Self(0x8);
-    /// The second flag of the scheduler. `sh`, `mh`: hash the client's port in addition to its address.
+    /// The second flag of the scheduler. With `sh` and `mh`: hash the client's port in addition to its address.
     pub const SCHEDULER_2: Self = Self(0x10);
     /// The third flag of the scheduler.
     pub const SCHEDULER_3: Self = Self(0x20);

@@ -16,7 +16,7 @@ pub fn apply_settings(settings: &Settings, strict_arp: bool) -> Vec<Result<(&'st
 fn settings_for(release: &str, strict_arp: bool) -> Vec<(&'static str, i64)> {
     // Makes connection tracking see IPVS connections, so that nf_tables can masquerade and filter them.
     let mut pairs = vec![("proc/sys/net/ipv4/vs/conntrack", 1)];
-    // If the setting is 1, older kernels delay a connection by a second if it reuses the port of an earlier connection
+    // With the value 1, older kernels wait a second before they accept a connection that reuses the port of an earlier connection
     // (kubernetes/kubernetes#81775, fixed in Linux 5.9). Before 4.1 the setting did not exist.
     if ((4, 1)..(5, 9)).contains(&version(release)) {
         pairs.push(("proc/sys/net/ipv4/vs/conn_reuse_mode", 0));

@@ -54,7 +54,7 @@ pub struct SetDump {
 enum Standing {
     Absent,
     Active,
-    /// The table has `flags dormant`: it exists, but the kernel enters none of its chains.
+    /// The table has `flags dormant`: it exists, but packets enter none of its chains.
     Dormant,
 }
 

@@ -1,7 +1,7 @@
 //! The kernel's expressions: small instructions over sixteen registers of four bytes. [`Expressions`] writes them for a new
 //! rule. [`Expression`] is what a dump contains, in a form that can be compared.
 //!
-//! nft 1.0.6 produces the same expressions for the same text, so that `nft list` recognizes its own patterns.
+//! The expressions are those that nft 1.0.6 writes for the same text, so `nft list` prints this text.
 
 use localnet_core::Family;
 
@@ -168,7 +168,7 @@ impl Expressions<'_> {
 }
 
 /// A normalized expression: the attributes are sorted, and those with a default value (zeros and repeated registers) are
-/// omitted. A dump and the request that it results from may differ in both.
+/// omitted. In both respects, a dump may differ from the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Expression {
     pub(super) name: String,

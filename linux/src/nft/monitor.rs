@@ -130,9 +130,8 @@ impl Monitor {
         }
     }
 
-    /// Discards what the socket holds. After the kernel dropped one notification, it drops all others without another error until
-    /// the socket is empty (`netlink_overrun`). Only an [`Event::Lost`] that follows the discard covers all dropped
-    /// notifications.
+    /// Empties the socket. Once the kernel has dropped a notification, it drops all others without another error until the socket
+    /// is empty (`netlink_overrun`). So [`Event::Lost`] follows only when the socket is empty.
     fn discard(&mut self) {
         self.commits = Commits::default();
         loop {

@@ -66,8 +66,8 @@ const PORTS: [usize; 6] = [0, 1, 0, 1, 2, 0];
 /// The endpoints of each client at each port, and when the client was last sent there.
 type Remembered = BTreeMap<(usize, usize), BTreeMap<std::net::SocketAddr, u64>>;
 
-/// Removes clients that must be forgotten: those of endpoints that no VIP of the port uses any more or that lost
-/// affinity, and those whose timeout has passed. The present timeout counts, whatever it was when they connected.
+/// Removes the endpoints that must be forgotten: those that no VIP with affinity uses any more on this port, and those
+/// whose timeout has passed. The present timeout counts, not the timeout at the time of the connection.
 fn retain_valid(remembered: &mut Remembered, state: &Snapshot, now: u64) {
     for ((_, port), ends) in remembered.iter_mut() {
         let service = state.services.get(&ServiceKey::new("default", if *port == 1 { "s2" } else { "s1" }));
