@@ -8,8 +8,9 @@ const HEAD: &str = "# Diagnostics
 
 <!-- `make bless` generates this page from core/src/diagnostic/code.rs. -->
 
-This page explains each diagnostic that localnet reports. For people, a diagnostic is a text of the form `subject: field: problem; remedy`. For programs,
-it has a **code**. The meaning of a code never changes. Texts may change in any release, so programs should compare only codes.
+This page explains each diagnostic that localnet reports. For people, a diagnostic is a text of the form `subject: field: problem; remedy`. The subject is what
+has the problem, such as a Service, a file or a backend. For programs, a diagnostic has a **code**, whose meaning never changes. Programs should not compare
+texts, because these may change in any release.
 
 | a program that reads | finds the code in |
 |---|---|
@@ -19,12 +20,11 @@ it has a **code**. The meaning of a code never changes. Texts may change in any 
 | `localnetv1.Reasons/Status` | `SourceProblems[].Code`, and each backend's `Skipped[].Code` and `Warnings[].Code` |
 | the brain's log | the field `code` of the messages `skipped` and `suspicious` |
 
-**Severity**: `error` means that something does not work, or that localnet does not use or program the subject. `warning` means that localnet uses or
-programs the subject, but you should check whether this is intended. The table below has the usual severity of each code. An individual diagnostic may
-have the other severity. For example, `field-unknown` is only a warning in a v1alpha1 file, because kube-proxy ignores unknown fields in v1alpha1.
+Programs must accept unknown codes from newer versions of localnet, and missing codes from older ones.
 
-Newer versions of localnet may send codes that this page does not contain, and older versions send no codes. Programs must accept unknown and missing
-codes.
+**Severity**: `error` means that something does not work, or that localnet does not use the subject. `warning` means that localnet uses the subject, but you
+should check it. The table contains the usual severity. An individual diagnostic may have the other one: `field-unknown` is only a warning in a v1alpha1 file,
+because kube-proxy ignores unknown fields in v1alpha1.
 
 | code | severity | meaning | remedy |
 |---|---|---|---|

@@ -34,4 +34,4 @@ def tests:
       | table(["test"] + ($runs | map(.proxy))) );
 
 # The figures for README.md.
-def line: map("\(.proxy) passes \(.tests | count("passed")) of \(.tests | count("passed") + count("failed"))") | join(", ") + ".";
+def line: map("\(.proxy | if startswith("kube-proxy") then . else "localnet-\(.)" end) passes \(.tests | count("passed")) of \(.tests | count("passed") + count("failed"))") | join(", ") + ".";

@@ -51,7 +51,7 @@ codes! {
     FileNotText = "file-not-text", Error, "Save the file as UTF-8.";
     /// The path does not lead to a regular file, or the file is too large.
     FileUnsuitable = "file-unsuitable", Error, "Use a regular file within the size limit that the message names.";
-    /// A file had objects and is now empty. The brain keeps the objects, because a program may still be writing the file.
+    /// A file had objects and is now empty. The brain keeps the objects, because the file may be half written.
     FileEmptied = "file-emptied", Error, "Write the file, delete it, or write a List without items.";
     /// An empty file system has taken the place of a folder that had files.
     FolderUnmounted = "folder-unmounted", Error, "Mount the folder again.";
@@ -73,7 +73,7 @@ codes! {
     FieldTwice = "field-twice", Error, "Remove one occurrence.";
     /// The value does not have the type of the field.
     FieldMistyped = "field-mistyped", Error, "Use a value of the type that the message names.";
-    /// A field of v1alpha1 has no counterpart in v1alpha2, or its value does not apply to the configured mode.
+    /// v1alpha2 lacks the field, or the value does not apply to the configured mode.
     FieldLost = "field-lost", Warning, "If the value is meant for the mode in use, set the field that the message names.";
     /// The value is not valid for the field.
     ValueInvalid = "value-invalid", Error, "Correct the value as the message says.";
@@ -106,7 +106,7 @@ codes! {
     FamilyMismatch = "family-mismatch", Warning, "Use addresses of the node's primary family.";
     /// The configuration requires both families, but the node has only one.
     DualStackMissing = "dual-stack-missing", Error, "Give the node addresses of both families, or use PreferDualStack.";
-    /// The configuration recognizes local traffic by the Node's field spec.podCIDRs, but this field is empty.
+    /// The configuration uses the Node's spec.podCIDRs to recognize local traffic, but they are empty.
     PodCidrsMissing = "pod-cidrs-missing", Warning, "Let kube-controller-manager allocate pod CIDRs, or configure clusterCIDRs.";
 
     // Objects of the cluster.
@@ -114,9 +114,9 @@ codes! {
     AddressInvalid = "address-invalid", Error, "Write the address like 10.0.0.1 or 2001:db8::1.";
     /// The address is reserved, for instance a loopback or link-local address.
     AddressReserved = "address-reserved", Error, "Use an address that is routed to the node.";
-    /// An older Service claims the same address and port, or the same NodePort. The older Service gets the traffic.
+    /// An older Service has the same address and port, or the same NodePort, and gets the traffic.
     AddressTaken = "address-taken", Error, "Give one of the two Services another address or port.";
-    /// An address of the Service is also an address of the node. On the Service's ports, this address leads to the Service, not to programs on the node.
+    /// The Service has an address of the node. On the Service's ports, programs on the node get no traffic to this address.
     AddressOfNode = "address-of-node", Warning, "If this is not intended, give the Service an address of its own.";
     /// spec.ipFamilies and spec.clusterIPs contain the families in different orders.
     AddressFamilyMismatch = "address-family-mismatch", Error, "Give both lists the same order.";
@@ -134,7 +134,7 @@ codes! {
     ServiceTooLarge = "service-too-large", Error, "Split the Service into several Services.";
     /// A list in a Node or ServiceCIDR is too long. The brain uses only the first items.
     ListTooLong = "list-too-long", Error, "Shorten the list.";
-    /// The Node object was deleted. The brain uses the last version of the object.
+    /// The Node object was deleted. The brain uses its last version.
     NodeGone = "node-gone", Warning, "Check the name of the node (--node-name), and that its Node exists.";
 
     // Problems that keep the brain from reading the cluster. The brain serves its last state until these problems end.
@@ -152,15 +152,15 @@ codes! {
     ApiFails = "api-fails", Error, "Check the log of the API server.";
     /// The watch repeatedly ends early, or does not report changes.
     WatchFails = "watch-fails", Error, "Check the proxies between the node and the API server.";
-    /// The API server sent an object that the brain cannot decode. The brain keeps the previous version of the object.
+    /// The brain cannot decode an object from the API server, and keeps its previous version.
     ObjectUnreadable = "object-unreadable", Error, "Correct the field, or find the webhook that changes it.";
-    /// So many objects are missing from a new list that the brain delays their removal.
+    /// So many objects are missing from a new list that the brain keeps them for some time.
     RemovalsHeld = "removals-held", Warning, "If the objects should exist, restore them. Otherwise wait.";
 
     // Parts of Services that a backend does not program.
     /// The kernel refuses an object that the Service needs. The backend retries with backoff.
     KernelRefused = "kernel-refused", Error, "Change the Service as the kernel's message suggests.";
-    /// The address is in a CIDR that the configuration excludes.
+    /// The address is in an excluded CIDR.
     AddressExcluded = "address-excluded", Error, "If localnet should serve the address, remove the CIDR from ipvs.excludeCIDRs.";
     /// The Service names a scheduler that the kernel does not have. The backend uses the default scheduler.
     SchedulerUnknown = "scheduler-unknown", Warning, "Load the module that the message names, or correct the annotation localnet.dev/ipvs-scheduler.";
@@ -180,7 +180,7 @@ codes! {
     SourceFails = "source-fails", Error, "Correct the problem that the message names. Until then, the state stays unchanged.";
     /// The Service does not have the requested address.
     NotItsAddress = "not-its-address", Error, "Use one of the Service's addresses.";
-    /// The Service has no ClusterIP of the requested family, so the node does not serve the Service in this family.
+    /// The Service has no ClusterIP of the requested family.
     FamilyMissing = "family-missing", Error, "Add the family to spec.ipFamilies, with spec.ipFamilyPolicy PreferDualStack.";
     /// The cluster has no such Service.
     ServiceAbsent = "service-absent", Error, "Check name and namespace: kubectl get services -A.";
@@ -224,7 +224,7 @@ codes! {
     EndpointsWithoutAddress = "endpoints-without-address", Error, "Use an EndpointSlice of type IPv4 or IPv6.";
     /// The address of an endpoint is invalid or reserved, or does not have the family of its EndpointSlice.
     EndpointAddressRefused = "endpoint-address-refused", Error, "Correct the address in the EndpointSlice.";
-    /// Another EndpointSlice entry contains the same endpoint. The brain uses that entry and skips this one.
+    /// Another EndpointSlice entry contains the same endpoint, and the brain uses that entry.
     EndpointDuplicated = "endpoint-duplicated", Error, "Remove one entry, unless the endpoint is moving between EndpointSlices.";
     /// A label assigns the EndpointSlice to a headless Service.
     SliceOfHeadlessService = "slice-of-headless-service", Error, "Remove the label service.kubernetes.io/headless.";
@@ -242,7 +242,7 @@ codes! {
     KernelDenied = "kernel-denied", Error, "Run the program as root, on the node.";
     /// localnet did not read the kernel, so it checked only the state.
     KernelNotRead = "kernel-not-read", Warning, "The message gives the reason.";
-    /// Connection tracking is full, so the kernel drops new connections. If the severity is warning, connection tracking is nearly full.
+    /// Connection tracking is full, so the kernel drops new connections. As a warning: it is nearly full.
     TrackingFull = "tracking-full", Error, "Raise net.netfilter.nf_conntrack_max: set conntrack.maxPerCore, then run localnet-nft init.";
     /// IP forwarding is disabled on the node.
     ForwardingOff = "forwarding-off", Error, "Set net.ipv4.ip_forward and net.ipv6.conf.all.forwarding to 1.";
@@ -256,7 +256,7 @@ codes! {
     BackendFails = "backend-fails", Error, "Correct the problem that the error names. The backend retries automatically.";
     /// The backend has not applied the newest state.
     BackendBehind = "backend-behind", Error, "Check that the backend runs and reaches the brain. The backend's log has the error.";
-    /// No backend requests the next state from the brain, so every backend has stopped.
+    /// Every backend has stopped: none requests the next state from the brain.
     BackendStopped = "backend-stopped", Error, "Start the backend. Its log has the error.";
     /// The brain does not report its status.
     StatusUnknown = "status-unknown", Warning, "Upgrade localnet-brain to the version of this command.";
