@@ -52,8 +52,8 @@ impl Desired {
         self.tables.drop_invalid = false;
     }
 
-    /// Moves to `state`. `changes` contains everything that differs from the previous state. Returns the diagnostics for what
-    /// is not programmed, except for those that were returned before.
+    /// Plans `state`. `changes` contains everything that differs from the previous state. Returns the new diagnostics of what
+    /// is not programmed.
     pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
         self.tables.update_health_checks(state, changes);
         let settled = self.vips.update(state, changes, &mut self.tables);

@@ -6,7 +6,7 @@ use localnet_proto::{Changes, Family, Snapshot};
 use crate::desired::Desired;
 
 impl Desired {
-    /// Moves to `state` and returns the tables of both families, as `iptables-restore --noflush` and
+    /// Plans `state` and returns the tables of both families, as `iptables-restore --noflush` and
     /// `ip6tables-restore --noflush` read them. Comments in the text describe what is skipped.
     pub fn text(&mut self, state: &Snapshot, changes: &Changes) -> String {
         self.update(state, changes);

@@ -205,7 +205,7 @@ impl Desired {
         servers.chain(schedulers.map(|vip| vip.service.clone())).chain(addresses).collect()
     }
 
-    /// Updates to `state`. `changes` lists everything that differs from the previous state. Returns the new diagnostics of what
+    /// Plans `state`. `changes` lists everything that differs from the previous state. Returns the new diagnostics of what
     /// is not programmed.
     pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
         if self.parts.node != state.node.addresses {
@@ -377,7 +377,7 @@ impl Parts {
         })
     }
 
-    /// Diagnostics of VIPs in excluded CIDRs, which belong to other programs.
+    /// Diagnostics of VIPs in excluded CIDRs.
     fn excluded(&self) -> impl Iterator<Item = Diagnostic> {
         let all = self.programmed.iter().filter(|(key, _)| self.options.excludes(key.address));
         all.map(|(key, vip)| {

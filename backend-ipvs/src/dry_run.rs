@@ -12,7 +12,7 @@ use localnet_proto::{Changes, Snapshot};
 use crate::{desired::Desired, plan::INTERFACE};
 
 impl Desired {
-    /// Updates to `state` and returns the virtual servers as `ipvsadm -R` reads them, the addresses of the interface as
+    /// Plans `state` and returns the virtual servers as `ipvsadm -R` reads them, the addresses of the interface as
     /// `ip -batch` reads them, and the tables in nft's notation. Comments list what is skipped.
     pub fn text(&mut self, state: &Snapshot, changes: &Changes) -> String {
         self.update(state, changes);

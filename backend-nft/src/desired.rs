@@ -115,7 +115,7 @@ impl Desired {
         self.tables.tables[family].forget();
     }
 
-    /// Moves to `state`, which differs from the previous state only in `changes`. Returns what is newly skipped.
+    /// Plans `state`, which differs from the previous state only in `changes`. Returns what is newly skipped.
     pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
         let settled = self.vips.update(state, changes, &mut self.tables);
         self.update_chains(settled.facts_changed);

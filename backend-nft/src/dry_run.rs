@@ -7,7 +7,7 @@ use localnet_proto::{Changes, Snapshot};
 use crate::desired::Desired;
 
 impl Desired {
-    /// Moves to `state` and returns the tables as text for `nft -f`. Comments in the text describe what is skipped.
+    /// Plans `state` and returns the tables as text for `nft -f`. Comments in the text describe what is skipped.
     pub fn text(&mut self, state: &Snapshot, changes: &Changes) -> String {
         let notices = self.update(state, changes);
         let comments: String = notices.iter().map(|notice| format!("# {notice}\n")).collect();

@@ -151,7 +151,7 @@ struct Planner<'a> {
     facts: &'a Facts,
     comments: Comments,
     rules: Rules,
-    /// The endpoints from which a chain picks one, by the name of that chain.
+    /// The endpoints that a chain picks from, by the name of the chain.
     pools: BTreeMap<String, Arc<[SocketAddr]>>,
 }
 

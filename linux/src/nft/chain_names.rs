@@ -1,4 +1,4 @@
-//! The names of chains that the tables of several backends have in common.
+//! The names of the chains that several backends share.
 
 /// Handles traffic to VIPs with external policy Local.
 pub const EXTERNAL_LOCAL: &str = "external-local";
