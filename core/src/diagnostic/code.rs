@@ -242,7 +242,7 @@ codes! {
     KernelDenied = "kernel-denied", Error, "Run the program as root, on the node.";
     /// localnet did not read the kernel, so it checked only the state.
     KernelNotRead = "kernel-not-read", Warning, "The message gives the reason.";
-    /// Connection tracking is full, so the kernel drops new connections. As a warning: it is nearly full.
+    /// Connection tracking is full, so the kernel drops new connections. With severity warning, it is nearly full.
     TrackingFull = "tracking-full", Error, "Raise net.netfilter.nf_conntrack_max: set conntrack.maxPerCore, then run localnet-nft init.";
     /// IP forwarding is disabled on the node.
     ForwardingOff = "forwarding-off", Error, "Set net.ipv4.ip_forward and net.ipv6.conf.all.forwarding to 1.";
@@ -262,7 +262,7 @@ codes! {
     StatusUnknown = "status-unknown", Warning, "Upgrade localnet-brain to the version of this command.";
     /// No backend reports its configuration, so the checks use the defaults.
     ConfigurationUnknown = "configuration-unknown", Warning, "Pass the backend's configuration with --config or --cluster-cidr.";
-    /// route_localnet is on: neighbours may reach programs that listen on 127.0.0.1 (CVE-2020-8558).
+    /// route_localnet is on: hosts in the same network may reach programs that listen on 127.0.0.1 (CVE-2020-8558).
     RouteLocalnet = "route-localnet", Warning, "Set route_localnet to 0, unless you use NodePorts on localhost.";
     /// The kernel also has kube-proxy's rules. A packet is translated by the rule that matches first, localnet's or kube-proxy's.
     OtherProxy = "other-proxy", Warning, "Stop kube-proxy, then run localnet-nft cleanup --kube-proxy.";
