@@ -94,14 +94,22 @@ impl<K: Kernel> NftBackend<K> {
         &self.kernel
     }
 
-    /// Checks that nf_tables can be used at all. If it cannot, for instance because privileges are missing, retries are
-    /// useless.
+    /// Checks that nf_tables can be used, and has all features that the backend needs. If not, for instance because privileges
+    /// are missing, retries are useless.
     ///
     /// # Errors
     /// Returns an error with the cause and its remedy.
     pub fn check(&mut self) -> Result<(), Error> {
         // Reading needs the same privileges as writing, and reading a table that does not exist is cheap.
-        self.kernel.read(&Table::new(Family::V4, "localnet-check"), &|_| None).map(drop)
+        self.kernel.read(&Table::new(Family::V4, "localnet-check"), &|_| None)?;
+        let probe = plan::probe::probe();
+        match self.kernel.apply(&probe) {
+            Err(Error::Refused { change, .. }) if change + 1 == probe.changes().len() => Ok(()),
+            // The kernel was too short of memory for an answer.
+            Err(error) if error.is_shortage() => Ok(()),
+            Err(error @ Error::Refused { .. }) => Err(Error::Lacking { refused: error.to_string() }),
+            result => result.map(drop),
+        }
     }
 
     /// Applies `state`, which differs from the previous state only in `changes`. The tables are

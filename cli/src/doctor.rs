@@ -68,6 +68,8 @@ pub struct Evidence {
     pub configuration: Option<Origin>,
     /// Our tables, or why they are unknown.
     pub tables: Option<Result<Vec<OwnTable>, Diagnostic>>,
+    /// Whether the kernel has all features that localnet-nft needs, or else what it lacks; `None` if it cannot be asked.
+    pub features: Option<Result<(), String>>,
     /// The tables of other programs in nf_tables.
     pub others: Vec<String>,
     /// Whether the kernel forwards packets; `None` if unknown.
@@ -200,6 +202,11 @@ impl Findings {
                 }
             }
         }
+        match &evidence.features {
+            None => {}
+            Some(Ok(())) => self.ok("kernel", "nf_tables has all features that localnet-nft needs".to_owned()),
+            Some(Err(problem)) => self.add("kernel", of(Code::KernelLacks, problem)),
+        }
         for other in evidence.others.iter().filter(|table| table.ends_with(" kube-proxy")) {
             let problem =
                 format!("kube-proxy's table {other} also exists: the first rule that matches a packet translates it");
@@ -273,6 +280,7 @@ pub fn read_kernel(
         }
     }
     evidence.tables = Some(Ok(tables));
+    evidence.features = crate::kernel::features();
     evidence.others = kernel.other_tables().unwrap_or_default();
     evidence.forwards = ByFamily::from_fn(crate::kernel::forwards);
     evidence.route_localnet = crate::kernel::setting("proc/sys/net/ipv4/conf/all/route_localnet");
@@ -326,6 +334,7 @@ mod tests {
             state: Some(Ok((3, 0))),
             tables: Some(Ok(vec![(Family::V4, true, vec![])])),
             forwards: ByFamily::new(Some(true), None),
+            features: Some(Ok(())),
             tracked: Some((1, 100)),
             ..Evidence::default()
         }
@@ -348,7 +357,7 @@ mod tests {
             findings.checks.iter().all(|check| check.verdict == Verdict::Ok && check.diagnostic.is_none()),
             "{findings:?}"
         );
-        assert_eq!(findings.checks.len(), 5);
+        assert_eq!(findings.checks.len(), 6);
         assert!(!findings.fail());
     }
 
@@ -414,6 +423,7 @@ mod tests {
             let tables = checks.iter().find(|check| check.id == "tables").unwrap().diagnostic.as_ref().unwrap();
             assert_eq!((tables.problem.as_str(), tables.remedy.as_str()), ("any text", remedy));
         }
+        check(|evidence| evidence.features = Some(Err("no masquerading".to_owned())), "kernel", Verdict::Failing);
         check(|evidence| evidence.others = vec!["ip kube-proxy".to_owned()], "other-proxy", Verdict::Warning);
         check(|evidence| evidence.forwards = ByFamily::new(Some(false), None), "forwarding", Verdict::Warning);
         check(|evidence| evidence.route_localnet = Some(1), "route-localnet", Verdict::Warning);

@@ -12,6 +12,7 @@ use std::{
     thread,
 };
 
+use localnet_client::vips::Config;
 use localnet_core::{Code, Diagnostic, Subject};
 use localnet_linux::{
     addresses::Addresses,
@@ -20,9 +21,12 @@ use localnet_linux::{
     routes::{Route, Routes},
     sysctl::Settings,
 };
-use localnet_nft::plan::{
-    self,
-    sets::{SetId, Sets as _},
+use localnet_nft::{
+    NftBackend,
+    plan::{
+        self,
+        sets::{SetId, Sets as _},
+    },
 };
 use localnet_proto::{ByFamily, Family};
 
@@ -39,6 +43,15 @@ pub struct Kernel {
 /// Returns a diagnostic which states that the kernel was not read, and why.
 pub fn unread(why: impl Into<String>) -> Diagnostic {
     Diagnostic::new(Code::KernelNotRead, Subject::Program, why)
+}
+
+/// Returns whether the kernel has all features that localnet-nft needs, or else what it lacks; `None` if it cannot be asked.
+pub fn features() -> Option<Result<(), String>> {
+    match NftBackend::new(Config::default(), nft::Netlink::open().ok()?).check() {
+        Ok(()) => Some(Ok(())),
+        Err(error @ nft::Error::Lacking { .. }) => Some(Err(error.to_string())),
+        Err(_) => None,
+    }
 }
 
 /// Whether the kernel holds an object.

@@ -258,6 +258,17 @@ fn a_kernel_that_cannot_translate_ipv6_still_gets_ipv4() {
 }
 
 #[test]
+fn a_kernel_that_lacks_a_feature_is_reported_at_the_start() {
+    let mut backend = backend();
+    backend.check().unwrap();
+    backend.kernel.lacks_nat = Some(Family::V4);
+    let error = backend.check().unwrap_err().to_string();
+    assert!(error.starts_with("this kernel lacks a feature of nf_tables: the kernel refused change"), "{error}");
+    assert!(error.contains("Linux 5.10 or newer"), "{error}");
+    assert!(backend.kernel.tables.is_empty() && backend.kernel.log.is_empty());
+}
+
+#[test]
 fn tables_of_another_shape_are_replaced_in_one_transaction() {
     let mut other = FakeKernel::default();
     let table = plan::table(Family::V4);

@@ -146,7 +146,7 @@ impl Shape {
         }
         let dispatch = [Pool::Cluster, Pool::Local].map(|pool| self.dispatch(pool));
         let sizes = self.pools.iter().map(|((pool, size), top)| lb(*pool, *size, *top));
-        let slots = (0..self.slots()).map(|slot| self.slot(slot));
+        let slots = (0..self.slots()).map(|slot| remembering(slot, &self.timeouts));
         dispatch.into_iter().chain(sizes).chain(slots).collect()
     }
 
@@ -162,22 +162,21 @@ impl Shape {
         });
         chain.rule(Statement::goto(lb_chain(pool, last)))
     }
+}
 
-    fn slot(&self, slot: u32) -> Chain {
-        let endpoint = numbered(Generator::Constant(slot));
-        let chain = self.timeouts.iter().fold(Chain::new(slot_chain(slot)), |chain, seconds| {
-            let has_timeout = numbered(Generator::Constant(*seconds));
-            chain.rule([
-                Statement::is_in(has_timeout, SetId::AffinityTimeouts.name()),
-                Statement::Update(CLIENT.into(), clients_name(slot), Some(*seconds)),
-            ])
-        });
-        // The priority is cleared before the translation, because the backend needs it only until then. If the slot has
-        // no endpoint for the VIP, the next rule sets the priority again, and the search for the client continues.
-        chain
-            .rule([Statement::PriorityNone, Statement::dnat(endpoint, SetId::AffinityEndpoints.name())])
-            .rule(numbering())
-    }
+/// The chain that remembers the client in a slot for one of these timeouts, and translates the packet to the slot's endpoint.
+pub fn remembering(slot: u32, timeouts: &BTreeSet<u32>) -> Chain {
+    let endpoint = numbered(Generator::Constant(slot));
+    let chain = timeouts.iter().fold(Chain::new(slot_chain(slot)), |chain, seconds| {
+        let has_timeout = numbered(Generator::Constant(*seconds));
+        chain.rule([
+            Statement::is_in(has_timeout, SetId::AffinityTimeouts.name()),
+            Statement::Update(CLIENT.into(), clients_name(slot), Some(*seconds)),
+        ])
+    });
+    // The priority is cleared before the translation, because the backend needs it only until then. If the slot has
+    // no endpoint for the VIP, the next rule sets the priority again, and the search for the client continues.
+    chain.rule([Statement::PriorityNone, Statement::dnat(endpoint, SetId::AffinityEndpoints.name())]).rule(numbering())
 }
 
 /// The chain that searches for the client, and then picks an endpoint at random. A slot may be released

@@ -15,6 +15,7 @@ pub mod affinity;
 pub mod chains;
 pub mod elements;
 pub mod names;
+pub mod probe;
 pub mod sets;
 pub mod stable_slots;
 

@@ -242,6 +242,8 @@ codes! {
     KernelDenied = "kernel-denied", Error, "Run the program as root, on the node.";
     /// localnet did not read the kernel, so it checked only the state.
     KernelNotRead = "kernel-not-read", Warning, "The message gives the reason.";
+    /// The kernel lacks a feature of nf_tables, so the nft backend cannot start.
+    KernelLacks = "kernel-lacks", Error, "Use Linux 5.10 or newer with all modules whose names begin with nft_, or the backend iptables.";
     /// Connection tracking is full, so the kernel drops new connections. With severity warning, it is nearly full.
     TrackingFull = "tracking-full", Error, "Raise net.netfilter.nf_conntrack_max: set conntrack.maxPerCore, then run localnet-nft init.";
     /// IP forwarding is disabled on the node.

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use localnet_core::Code;
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 
@@ -48,6 +49,12 @@ pub enum Error {
     /// The kernel has no nf_tables.
     #[error("this kernel has no nf_tables: load the module nf_tables or use another backend")]
     Unsupported,
+    /// The kernel lacks a feature of nf_tables.
+    #[error("this kernel lacks a feature of nf_tables: {refused}; {}", Code::KernelLacks.remedy())]
+    Lacking {
+        /// The error of the change that needs the feature.
+        refused: String,
+    },
     /// The kernel did not answer the transaction, so its outcome is unknown.
     #[error(
         "the kernel did not answer the transaction, so its outcome is unknown: read the table before the next transaction"
@@ -84,7 +91,7 @@ impl Error {
             Error::Refused { errno, .. } | Error::TransactionRefused { errno, .. } => Some(*errno),
             Error::NotPermitted | Error::Owned => Some(Errno::PERM.raw_os_error()),
             Error::Io(error) => error.raw_os_error(),
-            Error::Unsupported | Error::Unanswered | Error::Lost | Error::Changing => None,
+            Error::Unsupported | Error::Lacking { .. } | Error::Unanswered | Error::Lost | Error::Changing => None,
         }
     }
 }
