@@ -10,7 +10,7 @@ use localnet_core::Family;
 use super::answer::Error;
 use super::encode::{name_set, write_key};
 use super::parse::{ChainDump, Elements, parse_chain, parse_rule, parse_set};
-use super::socket::{Dumped, Socket};
+use super::socket::Socket;
 use super::uapi::{self, chain, element, generation, msg, rule, set, table};
 use super::wire::{self, Head, Message, Writer};
 use super::{Element, Name, Set, Table, Tuple};
@@ -87,26 +87,20 @@ impl Socket {
 
     fn in_one_generation<T>(
         &mut self,
-        read: impl Fn(&mut Self, u32) -> Result<Read<T>, Error>,
+        read: impl Fn(&mut Self, u32) -> Result<Option<T>, Error>,
     ) -> Result<Option<T>, Error> {
         self.undisturbed(|socket| {
             let generation = socket.generation()?;
-            match read(socket, generation)? {
-                Read::Found(_) if socket.generation()? != generation => Ok(Read::Interrupted),
-                read => Ok(read),
-            }
+            let found = read(socket, generation)?;
+            let changed = found.is_some() && socket.generation()? != generation;
+            if changed { Err(Error::Changing) } else { Ok(found) }
         })
     }
 
-    fn undisturbed<T>(&mut self, read: impl Fn(&mut Self) -> Result<Read<T>, Error>) -> Result<Option<T>, Error> {
-        for _ in 0..ATTEMPTS {
-            match read(self)? {
-                Read::Absent => return Ok(None),
-                Read::Found(found) => return Ok(Some(found)),
-                Read::Interrupted => {}
-            }
-        }
-        Err(Error::Changing)
+    /// Repeats a read while it returns [`Error::Changing`].
+    pub(super) fn undisturbed<T>(&mut self, read: impl Fn(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+        let mut reads = (0..ATTEMPTS).map(|_| read(self));
+        reads.find(|read| !matches!(read, Err(Error::Changing))).unwrap_or(Err(Error::Changing))
     }
 
     /// Whether the table exists.
@@ -120,13 +114,13 @@ impl Socket {
     fn standing(&mut self, table: &Table) -> Result<Standing, Error> {
         let mut flags = 0;
         let fill = |w: &mut Writer| w.string(table::NAME, &table.name);
-        let read = self.request(table.family, msg::GET_TABLE, wire::ACK, fill, |message| {
+        let exists = self.request(table.family, msg::GET_TABLE, wire::ACK, fill, |message| {
             flags = message.attributes().u32(table::FLAGS).unwrap_or_default();
         })?;
-        Ok(match read {
-            Dumped::Complete if flags & table::FLAG_DORMANT != 0 => Standing::Dormant,
-            Dumped::Complete => Standing::Active,
-            _ => Standing::Absent,
+        Ok(match exists {
+            true if flags & table::FLAG_DORMANT != 0 => Standing::Dormant,
+            true => Standing::Active,
+            false => Standing::Absent,
         })
     }
 
@@ -151,10 +145,10 @@ impl Socket {
                 w.nest(element::LIST_ITEM, |w| write_key(w, element::KEY, key, set));
             });
         };
-        let read = self.request(table.family, msg::GET_ELEMENTS, wire::ACK, fill, |message| {
+        let exists = self.request(table.family, msg::GET_ELEMENTS, wire::ACK, fill, |message| {
             elements.message(message.attributes());
         })?;
-        Ok(if read == Dumped::Complete { elements.first() } else { None })
+        Ok(if exists { elements.first() } else { None })
     }
 
     /// Reads the chains of a table with their rules, but no sets; `None` if there is no such table.
@@ -183,75 +177,59 @@ impl Socket {
         current.ok_or(Error::Unanswered)
     }
 
-    fn read_table(&mut self, table: &Table, generation: u32) -> Result<Read<TableDump>, Error> {
-        let mut dump = match self.read_outline(table, generation)? {
-            Read::Found(outline) => outline,
-            other => return Ok(other),
-        };
+    fn read_table(&mut self, table: &Table, generation: u32) -> Result<Option<TableDump>, Error> {
+        let Some(mut dump) = self.read_outline(table, generation)? else { return Ok(None) };
         for dumped in &mut dump.sets {
             let Some(set) = &dumped.set else { continue };
-            let Read::Found(elements) = self.read_elements(table, set)? else { return Ok(Read::Interrupted) };
-            dumped.elements = elements;
+            dumped.elements = self.read_elements(table, set)?.ok_or(Error::Changing)?;
         }
-        Ok(Read::Found(dump))
+        Ok(Some(dump))
     }
 
-    fn read_outline(&mut self, table: &Table, generation: u32) -> Result<Read<TableDump>, Error> {
-        let chains = match self.read_chains(table)? {
-            Read::Found(chains) => chains,
-            Read::Absent => return Ok(Read::Absent),
-            Read::Interrupted => return Ok(Read::Interrupted),
-        };
+    fn read_outline(&mut self, table: &Table, generation: u32) -> Result<Option<TableDump>, Error> {
+        let Some(chains) = self.read_chains(table)? else { return Ok(None) };
         let mut sets = Vec::new();
         let set_table = |w: &mut Writer| w.string(set::TABLE, &table.name);
-        let read = self.request(table.family, msg::GET_SET, wire::DUMP, set_table, |message| {
+        exists(self.request(table.family, msg::GET_SET, wire::DUMP, set_table, |message| {
             let parsed = parse_set(message.attributes(), &table.name);
             sets.extend(parsed.map(|(name, set)| SetDump { name, set: set.map(Arc::new), elements: Vec::new() }));
-        })?;
-        if read != Dumped::Complete {
-            return Ok(Read::Interrupted);
-        }
-        Ok(Read::Found(TableDump { chains, sets, generation }))
+        })?)?;
+        Ok(Some(TableDump { chains, sets, generation }))
     }
 
-    fn read_chains(&mut self, table: &Table) -> Result<Read<Vec<ChainDump>>, Error> {
+    fn read_chains(&mut self, table: &Table) -> Result<Option<Vec<ChainDump>>, Error> {
         let standing = self.standing(table)?;
         if standing == Standing::Absent {
-            return Ok(Read::Absent);
+            return Ok(None);
         }
         let mut chains = Vec::new();
         let fill = |w: &mut Writer| w.string(chain::TABLE, &table.name);
-        let read = self.request(table.family, msg::GET_CHAIN, wire::DUMP, fill, |message| {
+        exists(self.request(table.family, msg::GET_CHAIN, wire::DUMP, fill, |message| {
             chains.extend(parse_chain(message.attributes(), &table.name).map(|chain| standing.of(chain)));
-        })?;
-        let is_complete = read == Dumped::Complete && self.read_rules(table, &mut chains)?;
-        Ok(if is_complete { Read::Found(chains) } else { Read::Interrupted })
+        })?)?;
+        self.read_rules(table, &mut chains)?;
+        Ok(Some(chains))
     }
 
-    fn read_rules(&mut self, table: &Table, chains: &mut [ChainDump]) -> Result<bool, Error> {
+    fn read_rules(&mut self, table: &Table, chains: &mut [ChainDump]) -> Result<(), Error> {
         let place: HashMap<Name, usize> =
             chains.iter().enumerate().map(|(index, chain)| (chain.name.clone(), index)).collect();
         let fill = |w: &mut Writer| w.string(rule::TABLE, &table.name);
-        let read = self.request(table.family, msg::GET_RULE, wire::DUMP, fill, |message| {
+        exists(self.request(table.family, msg::GET_RULE, wire::DUMP, fill, |message| {
             if let Some((chain, rule)) = parse_rule(message.attributes(), &table.name) {
                 let chain = place.get(chain).and_then(|index| chains.get_mut(*index));
                 chain.into_iter().for_each(|chain| chain.rules.push(rule.clone()));
             }
-        })?;
-        Ok(read == Dumped::Complete)
+        })?)
     }
 
-    fn read_elements(&mut self, table: &Table, set: &Set) -> Result<Read<Vec<Element>>, Error> {
+    fn read_elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error> {
         let mut elements = Elements::new(set);
         let fill = |w: &mut Writer| name_set(w, table, set);
-        let read = self.request(table.family, msg::GET_ELEMENTS, wire::DUMP, fill, |message| {
+        let exists = self.request(table.family, msg::GET_ELEMENTS, wire::DUMP, fill, |message| {
             elements.message(message.attributes());
         })?;
-        Ok(match read {
-            Dumped::Complete => Read::Found(elements.finish()),
-            Dumped::Absent => Read::Absent,
-            Dumped::Interrupted => Read::Interrupted,
-        })
+        Ok(exists.then(|| elements.finish()))
     }
 
     fn request(
@@ -261,7 +239,7 @@ impl Socket {
         flags: u16,
         fill: impl FnOnce(&mut Writer),
         each: impl FnMut(&Message<'_>),
-    ) -> Result<Dumped, Error> {
+    ) -> Result<bool, Error> {
         self.request_of(wire::family_number(family), kind, flags, fill, each)
     }
 
@@ -273,7 +251,7 @@ impl Socket {
         flags: u16,
         fill: impl FnOnce(&mut Writer),
         each: impl FnMut(&Message<'_>),
-    ) -> Result<Dumped, Error> {
+    ) -> Result<bool, Error> {
         let sequence = self.next_sequence();
         let head =
             Head { kind: uapi::SUBSYSTEM << 8 | kind, flags: wire::REQUEST | flags, sequence, family, resource: 0 };
@@ -283,8 +261,7 @@ impl Socket {
     }
 }
 
-enum Read<T> {
-    Found(T),
-    Absent,
-    Interrupted,
+/// The rest of a table that existed a moment ago must exist, too. If it does not, the table has changed.
+fn exists(exists: bool) -> Result<(), Error> {
+    exists.then_some(()).ok_or(Error::Changing)
 }

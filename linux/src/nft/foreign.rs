@@ -98,36 +98,28 @@ impl Socket {
     /// Reads all chains, except those in tables with the names `except`.
     ///
     /// # Errors
-    /// Returns an error if the process lacks `CAP_NET_ADMIN`, or if the socket fails.
+    /// Returns an error if the process lacks `CAP_NET_ADMIN`, if the socket fails, or if the rules changed during every attempt.
     pub fn foreign_rules(&mut self, except: &[&str]) -> Result<ForeignRules, Error> {
+        self.undisturbed(|socket| socket.read_foreign_rules(except))
+    }
+
+    fn read_foreign_rules(&mut self, except: &[&str]) -> Result<ForeignRules, Error> {
         let mut chains: Vec<ForeignChain> = Vec::new();
-        self.request_of(
-            0,
-            msg::GET_CHAIN,
-            wire::DUMP,
-            |_| (),
-            |message| {
-                let (attributes, family) = (message.attributes(), message.family().unwrap_or_default());
-                let (Some(table), Some(name)) = (attributes.string(chain::TABLE), attributes.string(chain::NAME))
-                else {
-                    return;
-                };
-                if except.contains(&table) || !is_ip(family) {
-                    return;
-                }
-                let hook = attributes.find(chain::HOOK).map(wire::Attributes);
-                let hook = hook.and_then(|hook| {
-                    Some((
-                        hook.u32(chain::HOOK_POINT).unwrap_or_default(),
-                        hook.u32(chain::HOOK_PRIORITY)?.cast_signed(),
-                    ))
-                });
-                let drops = hook.is_some() && attributes.u32(chain::POLICY) == Some(DROP);
-                let (table, name) = (table.into(), name.into());
-                chains.push(ForeignChain { family, table, name, hook, drops, rules: Vec::new() });
-            },
-        )?;
         let fill = |_: &mut Writer| ();
+        self.request_of(0, msg::GET_CHAIN, wire::DUMP, fill, |message| {
+            let (attributes, family) = (message.attributes(), message.family().unwrap_or_default());
+            let names = attributes.string(chain::TABLE).zip(attributes.string(chain::NAME));
+            let Some((table, name)) = names.filter(|(table, _)| !except.contains(table) && is_ip(family)) else {
+                return;
+            };
+            let hook = attributes.find(chain::HOOK).map(wire::Attributes).and_then(|hook| {
+                let point = hook.u32(chain::HOOK_POINT).unwrap_or_default();
+                Some((point, hook.u32(chain::HOOK_PRIORITY)?.cast_signed()))
+            });
+            let drops = hook.is_some() && attributes.u32(chain::POLICY) == Some(DROP);
+            let (table, name) = (table.into(), name.into());
+            chains.push(ForeignChain { family, table, name, hook, drops, rules: Vec::new() });
+        })?;
         self.request_of(0, msg::GET_RULE, wire::DUMP, fill, |message| {
             let (attributes, family) = (message.attributes(), message.family().unwrap_or_default());
             let Some(table) = attributes.string(rule::TABLE) else { return };

@@ -79,8 +79,14 @@ impl Socket {
         Ok(TransactionSize { messages: batch.messages.len(), bytes: batch.bytes.len(), elements: batch.elements })
     }
 
-    /// Sends a request and calls `each` for every message of the answer.
-    pub(super) fn dump(&mut self, request: &[u8], sequence: u32, mut each: impl FnMut(&Message<'_>)) -> DumpResult {
+    /// Sends a request and calls `each` for every message of the answer. Returns whether the requested object exists, or
+    /// [`Error::Changing`] if the ruleset changed during the dump.
+    pub(super) fn dump(
+        &mut self,
+        request: &[u8],
+        sequence: u32,
+        mut each: impl FnMut(&Message<'_>),
+    ) -> Result<bool, Error> {
         wire::discard(&self.netlink, &mut self.buffer)?;
         self.send(request)?;
         loop {
@@ -90,13 +96,13 @@ impl Socket {
                     continue;
                 }
                 if message.flags & wire::DUMP_INTERRUPTED != 0 {
-                    return Ok(Dumped::Interrupted);
+                    return Err(Error::Changing);
                 }
                 match message.kind {
                     wire::DONE | wire::ERROR => match Answer::of(&message).errno {
-                        0 => return Ok(Dumped::Complete),
-                        errno if errno == Errno::NOENT.raw_os_error() => return Ok(Dumped::Absent),
-                        errno if errno == Errno::INTR.raw_os_error() => return Ok(Dumped::Interrupted),
+                        0 => return Ok(true),
+                        errno if errno == Errno::NOENT.raw_os_error() => return Ok(false),
+                        errno if errno == Errno::INTR.raw_os_error() => return Err(Error::Changing),
                         errno if errno == Errno::PERM.raw_os_error() => return Err(Error::NotPermitted),
                         // Our requests are well formed, so nfnetlink returns this error only without nf_tables.
                         errno if errno == Errno::INVAL.raw_os_error() => return Err(Error::Unsupported),
@@ -163,19 +169,6 @@ impl Socket {
         }
     }
 }
-
-/// The outcome of a dump.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Dumped {
-    /// Everything was read.
-    Complete,
-    /// The requested object does not exist.
-    Absent,
-    /// The ruleset changed during the dump, so that the result is inconsistent.
-    Interrupted,
-}
-
-type DumpResult = Result<Dumped, Error>;
 
 fn unsupported(error: io::Error) -> Error {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
