@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::encode::Batch;
-use super::text::key_text;
+use super::text::{head, key_text};
 use super::uapi::element;
 use super::wire::{self, Attributes, Message};
 use super::{Change, Transaction};
@@ -177,27 +177,13 @@ fn blamed_element(batch: &Batch, start: usize, offset: usize, change: &Change) -
 
 /// A description of the change for an error message.
 fn describe(change: &Change, element: Option<usize>) -> String {
-    match change {
-        Change::AddTable(table) => format!("add table {}", table.name),
-        Change::DeleteTable(table) => format!("delete table {}", table.name),
-        Change::AddChain(table, chain) => format!("add chain {} {}", table.name, chain.name),
-        Change::FlushChain(table, chain) => format!("flush chain {} {chain}", table.name),
-        Change::DeleteChain(table, chain) => format!("delete chain {} {chain}", table.name),
-        Change::AddRule(table, chain, rule) => {
-            format!("add rule {} {chain} {}", table.name, rule.line(table.family))
-        }
-        Change::AddSet(table, set) => format!("add set {} {}", table.name, set.name),
-        Change::FlushSet(table, set) => format!("flush set {} {}", table.name, set.name),
-        Change::DeleteSet(table, set) => format!("delete set {} {set}", table.name),
-        Change::AddElements(table, set, elements) | Change::DeleteElements(table, set, elements) => {
-            let verb = if matches!(change, Change::AddElements(..)) { "add" } else { "delete" };
-            match element.and_then(|index| elements.get(index)) {
-                Some(element) => {
-                    let comment = element.comment.as_ref().map(|comment| format!(", {comment}")).unwrap_or_default();
-                    format!("{verb} element {} {} {}{comment}", table.name, set.name, key_text(set, &element.key))
-                }
-                None => format!("{verb} {} elements {} {}", elements.len(), table.name, set.name),
-            }
-        }
-    }
+    let head = head(change);
+    let (Change::AddElements(_, set, elements) | Change::DeleteElements(_, set, elements)) = change else {
+        return head;
+    };
+    let Some(element) = element.and_then(|index| elements.get(index)) else {
+        return format!("{head}, {} elements", elements.len());
+    };
+    let comment = element.comment.as_ref().map(|comment| format!(", {comment}")).unwrap_or_default();
+    format!("{head} {}{comment}", key_text(set, &element.key))
 }

@@ -50,12 +50,29 @@ pub fn listing(content: &TableContent) -> String {
     format!("table {} {{\n{}}}\n", table_text(&content.table), blocks.join("\n"))
 }
 
-fn write_change(out: &mut String, change: &Change) {
+/// The change in nft's syntax, without the body of a chain, set or map, and without elements: `add set ip localnet hairpin`
+pub(super) fn head(change: &Change) -> String {
+    let of = |verb: &str, table: &Table, name: &str| format!("{verb} {} {name}", table_text(table));
     match change {
-        Change::AddTable(table) => push(out, &["add table", &table_text(table)]),
-        Change::DeleteTable(table) => push(out, &["delete table", &table_text(table)]),
-        Change::AddChain(table, chain) => {
-            push(out, &["add chain", &table_text(table), &chain.name]);
+        Change::AddTable(table) => format!("add table {}", table_text(table)),
+        Change::DeleteTable(table) => format!("delete table {}", table_text(table)),
+        Change::AddChain(table, chain) => of("add chain", table, &chain.name),
+        Change::FlushChain(table, chain) => of("flush chain", table, chain),
+        Change::DeleteChain(table, chain) => of("delete chain", table, chain),
+        Change::AddRule(table, chain, rule) => of("add rule", table, chain) + " " + &rule.line(table.family),
+        Change::AddSet(table, set) => of(&format!("add {}", set_word(set)), table, &set.name),
+        Change::FlushSet(table, set) => of(&format!("flush {}", set_word(set)), table, &set.name),
+        // `delete set` also deletes maps.
+        Change::DeleteSet(table, set) => of("delete set", table, set),
+        Change::AddElements(table, set, _) => of("add element", table, &set.name),
+        Change::DeleteElements(table, set, _) => of("delete element", table, &set.name),
+    }
+}
+
+fn write_change(out: &mut String, change: &Change) {
+    out.push_str(&head(change));
+    match change {
+        Change::AddChain(_, chain) => {
             let mut body = String::new();
             if let Some(hook) = chain.hook {
                 body += &format!(" {}", hook_text(hook));
@@ -67,33 +84,21 @@ fn write_change(out: &mut String, change: &Change) {
                 out.push_str(&format!(" {{{body} }}"));
             }
         }
-        Change::FlushChain(table, chain) => push(out, &["flush chain", &table_text(table), chain]),
-        Change::DeleteChain(table, chain) => push(out, &["delete chain", &table_text(table), chain]),
-        Change::AddRule(table, chain, rule) => {
-            push(out, &["add rule", &table_text(table), chain, &rule.line(table.family)]);
-        }
         Change::AddSet(table, set) => {
             let body: String = declaration(set, table.family).iter().map(|line| format!(" {line};")).collect();
-            push(out, &["add", set_word(set), &table_text(table), &set.name, &format!("{{{body} }}")]);
+            out.push_str(&format!(" {{{body} }}"));
         }
-        Change::FlushSet(table, set) => push(out, &["flush", set_word(set), &table_text(table), &set.name]),
-        // `delete set` also deletes maps.
-        Change::DeleteSet(table, set) => push(out, &["delete set", &table_text(table), set]),
-        Change::AddElements(table, set, elements) => write_elements(out, "add", table, set, elements),
-        Change::DeleteElements(table, set, elements) => write_elements(out, "delete", table, set, elements),
+        Change::AddElements(_, set, elements) => write_elements(out, elements, |element| element_line(set, element)),
+        Change::DeleteElements(_, set, elements) => {
+            write_elements(out, elements, |element| key_text(set, &element.key));
+        }
+        _ => {}
     }
 }
 
-fn push(out: &mut String, words: &[&str]) {
-    out.push_str(&words.join(" "));
-}
-
-fn write_elements(out: &mut String, verb: &str, table: &Table, set: &Set, elements: &[Element]) {
-    push(out, &[verb, "element", &table_text(table), &set.name, "{\n"]);
-    for element in elements {
-        let text = if verb == "add" { element_line(set, element) } else { key_text(set, &element.key) };
-        out.push_str(&format!("\t{text},\n"));
-    }
+fn write_elements(out: &mut String, elements: &[Element], text: impl Fn(&Element) -> String) {
+    out.push_str(" {\n");
+    elements.iter().for_each(|element| out.push_str(&format!("\t{},\n", text(element))));
     out.push('}');
 }
 

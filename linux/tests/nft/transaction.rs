@@ -34,7 +34,7 @@ fn the_refused_change_is_named_and_nothing_is_applied() {
         assert_eq!((error.change(), error.errno()), (Some(1), Some(2)), "{error}");
         assert_eq!(
             error.to_string(),
-            "the kernel refused change 1 (add rule t absent masquerade fully-random): No such file or directory (os error 2)"
+            "the kernel refused change 1 (add rule ip t absent masquerade fully-random): No such file or directory (os error 2)"
         );
         assert_eq!(nft(&["list", "ruleset"], ""), "");
     });
@@ -58,7 +58,7 @@ fn the_refused_element_is_named() {
         match socket.commit(&transaction).unwrap_err() {
             Error::Refused { change, element, what, errno, .. } => {
                 assert_eq!((change, element, errno), (1, Some(5_000), 2));
-                assert_eq!(what, "delete element t addresses 10.0.117.48, a/b:c");
+                assert_eq!(what, "delete element ip t addresses 10.0.117.48, a/b:c");
             }
             other => panic!("{other}"),
         }
