@@ -218,7 +218,7 @@ fn add_set(w: &mut Writer, table: &Table, set: &Set, id: u32) {
     if let Some(seconds) = set.timeout {
         w.u64(set::TIMEOUT, u64::from(seconds) * 1000);
     }
-    w.bytes(set::USERDATA, &userdata::set(set, table.family));
+    w.bytes(set::USERDATA, &userdata::set(set));
 }
 
 pub(super) fn name_set(w: &mut Writer, table: &Table, set: &Set) {

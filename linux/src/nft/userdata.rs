@@ -1,8 +1,6 @@
 //! The userdata of nft 1.0.6. The kernel only stores it. Without userdata, `nft list ruleset` prints no comments, and prints keys
 //! as raw numbers that nft cannot load.
 
-use localnet_core::Family;
-
 use super::comment::printable;
 use super::uapi::{meta, userdata as tag};
 use super::wire::string;
@@ -38,7 +36,7 @@ fn find(mut userdata: &[u8], kind: u8) -> Option<&[u8]> {
 }
 
 /// The userdata of a set's declaration.
-pub(super) fn set(set: &Set, family: Family) -> Vec<u8> {
+pub(super) fn set(set: &Set) -> Vec<u8> {
     let by_example = needs_typeof(set);
     let mut bytes = Vec::with_capacity(tag::MAX);
     number(&mut bytes, tag::KEY_BYTE_ORDER, byte_order(&set.key));
@@ -47,17 +45,14 @@ pub(super) fn set(set: &Set, family: Family) -> Vec<u8> {
         SetData::Verdict => number(&mut bytes, tag::DATA_BYTE_ORDER, 0),
         SetData::Values(fields) => number(&mut bytes, tag::DATA_BYTE_ORDER, byte_order(fields)),
     }
-    type_of(&mut bytes, tag::KEY_TYPEOF, &set.key, family, by_example);
+    type_of(&mut bytes, tag::KEY_TYPEOF, &set.key, by_example);
     match &set.data {
         SetData::None => {}
         SetData::Verdict if by_example => {
-            nest(&mut bytes, tag::DATA_TYPEOF, |b| {
-                number(b, EXPRESSION_KIND, KIND_VERDICT);
-                nest(b, EXPRESSION_DATA, |_| ());
-            });
+            nest(&mut bytes, tag::DATA_TYPEOF, |b| expression(b, KIND_VERDICT, |_| ()));
         }
         SetData::Verdict => {}
-        SetData::Values(fields) => type_of(&mut bytes, tag::DATA_TYPEOF, fields, family, by_example),
+        SetData::Values(fields) => type_of(&mut bytes, tag::DATA_TYPEOF, fields, by_example),
     }
     if set.is_map() {
         number(&mut bytes, tag::DATA_INTERVAL, 0);
@@ -84,33 +79,23 @@ const KIND_PAYLOAD: u32 = 7;
 const KIND_META: u32 = 9;
 const KIND_CONCAT: u32 = 13;
 const KIND_NUMGEN: u32 = 23;
-/// The entries of an expression: its kind and its data.
-const EXPRESSION_KIND: u8 = 0;
-const EXPRESSION_DATA: u8 = 1;
 
 /// Writes the type of a key or value as nft does: with example expressions for a declaration with `typeof`. For a declaration
 /// with names of types, nft writes only an empty concatenation, or nothing for a single field.
-fn type_of(bytes: &mut Vec<u8>, kind: u8, fields: &[FieldType], family: Family, by_example: bool) {
+fn type_of(bytes: &mut Vec<u8>, kind: u8, fields: &[FieldType], by_example: bool) {
     match (fields, by_example) {
         ([_], false) | ([], _) => {}
-        ([field], true) => nest(bytes, kind, |b| example(b, *field, family)),
-        (_, false) => nest(bytes, kind, |b| {
-            number(b, EXPRESSION_KIND, KIND_CONCAT);
-            nest(b, EXPRESSION_DATA, |_| ());
-        }),
+        ([field], true) => nest(bytes, kind, |b| example(b, *field)),
+        (_, false) => nest(bytes, kind, |b| expression(b, KIND_CONCAT, |_| ())),
         (_, true) => nest(bytes, kind, |b| {
-            number(b, EXPRESSION_KIND, KIND_CONCAT);
-            nest(b, EXPRESSION_DATA, |b| {
-                for (at, field) in (0u8..).zip(fields) {
-                    nest(b, at, |b| example(b, *field, family));
-                }
-            });
+            let all = (0u8..).zip(fields);
+            expression(b, KIND_CONCAT, |b| all.for_each(|(at, field)| nest(b, at, |b| example(b, *field))));
         }),
     }
 }
 
 /// Writes an example expression of the type. `text.rs` prints the same example.
-fn example(bytes: &mut Vec<u8>, field: FieldType, family: Family) {
+fn example(bytes: &mut Vec<u8>, field: FieldType) {
     // Protocol headers and fields, as nft numbers them.
     const PROTO_TRANSPORT: u32 = 11;
     const PROTO_IP: u32 = 12;
@@ -118,34 +103,25 @@ fn example(bytes: &mut Vec<u8>, field: FieldType, family: Family) {
     const IP_DADDR: u32 = 12;
     const IP6_DADDR: u32 = 9;
     const TRANSPORT_DPORT: u32 = 2;
-    let of_header = |bytes: &mut Vec<u8>, header: u32, field: u32| {
-        number(bytes, EXPRESSION_KIND, KIND_PAYLOAD);
-        nest(bytes, EXPRESSION_DATA, |b| {
-            number(b, 0, header);
-            number(b, 1, field);
-        });
+    let (kind, numbers): (u32, &[u32]) = match field {
+        FieldType::Ipv4Addr => (KIND_PAYLOAD, &[PROTO_IP, IP_DADDR]),
+        FieldType::Ipv6Addr => (KIND_PAYLOAD, &[PROTO_IP6, IP6_DADDR]),
+        FieldType::InetService => (KIND_PAYLOAD, &[PROTO_TRANSPORT, TRANSPORT_DPORT]),
+        FieldType::InetProto => (KIND_META, &[meta::L4PROTO]),
+        FieldType::Mark => (KIND_META, &[meta::MARK]),
+        FieldType::Priority => (KIND_META, &[meta::PRIORITY]),
+        FieldType::Ifname => (KIND_META, &[meta::IIFNAME]),
+        FieldType::Index => (KIND_NUMGEN, &[1, INDEX_EXAMPLE_MODULUS, 0]),
     };
-    let of_meta = |bytes: &mut Vec<u8>, key: u32| {
-        number(bytes, EXPRESSION_KIND, KIND_META);
-        nest(bytes, EXPRESSION_DATA, |b| number(b, 0, key));
-    };
-    match (field, family) {
-        (FieldType::Ipv4Addr, _) => of_header(bytes, PROTO_IP, IP_DADDR),
-        (FieldType::Ipv6Addr, _) => of_header(bytes, PROTO_IP6, IP6_DADDR),
-        (FieldType::InetService, _) => of_header(bytes, PROTO_TRANSPORT, TRANSPORT_DPORT),
-        (FieldType::InetProto, _) => of_meta(bytes, meta::L4PROTO),
-        (FieldType::Mark, _) => of_meta(bytes, meta::MARK),
-        (FieldType::Priority, _) => of_meta(bytes, meta::PRIORITY),
-        (FieldType::Ifname, _) => of_meta(bytes, meta::IIFNAME),
-        (FieldType::Index, _) => {
-            number(bytes, EXPRESSION_KIND, KIND_NUMGEN);
-            nest(bytes, EXPRESSION_DATA, |b| {
-                number(b, 0, 1);
-                number(b, 1, INDEX_EXAMPLE_MODULUS);
-                number(b, 2, 0);
-            });
-        }
-    }
+    expression(bytes, kind, |b| (0u8..).zip(numbers).for_each(|(at, value)| number(b, at, *value)));
+}
+
+/// Writes an expression: its kind and its data.
+fn expression(bytes: &mut Vec<u8>, kind: u32, data: impl FnOnce(&mut Vec<u8>)) {
+    const KIND: u8 = 0;
+    const DATA: u8 = 1;
+    number(bytes, KIND, kind);
+    nest(bytes, DATA, data);
 }
 
 /// `numgen random mod 2` represents an index in a declaration.
@@ -223,9 +199,9 @@ mod tests {
     fn a_set_comment_that_does_not_fit_is_omitted() {
         use FieldType::{Index, InetProto, InetService, Ipv6Addr};
         let map = Set::map("m", [Ipv6Addr, InetProto, InetService, Index], [Ipv6Addr, InetService]);
-        let short = set(&map.clone().comment("short"), Family::V6);
+        let short = set(&map.clone().comment("short"));
         assert_eq!(read_set_comment(&short), Some("short"));
-        let long = set(&map.comment("x".repeat(128)), Family::V6);
+        let long = set(&map.comment("x".repeat(128)));
         assert!(long.len() <= tag::MAX && read_set_comment(&long).is_none());
     }
 
