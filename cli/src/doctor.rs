@@ -220,16 +220,12 @@ impl Findings {
 
     fn settings(&mut self, evidence: &Evidence) {
         for (family, forwards) in evidence.forwards {
-            let setting = match family {
-                Family::V4 => "net.ipv4.ip_forward",
-                Family::V6 => "net.ipv6.conf.all.forwarding",
-            };
             match forwards {
                 None => {}
                 Some(true) => self.ok("forwarding", format!("the node forwards {family} packets")),
                 Some(false) => {
                     let problem = format!("the node does not forward {family} packets");
-                    let remedy = format!("set {setting} to 1");
+                    let remedy = format!("set {} to 1", crate::kernel::forwarding(family));
                     self.add("forwarding", warning(Code::ForwardingOff, problem).remedy(remedy));
                 }
             }

@@ -324,9 +324,13 @@ pub fn tracked() -> Option<(i64, i64)> {
 
 /// Returns whether the kernel forwards packets between interfaces; `None` if the setting does not exist.
 pub fn forwards(family: Family) -> Option<bool> {
-    let name = match family {
-        Family::V4 => "proc/sys/net/ipv4/ip_forward",
-        Family::V6 => "proc/sys/net/ipv6/conf/all/forwarding",
-    };
-    setting(name).map(|value| value != 0)
+    setting(&format!("proc/sys/{}", forwarding(family).replace('.', "/"))).map(|value| value != 0)
+}
+
+/// Returns the name of the setting with which the kernel forwards packets between interfaces.
+pub fn forwarding(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "net.ipv4.ip_forward",
+        Family::V6 => "net.ipv6.conf.all.forwarding",
+    }
 }

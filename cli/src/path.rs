@@ -92,16 +92,14 @@ impl<'a> Path<'a> {
     ) -> Vec<Step> {
         let key = VipKey { address: packet.destination, protocol: packet.protocol, port: packet.port };
         let held = self.elements(&key, vip);
-        let of = |set: SetId| held.iter().filter(move |(id, _)| *id == set).map(|(id, element)| (*id, element.clone()));
         if vip.sources.is_some() {
             self.entry("firewall", packet);
             self.rule(names::FIREWALL, |_| true);
-            of(SetId::Firewalled).for_each(|(id, element)| self.element(id, element));
-            let allows = |element: &Element| range_has(element, &key, packet.source);
-            of(SetId::AllowedSources)
-                .filter(|(_, element)| allows(element))
-                .take(1)
-                .for_each(|(id, e)| self.element(id, e));
+            self.held(&held, SetId::Firewalled);
+            let mut ranges = of_set(&held, SetId::AllowedSources);
+            if let Some(allows) = ranges.find(|element| range_has(element, &key, packet.source)) {
+                self.element(SetId::AllowedSources, allows.clone());
+            }
         }
         let is_served = !vip.endpoints.is_empty() || !vip.local_endpoints.is_empty();
         if is_served && !matches!(outcome, Outcome::Drop if vip.sources.is_some() && !passes(vip, packet.source)) {
@@ -123,14 +121,14 @@ impl<'a> Path<'a> {
             Outcome::Reject | Outcome::Drop if vip.sources.is_none() || passes(vip, packet.source) => {
                 self.unserved(packet, at_node, "unserved");
                 self.rule(names::UNSERVED, |statement| matches!(statement, Statement::VerdictMap(..)));
-                of(SetId::NoEndpoints).for_each(|(id, element)| self.element(id, element));
-                let end = of(SetId::NoEndpoints).find_map(|(_, element)| match element.data {
+                self.held(&held, SetId::NoEndpoints);
+                let end = of_set(&held, SetId::NoEndpoints).find_map(|element| match &element.data {
                     ElementData::Verdict(Verdict::Goto(chain)) => Some(chain),
                     _ => None,
                 });
                 let refuses =
                     |statement: &Statement| matches!(statement, Statement::Reject | Statement::Verdict(Verdict::Drop));
-                end.into_iter().for_each(|chain| self.rule(&chain, refuses));
+                end.into_iter().for_each(|chain| self.rule(chain, refuses));
             }
             Outcome::Reject | Outcome::Drop | Outcome::NotOurs => {}
         }
@@ -172,7 +170,6 @@ impl<'a> Path<'a> {
         held: &[(SetId, Element)],
     ) {
         let masquerades = matches!(outcome, Outcome::Endpoints { masquerade: true, .. });
-        let of = |set: SetId| held.iter().filter(move |(id, _)| *id == set).map(|(id, element)| (*id, element.clone()));
         if target.internal {
             if masquerades {
                 self.lookup(names::SERVICES, SetId::ClusterIps);
@@ -184,11 +181,11 @@ impl<'a> Path<'a> {
             Exposure::Internal => {}
             Exposure::External => {
                 self.lookup(names::SERVICES, SetId::External);
-                of(SetId::External).for_each(|(id, element)| self.element(id, element));
+                self.held(held, SetId::External);
             }
             Exposure::ExternalLocal => {
                 self.lookup(names::SERVICES, SetId::ExternalLocal);
-                of(SetId::ExternalLocal).for_each(|(id, element)| self.element(id, element));
+                self.held(held, SetId::ExternalLocal);
                 match packet.origin {
                     Origin::Pod => {
                         self.rule(names::EXTERNAL_LOCAL, |s| matches!(s, Statement::Verdict(Verdict::Return)));
@@ -201,31 +198,30 @@ impl<'a> Path<'a> {
         if masquerades {
             self.rule(names::MARK_MASQUERADE, |_| true);
         }
-        let endpoints = match pool {
-            Pool::Cluster => &vip.endpoints,
-            Pool::Local => &vip.local_endpoints,
-        };
-        let from = match pool {
-            Pool::Cluster => names::SERVICES,
-            Pool::Local => names::EXTERNAL_LOCAL,
+        let (endpoints, from) = match pool {
+            Pool::Cluster => (&vip.endpoints, names::SERVICES),
+            Pool::Local => (&vip.local_endpoints, names::EXTERNAL_LOCAL),
         };
         if vip.affinity.is_some() {
             self.lookup(from, SetId::AffinityVips);
             // The element's value is an ID that the backend has chosen for the port. The plan does not contain this ID, so the
             // value is not compared.
-            let any = |element| Element { data: ElementData::None, ..element };
-            of(SetId::AffinityVips).for_each(|(id, element)| self.element(id, any(element)));
+            for element in of_set(held, SetId::AffinityVips) {
+                self.element(SetId::AffinityVips, Element { data: ElementData::None, ..element.clone() });
+            }
             return;
         }
         if endpoints.is_empty() {
             return;
         }
         self.lookup(from, pool.services());
-        of(pool.services()).for_each(|(id, element)| self.element(id, element));
+        self.held(held, pool.services());
         let picks = chains::lb(&self.names, pool, slots(endpoints.len()));
         let text = picks.rules.first().map(|rule| rule.line(self.family)).unwrap_or_default();
         self.steps.push(Step { place: picks.name.to_string(), thing: Thing::Chain(Arc::new(picks)), text });
-        of(pool.endpoints()).take(MOST_ENDPOINTS).for_each(|(id, element)| self.element(id, element));
+        for element in of_set(held, pool.endpoints()).take(MOST_ENDPOINTS) {
+            self.element(pool.endpoints(), element.clone());
+        }
     }
 
     /// Adds the base chain's rule that jumps to the chains for new packets.
@@ -258,6 +254,11 @@ impl<'a> Path<'a> {
         self.steps.push(Step { place: chain.name.to_string(), thing: Thing::Rule(chain.clone(), index), text });
     }
 
+    /// Adds those of the VIP's elements that belong to a set.
+    fn held(&mut self, held: &[(SetId, Element)], set: SetId) {
+        of_set(held, set).for_each(|element| self.element(set, element.clone()));
+    }
+
     fn element(&mut self, set: SetId, element: Element) {
         let text = element_line(&set.declaration(self.family, 1), &element);
         self.steps.push(Step { place: set.name().to_owned(), thing: Thing::Element(set, element), text });
@@ -267,6 +268,10 @@ impl<'a> Path<'a> {
     pub fn node_port_addresses(&self) -> &[IpAddr] {
         &self.facts.node_port_addresses
     }
+}
+
+fn of_set(held: &[(SetId, Element)], set: SetId) -> impl Iterator<Item = &Element> {
+    held.iter().filter(move |(id, _)| *id == set).map(|(_, element)| element)
 }
 
 fn passes(vip: &Vip, source: IpAddr) -> bool {
@@ -283,18 +288,8 @@ fn range_has(element: &Element, key: &VipKey, source: IpAddr) -> bool {
 /// Returns the endpoint or the verdict that an element leads to, as text.
 pub fn leads_to(element: &Element) -> String {
     match &element.data {
-        ElementData::Value(value) => {
-            let bytes = value.as_bytes();
-            let port = |at: usize| bytes.get(at..at + 2).map_or(0, |two| u16::from_be_bytes([two[0], two[1]]));
-            match bytes.len() {
-                8 => {
-                    bytes.first_chunk::<4>().map_or_else(String::new, |ip| format!("{}:{}", IpAddr::from(*ip), port(4)))
-                }
-                20 => bytes
-                    .first_chunk::<16>()
-                    .map_or_else(String::new, |ip| format!("[{}]:{}", IpAddr::from(*ip), port(16))),
-                _ => format!("{value:?}"),
-            }
+        data @ ElementData::Value(value) => {
+            elements::read_endpoint(data).map_or_else(|| format!("{value:?}"), |endpoint| endpoint.to_string())
         }
         ElementData::Verdict(Verdict::Goto(chain)) => format!("goto {chain}"),
         ElementData::Verdict(Verdict::Jump(chain)) => format!("jump {chain}"),

@@ -3,7 +3,7 @@
 use localnet_client::vips::{Exposure, Vip, VipKey};
 use localnet_linux::nft::{Element, Tuple, Verdict};
 use localnet_linux_backend::elements;
-pub use localnet_linux_backend::elements::{of_address, of_hairpin, tuple};
+pub use localnet_linux_backend::elements::{of_address, of_hairpin, read_endpoint, tuple};
 use localnet_proto::Verdict as WhenEmpty;
 
 use super::{
