@@ -99,8 +99,8 @@ async fn forward_changes<T>(changes: impl Stream<Item = T> + Unpin, notify: mpsc
 /// How long to wait before listing the addresses again after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Keeps the addresses of the node's interfaces up to date. Works in the network namespace of its first use, needs a tokio
-/// runtime, and subscribes again when a subscription breaks.
+/// Lists and follows the addresses of the node's interfaces, in the network namespace in which it is first used. Needs a
+/// tokio runtime. If a subscription breaks, subscribes again.
 #[derive(Debug, Default)]
 pub struct NodeAddresses {
     watch: Option<Addresses>,

@@ -88,8 +88,8 @@ pub fn firewall<S: Sets>(vip: [Field; 3], firewalled: S, allowed_sources: S) -> 
 }
 
 /// If NodePorts answer on a loopback address, adds the rule that drops packets from other hosts to loopback addresses. Such
-/// NodePorts need `route_localnet`, with which the kernel would accept these packets (CVE-2020-8558). The rule comes before
-/// translation, because after it, answers to the node's own packets have a loopback address, too.
+/// NodePorts need `route_localnet`, with which the kernel would accept these packets (CVE-2020-8558). The rule must
+/// come before translation, because translated answers to the node's own packets also go to a loopback address.
 pub fn guarding_loopback(chain: Chain, facts: &Facts, family: Family) -> Chain {
     let Some(loopback) = facts.loopback(family) else { return chain };
     let from_elsewhere = Statement::InputInterface(Op::Ne, InterfacePattern::Exact("lo".into()));

@@ -196,8 +196,8 @@ impl Socket {
         Ok(errno)
     }
 
-    /// Sends messages and calls `each` for every message of the answer, with the index of the part that contained the
-    /// message. Stops when `each` returns `false`.
+    /// Sends messages and calls `each` for every message of the answer. The answer arrives in parts, one for each read;
+    /// `each` also gets the index of the message's part. Stops when `each` returns `false`.
     fn exchange(&mut self, request: &[u8], mut each: impl FnMut(usize, &Message<'_>) -> bool) -> Result<(), Error> {
         netlink::discard(&self.netlink, &mut self.buffer)?;
         netlink::send(&self.netlink, request).map_err(io::Error::from)?;

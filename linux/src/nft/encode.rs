@@ -293,7 +293,7 @@ pub(super) fn write_key(w: &mut Writer, kind: u16, key: &Tuple, set: &Set) {
     w.close(nest);
 }
 
-/// The kernel wants a single field without the padding that a tuple has.
+/// The bytes of a tuple as the kernel expects them: a single field has no padding.
 fn unpadded<'a>(tuple: &'a Tuple, fields: &[FieldType]) -> &'a [u8] {
     let bytes = tuple.as_bytes();
     match fields {

@@ -24,7 +24,7 @@ fn register(word: usize) -> u32 {
     if word.is_multiple_of(4) { 1 + word / 4 } else { 8 + word }
 }
 
-/// Writes expressions, as the value of `NFTA_RULE_EXPRESSIONS`. Methods without a parameter for a register use the first one.
+/// Writes expressions, as the value of `NFTA_RULE_EXPRESSIONS`. Methods without a parameter for a register use [`FIRST`].
 pub(super) struct Expressions<'a>(pub(super) &'a mut Writer);
 
 impl Expressions<'_> {

@@ -6,8 +6,8 @@
 //!
 //! This module is for diagnosis and never part of a sync. It reads all tables of the families `ip`, `ip6` and `inet`, except those
 //! that the caller excludes. It does not see `bridge` and `netdev` tables, nor the rules of ip_tables (iptables-legacy). A rule
-//! may compare something that is unknown here, such as a mark, an interface or a limit. Then its match, and so its effect, is
-//! possible and not certain.
+//! may compare something that is unknown here, such as a mark, an interface or a limit. Then it is
+//! possible, but not certain, that the rule matches.
 
 mod evaluate;
 

@@ -145,7 +145,7 @@ pub(super) struct Elements<'a> {
     /// Comments and chain names, each stored once because they repeat.
     names: HashSet<Name>,
     elements: Vec<Element>,
-    /// In a set of single-field ranges: the keys at which ranges end, excluded.
+    /// In a set of single-field ranges: the keys at which ranges end. They are not part of these ranges.
     ends: Vec<Tuple>,
 }
 

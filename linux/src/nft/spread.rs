@@ -4,8 +4,8 @@ use super::{Chain, Field, Generator, Name, Statement};
 
 /// Up to this number of endpoints, there is exactly one slot for each endpoint.
 pub const EXACT_SLOTS: u32 = 16;
-/// The number of lookups if slots may be empty. In the worst case, half of the slots are filled, and all eight lookups
-/// miss once in 256 times. Then slot 0 is used.
+/// The number of lookups if slots may be empty. In the worst case, half of the slots are filled. Then all eight lookups
+/// miss for one packet in 256, and slot 0 is used.
 const TRIES_OF_SPARSE: usize = 8;
 /// The number of lookups if all slots are filled. A lookup can still miss, because a packet may enter the chain before
 /// a change and look up its endpoint after it.

@@ -87,7 +87,8 @@ pub(super) fn millis_text(millis: u64) -> String {
     }
 }
 
-/// `0:2a`: two 16-bit numbers, as traffic control names its classes. Two values have names.
+/// Renders a priority as traffic control names its classes: two 16-bit numbers, such as `0:2a`. Two values have names
+/// instead.
 fn priority_text(priority: u32) -> String {
     match priority {
         0 => "none".to_owned(),
