@@ -82,7 +82,7 @@ pub struct Place {
 /// The pending changes to the clients in a [`Place`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chore {
-    /// The IDs of ports whose clients are deleted, because the endpoint left the slot.
+    /// The IDs of ports whose endpoint left the slot. Their clients are deleted.
     forget: BTreeSet<u32>,
     /// The IDs of ports whose clients get a new timeout, each with the timeout in milliseconds.
     renew: BTreeMap<u32, u64>,

@@ -99,8 +99,8 @@ pub fn tail(chain: Dispatch, facts: &Facts, family: Family, outside: bool) -> Ve
     }
 }
 
-/// The jumps from the kernel's own chains to ours. Within one chain, they are listed from top to bottom: source ranges are
-/// checked before any rule accepts a packet.
+/// The jumps from the kernel's own chains to ours, within one chain from top to bottom. In table filter, source ranges are
+/// checked first, because the rules below may accept the packet.
 pub fn jumps() -> Vec<Jump> {
     let jump = |table, from, new: bool, comment: &str, to: &str| {
         let rule = if new { Rule::new().new_connection() } else { Rule::new() };

@@ -13,8 +13,8 @@ use std::{
 };
 
 localnet_core::names! {
-    /// A table of iptables that contains rules of ours. Where possible, the tables are written in this order, so that a VIP
-    /// that loses its last endpoint is rejected before its translation ends.
+    /// A table of iptables that contains rules of ours. Where possible, the tables are written in this order, so that
+    /// packets to a VIP that loses its last endpoint are already rejected when their translation ends.
     Table {
         /// Accepts, rejects or drops packets.
         Filter = "filter",

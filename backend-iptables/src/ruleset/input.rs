@@ -18,7 +18,7 @@ impl Lines for &str {
     }
 }
 
-/// A function that calls its argument with the rules of each chain, or only of each chain that may differ from the live state.
+/// A function that passes each chain and its rules to its argument. It may omit chains that do not differ from the live state.
 pub type Chains<'a> = dyn Fn(&mut dyn FnMut(&ChainId, &[String])) + 'a;
 
 /// The diff of a `Ruleset` as lines of input.
@@ -27,8 +27,8 @@ pub struct Input<'a> {
     pub ruleset: &'a Ruleset,
     /// The rules of the chains that differ.
     pub chains: Box<Chains<'a>>,
-    /// If set, only lines for whose origin this function returns true are written, and nothing is removed. Lines that do not
-    /// depend on Services are always written.
+    /// If set, nothing is removed, and this function decides by the origin of a line whether the line is written. Lines that
+    /// do not depend on Services are always written.
     pub wanted: Option<&'a dyn Fn(&Subject) -> bool>,
 }
 

@@ -87,9 +87,9 @@ fn services(facts: &Facts, family: Family) -> Chain {
         .rule([Statement::is_in(VIP, SetId::ExternalLocal.name()), Statement::goto(names::EXTERNAL_LOCAL)])
 }
 
-/// A virtual server sends all its connections to one set of endpoints. With external policy Local, it serves only traffic from
-/// outside, so these are the local endpoints. This node's own traffic may go to any endpoint, so it is translated here, before
-/// IPVS sees it.
+/// A virtual server has only one set of endpoints. With external policy Local, this is the set of local endpoints, and the
+/// virtual server serves only traffic from outside. This node's own traffic may go to any endpoint, so this chain translates it
+/// before IPVS sees it.
 fn external_local(facts: &Facts, family: Family) -> Chain {
     let chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
     let any_endpoint = || Statement::vmap(VIP, SetId::Services.name());

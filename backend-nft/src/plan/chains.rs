@@ -58,8 +58,9 @@ fn to_affinity(verdict: Statement) -> Rule {
     Rule::new([numbering(), verdict])
 }
 
-/// The chain for external policy Local. Packets that may go to any endpoint return from it. Only one rule of one chain looks up
-/// the map `services`, because, for each path that reaches the map, the kernel validates everything that the map leads to.
+/// The chain for external policy Local. Packets that may go to any endpoint return to the chain `services`, which looks them up
+/// in the map `services`. No other rule looks up this map, because, for each path to it, the kernel validates everything to which
+/// the map leads.
 fn external_local(facts: &Facts, family: Family, affinity: bool) -> Chain {
     let chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
     let mut chain = own_traffic(chain, facts, family, Statement::goto(names::MARK_MASQUERADE))
@@ -83,8 +84,8 @@ fn masquerading(facts: &Facts) -> Chain {
 
 /// The chain for VIPs whose only endpoints are on other nodes, under external policy Local. The kernel does not treat a
 /// connection as translated if the endpoint has the VIP's own address and port, for example if the VIP is a node's address and
-/// the endpoint is a host-network pod of that node. So this chain checks the sender instead: packets from pods of this node and
-/// from the node itself pass, because the policy does not apply to them.
+/// the endpoint is a host-network pod of that node. So this chain checks who sent the packet, not whether it was translated:
+/// packets from pods of this node and from the node itself pass, because the policy does not apply to them.
 fn unserved_local(facts: &Facts, family: Family) -> Chain {
     let chain = Chain::new(names::UNSERVED_LOCAL).comment("external traffic policy Local without a local endpoint");
     own_traffic(chain, facts, family, Statement::Verdict(Verdict::Return)).rule(Statement::Verdict(Verdict::Drop))

@@ -65,7 +65,7 @@ impl Default for ChainNames {
 }
 
 impl ChainNames {
-    /// The chain that picks one of `slots` slots, a number that [`slots`] returns.
+    /// The chain that picks one of `slots` slots. `slots` must be a result of the function [`slots`].
     pub fn chain(&self, pool: sets::Pool, slots: u32) -> &Name {
         let index = if slots <= EXACT_SLOTS { slots.saturating_sub(1) } else { EXACT_SLOTS - 5 + slots.ilog2() };
         match pool {
