@@ -94,7 +94,7 @@ impl Guard {
         self.held.values().map(|held| held.next).min()
     }
 
-    /// Requests the further lists that are due, and returns the objects that may be removed now.
+    /// Requests the lists that are due. Returns the objects that may be removed now.
     pub(crate) fn act(&mut self, now: Instant) -> Vec<(Kind, ServiceKey)> {
         let mut released = Vec::new();
         let step = self.hold / LISTS;

@@ -44,7 +44,7 @@ impl Intake {
         }
     }
 
-    /// Requests the further lists that are due, and returns the removals that are due.
+    /// Requests the lists that are due. Returns the removals that the guard no longer holds.
     pub(crate) fn act(&mut self, now: Instant) -> Vec<Event> {
         let released = self.guard.act(now).into_iter().map(|(kind, key)| delete(kind, key)).collect();
         self.report();

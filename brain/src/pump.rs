@@ -57,7 +57,8 @@ impl Questions {
 }
 
 impl Question {
-    /// Answers from the cluster. The cluster matches the newest state of the feed, because only the pump changes the two.
+    /// Derives the answer from the cluster and sends it. The cluster matches the newest state of the feed, because only
+    /// the pump changes either of them.
     fn answer(self, cluster: &Cluster, feed: &Feed) {
         let Self(service, waiting) = self;
         let revision = feed.state().revision();

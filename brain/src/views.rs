@@ -87,8 +87,8 @@ impl Views {
         View { name: String::new(), feed: self.0.own.clone(), opened: None }
     }
 
-    /// The view of a node. An empty name means this node. Waits for the first state, because it contains the name of this
-    /// node.
+    /// The view of a node. An empty name means this node. For any other name, waits for the first state, which contains the
+    /// name of this node.
     ///
     /// # Errors
     /// Returns [`Refused`] if the node is not allowed, too many views are open, or the brain of the view cannot be started.

@@ -14,7 +14,7 @@ use crate::{
     evidence::Evidence,
 };
 
-/// The causes found so far, each with its rank among the addresses and its rank among the layers. Smaller ranks come first.
+/// The causes found so far, each with the rank of its address and the rank of its layer. Smaller ranks come first.
 type Ranking = Vec<(usize, u32, Diagnostic)>;
 
 /// Returns the causes, the likeliest first.

@@ -62,10 +62,10 @@ enum Claimants {
     Many(Box<Shared>),
 }
 
-/// Ordered by precedence: age, then name.
+/// The age and the name of a Service. The order is the precedence: older Services first, then by name.
 type Claimant = (i64, ServiceKey);
 
-/// A place with several claimants.
+/// The claims of a [`Place`] with several claimants.
 #[derive(Debug, Default)]
 struct Shared {
     claimants: BTreeMap<Claimant, BTreeSet<PortKey>>,
@@ -77,7 +77,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Adds a claimant. Returns the Services that gain or lose the place as a result.
+    /// Adds a claimant of the [`Place`]. Returns the Services that gain or lose the place as a result.
     fn insert(&mut self, claimant: Claimant, ports: BTreeSet<PortKey>) -> Vec<ServiceKey> {
         for port in &ports {
             *self.ports.entry(*port).or_default() += 1;

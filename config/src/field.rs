@@ -60,8 +60,9 @@ pub enum Formerly {
     Same,
     /// A different path.
     At(&'static str),
-    /// v1alpha1 has one field for each of several modes: these paths, each with a default. The mode selects the field: in
-    /// the section `ipvs` or `nftables`; for all other modes, in the section `iptables`. Zero counts as missing.
+    /// v1alpha1 has one field for each of several modes, at these paths, each with a default. The modes `ipvs` and
+    /// `nftables` use the field in their own section, if there is one; all other modes use the field in the section
+    /// `iptables`. Zero counts as missing.
     InModes(&'static [(&'static str, &'static str)]),
     /// v1alpha1 has a single string instead of a list, at this path and of this type. An empty string counts as missing.
     Text(&'static str, Kind),

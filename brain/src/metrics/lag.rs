@@ -18,8 +18,8 @@ type Part = (String, Family);
 pub(super) struct Lag {
     newest: Revision,
     published: VecDeque<(u64, Instant)>,
-    /// When the oldest revision that the backend has not applied was published. `None` if the backend has applied all
-    /// revisions.
+    /// The time of publication of the oldest revision that the backend has not applied. `None` if the backend has applied
+    /// all revisions.
     parts: BTreeMap<Part, Option<Instant>>,
 }
 

@@ -54,7 +54,7 @@ impl Stalls {
     }
 }
 
-/// Sweeps stalled answers periodically until `stop` is cancelled.
+/// Ends stalled answers periodically, until `stop` is cancelled.
 pub(super) async fn sweep(stalls: Stalls, stop: CancellationToken) {
     let mut ticks = time::interval(PATIENCE / 4);
     loop {

@@ -1,4 +1,4 @@
-//! Causes on the node: the state sends the packets to endpoints, but they do not arrive there.
+//! Causes on the node, for packets that the state sends to endpoints but that do not arrive there.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,5 @@
-//! Properties of a state that a kernel cannot hold, whichever backend programs the kernel. The comparison of the kernel with
-//! the state excludes these properties. Pure.
+//! Properties that a kernel may be unable to hold, whichever backend programs the kernel. The comparison of a kernel with the
+//! state excludes the properties that this kernel lacks. Pure.
 
 use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr};
 
@@ -16,7 +16,7 @@ pub enum Lack {
     Verdicts,
     /// Scopes: a destination has only one set of endpoints, the set for clients outside of the cluster.
     Scopes,
-    /// The duration of session affinity: it reads as 0 seconds.
+    /// The duration of session affinity: a dump shows 0 seconds.
     Seconds,
     /// Different endpoint ports: all endpoints of a destination have the same port, the most frequent one. Of several
     /// equally frequent ports, it is the lowest.

@@ -42,8 +42,8 @@ fn at(number: u16) -> SocketAddr {
     (vip(number), 80).into()
 }
 
-/// Every datagram to a service is answered while other services change. The service's own endpoints do not change, because the
-/// replies of a removed endpoint may be lost.
+/// Every datagram to a service is answered while other services change. The check leaves the service's own endpoints
+/// unchanged, because the replies of a removed endpoint may be lost.
 pub(super) fn changes_interrupt_nothing(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let needed = [Claim::Udp, Claim::Ipv4, Claim::ClusterIp, Claim::Answers];
     let lab = match lab(life, &needed) {

@@ -3,7 +3,7 @@
 //! ```text
 //! list ─► watch ─► end ─► check ─► watch      the server is at least at the listed version
 //!   ▲                       └────► list       the server has gone back: it was restored from a backup
-//!   └── 410, a second silence, or `relist` ◄── watch
+//!   └── 410, two silent watches in a row, or `relist` ◄── watch
 //! ```
 //!
 //! `kube::runtime::watcher` is similar, but it does not report bookmarks or the start and end of a watch, and it fails at

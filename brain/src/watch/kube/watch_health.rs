@@ -1,7 +1,7 @@
 //! The health of one watch. Each change of the health is logged once.
 //!
 //! A watch has recovered once a list was complete and the following watch has been open for some seconds. A single answer
-//! is no recovery: it may be truncated, or each new watch may end immediately.
+//! does not prove a recovery, because the answer may be truncated, or each new watch may still end immediately.
 
 use std::{
     collections::HashMap,
