@@ -40,7 +40,7 @@ impl BackendProgram for Iptables {
     async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
         let chosen = self.iptables_flavour.is_some();
         let flavour = self.iptables_flavour.unwrap_or_else(Flavour::of_host);
-        info!(?flavour, chosen, "selected the variant of iptables");
+        info!(?flavour, chosen, "using this variant of iptables");
         let tools = Tools::find(flavour)?;
         // As in kube-proxy, the kernel's setting is read only at the start.
         let liberal = is_liberal(config, &Settings::default());

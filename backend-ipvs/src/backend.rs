@@ -359,7 +359,7 @@ impl<K: Kernel> IpvsBackend<K> {
             // Deleting a missing table is an error, but adding an existing one is not.
             transaction.add_table(&plan::table(family)).delete_table(&plan::table(family));
         }
-        self.kernel.nft().apply(&transaction).context("failed to remove the tables ip and ip6 localnet-ipvs")?;
+        self.kernel.nft().apply(&transaction).context("cannot remove tables ip localnet-ipvs and ip6 localnet-ipvs")?;
         Ok(())
     }
 }

@@ -22,7 +22,7 @@ pub fn remove() -> anyhow::Result<()> {
     for family in Family::BOTH {
         let table = Table::new(family, TABLE);
         if socket.has_table(&table)? {
-            info!(table = %format_args!("{} {TABLE}", family_name(family)), "removing");
+            info!(table = %format_args!("{} {TABLE}", family_name(family)), "removing kube-proxy's table");
             transaction.delete_table(&table);
         }
     }

@@ -344,7 +344,7 @@ impl<K: Kernel> WinBackend<K> {
                 outcome.note(None, deleted.with_context(|| format!("failed to delete endpoint {id}")));
             }
         }
-        info!(load_balancers = removed[0], endpoints = removed[1], "removed");
+        info!(load_balancers = removed[0], endpoints = removed[1], "objects were removed");
         let failed = outcome.failed.len();
         match outcome.failed.into_iter().next() {
             Some((_, error)) => Err(error.context(format!("failed to remove {failed} objects; the first error"))),

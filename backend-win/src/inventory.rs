@@ -40,7 +40,7 @@ pub enum Error {
     #[error(transparent)]
     Odd(#[from] Odd),
     /// HNS has no network with this name.
-    #[error("HNS has no network {wanted:?}; it has {}: wait until the CNI plugin creates the network, or name another one with --network-name", names(.there))]
+    #[error("HNS has no network {wanted:?}; it has {}: wait until the CNI plugin creates the network, or choose another one with --network-name", names(.there))]
     NoNetwork {
         /// The configured name.
         wanted: String,
@@ -89,7 +89,7 @@ impl Inventory {
         self.gateway.as_ref().map(|(id, families)| (*id, families.as_slice()))
     }
 
-    /// The endpoints of the network whose documents could be parsed.
+    /// The network's endpoints, except those whose documents could not be parsed.
     pub fn endpoints(&self) -> impl Iterator<Item = (Guid, &Endpoint)> {
         self.endpoints.iter().filter_map(|(id, endpoint)| Some((*id, endpoint.as_ref()?)))
     }

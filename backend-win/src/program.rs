@@ -135,7 +135,7 @@ fn check(options: &Options, kernel: &mut impl Kernel) -> anyhow::Result<()> {
     let network = options
         .network
         .as_deref()
-        .context("the test needs a network for its endpoints: name one with --network-name")?;
+        .context("the test needs a network for its endpoints: choose one with --network-name")?;
     let seen = contract::check(kernel, network).context("this HNS does not behave as localnet-win requires")?;
     let mut out = io::stdout().lock();
     for one in seen {

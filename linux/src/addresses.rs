@@ -19,7 +19,7 @@ use crate::connection::link;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The subscription ended, so changes since then are unknown. Call [`Addresses::watch`] again.
-    #[error("the rtnetlink subscription ended: subscribe again")]
+    #[error("the subscription to rtnetlink ended")]
     Ended,
     /// The kernel refused to list the addresses.
     #[error("failed to list the node's addresses: {0}")]

@@ -44,7 +44,7 @@ pub fn route_localhost(config: &Config, mode: Mode, remedy: &str) -> bool {
         Ok(Set::Already) => true,
         Ok(Set::From(_)) => {
             info!(
-                "set net.ipv4.conf.all.route_localnet, so that NodePorts answer on 127.0.0.1; to avoid this, {remedy}"
+                "net.ipv4.conf.all.route_localnet was set to 1, so NodePorts answer on 127.0.0.1; to avoid this, {remedy}"
             );
             true
         }
@@ -89,7 +89,7 @@ impl Setup {
         }
         match sysctl::set_oom_score(settings, self.oom_score) {
             Ok(Set::Already) => {}
-            Ok(Set::From(before)) => info!(before, now = self.oom_score, "set oom_score_adj"),
+            Ok(Set::From(before)) => info!(before, now = self.oom_score, "oom_score_adj was changed"),
             // Lowering the score needs CAP_SYS_RESOURCE, which few deployments grant.
             Err(error) => info!("{error}; keeping the default OOM score"),
         }
@@ -103,7 +103,7 @@ impl Setup {
     pub fn init(&self, settings: &Settings) -> anyhow::Result<()> {
         let errors = self.limit(settings);
         if errors.is_empty() {
-            info!("applied the node's settings");
+            info!("the node's settings were applied");
             return Ok(());
         }
         let lines: Vec<_> = errors.iter().map(ToString::to_string).collect();
@@ -116,7 +116,7 @@ impl Setup {
         for done in self.limits.apply(settings) {
             match done {
                 Ok((_, Set::Already)) => {}
-                Ok((name, Set::From(before))) => info!(name, before, "changed a kernel setting"),
+                Ok((name, Set::From(before))) => info!(name, before, "a kernel setting was changed"),
                 Err(error) => errors.push(error),
             }
         }

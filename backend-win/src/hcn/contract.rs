@@ -178,8 +178,8 @@ impl Suite<'_> {
         let shown: Endpoint = schema::read("endpoint", &self.hcn.properties(Kind::Endpoint, id)?)?;
         ensure!(shown == made, "created {made:?}, returned {shown:?}");
         let addresses: Vec<IpAddr> = shown.addresses().collect();
-        ensure!(addresses == [address(1)] && shown.is_remote(), "{shown:?}");
-        ensure!(shown.host_compute_network == Some(self.id), "{shown:?}");
+        ensure!(addresses == [address(1)] && shown.is_remote(), "the new endpoint is wrong: {shown:?}");
+        ensure!(shown.host_compute_network == Some(self.id), "the new endpoint is wrong: {shown:?}");
         ensure!(self.endpoints()?.contains(&id), "the new object is not listed");
         if keeps_ids {
             is(self.create_endpoint(1, 2)?.map(|_| String::new()), Reason::Exists)?;

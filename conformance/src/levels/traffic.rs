@@ -107,7 +107,7 @@ pub(super) fn half_an_answer(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.bench.brain.faults([Fault::Hang(3)]);
     life.bench.start_backend()?;
     life.bench.brain.wait(patience, "an answer", |log| (log.hung > 0).then_some(()))?;
-    served(life).context("after a restart of the backend, with a part of the brain's first answer")?;
+    served(life).context("after a restart of the backend, before the brain's first answer is complete")?;
     life.bench.start_brain()?;
     life.bench.await_state(revision, &both)?;
     life.eventually(served)?;

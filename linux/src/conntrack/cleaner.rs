@@ -273,7 +273,7 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
                 (self.on_run)(&report);
                 let took_ms = report.took.as_secs_f64() * 1000.0;
                 if report.deleted > 0 {
-                    info!(deleted = report.deleted, checked = report.dumped, took_ms, "deleted stale flows");
+                    info!(deleted = report.deleted, checked = report.dumped, took_ms, "stale flows were deleted");
                 } else {
                     debug!(checked = report.dumped, took_ms, "no stale flows");
                 }

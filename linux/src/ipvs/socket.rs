@@ -45,7 +45,7 @@ pub enum Error {
     #[error("virtual servers keep changing while they are read: try again later")]
     Changing,
     /// An answer was lost, so it is unknown which changes succeeded.
-    #[error("the kernel's answer was lost: list the virtual servers before the next change")]
+    #[error("the kernel's answer was lost, so it is unknown which changes succeeded")]
     Unanswered,
     /// The netlink socket failed.
     #[error("the netlink socket of IPVS failed: {0}")]

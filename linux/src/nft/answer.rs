@@ -56,9 +56,7 @@ pub enum Error {
         refused: String,
     },
     /// The kernel did not answer the transaction, so its outcome is unknown.
-    #[error(
-        "the kernel did not answer the transaction, so its outcome is unknown: read the table before the next transaction"
-    )]
+    #[error("the kernel did not answer the transaction, so its outcome is unknown")]
     Unanswered,
     /// The kernel's answer to a read was lost.
     #[error("the kernel's answer about nf_tables was lost for lack of memory: try again later")]

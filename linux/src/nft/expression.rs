@@ -141,7 +141,7 @@ impl Expressions<'_> {
         });
     }
 
-    /// Adds the key to a set, or renews its timeout in seconds.
+    /// Adds the key to a set. If the set already contains the key, renews the key's timeout. `timeout` is in seconds.
     pub(super) fn update(&mut self, set: &str, timeout: Option<u32>) {
         self.expression("dynset", |w| {
             w.u32(4, FIRST);

@@ -83,7 +83,7 @@ impl Subscription {
     }
 
     fn lose(&mut self, error: &Error) {
-        warn!(%error, "lost the subscription to nf_tables; subscribing again");
+        warn!(%error, "the subscription to nf_tables failed; subscribing again");
         self.monitor = None;
         self.retry_at = Some(Instant::now() + RETRY);
     }
