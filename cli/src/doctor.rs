@@ -108,7 +108,7 @@ impl Findings {
             }
             Some(Ok((services, bare))) => {
                 let problem = format!("{bare} of {services} Services have no eligible endpoint");
-                let remedy = "localnet get services lists them; localnet explain --why-not shows the cause";
+                let remedy = "list them with localnet get services; find the cause with localnet explain --why-not";
                 findings.add("state", warning(Code::NoEndpointServes, problem).remedy(remedy));
             }
             Some(Err(error)) => findings.add("state", of(Code::BrainUnreachable, error.clone())),
@@ -167,7 +167,7 @@ impl Findings {
                 let count = backend.skipped_count;
                 let problem = format!("the backend {name} skips {count} parts of Services, such as {first}");
                 let remedy =
-                    "change the Services as the reasons suggest; localnet get revision -o wide lists the reasons";
+                    "change the Services as the reasons suggest; list the reasons with localnet get revision -o wide";
                 self.add("skipped", warning(Code::BackendSkips, problem).remedy(remedy));
             }
             for warning in &backend.warnings {
@@ -195,7 +195,7 @@ impl Findings {
                         }
                         None => self.ok("tables", format!("{table} has all planned chains")),
                         Some(differ) => {
-                            let problem = format!("{table} differs from the plan in {}", damaged.join(", "));
+                            let problem = format!("chains of {table} differ from the plan: {}", damaged.join(", "));
                             self.add("tables", Diagnostic { problem, ..differ });
                         }
                     }

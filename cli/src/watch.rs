@@ -83,7 +83,7 @@ pub async fn run(global: &Global, brain: &Brain, options: &Options) -> Result<()
             0 => global.in_time(answer).await?,
             _ => answer.await.map_err(|error| match error {
                 SourceError::Unreachable(_) => {
-                    Failure::Unreadable(anyhow::anyhow!("the brain is unavailable: {error}"))
+                    Failure::Unreadable(anyhow::anyhow!("cannot get further changes: {error}"))
                 }
                 _ => Failure::Unreadable(anyhow::anyhow!("{}: {error}", brain.describe())),
             })?,

@@ -26,8 +26,8 @@ pub trait Backend: Send {
         Vec::new()
     }
 
-    /// The backend's counters besides those of its syncs; `None` if it has none. The channel signals each change to a
-    /// counter.
+    /// The backend's counters besides those of its syncs; `None` if it has none. The receiver is notified when
+    /// a counter changes between syncs.
     fn counts(&self) -> Option<watch::Receiver<Counts>> {
         None
     }

@@ -330,7 +330,7 @@ impl<B: Backend> Sync<B> {
             Ok(()) => {
                 let (changed, services) = (self.changes.services.len(), self.state.services.len());
                 if self.options.dry_run {
-                    info!(%revision, services, "printed the plan; nothing was changed");
+                    info!(%revision, services, "the plan was printed; nothing was changed");
                 } else {
                     self.log.add(revision, changed, services, started.elapsed(), Instant::now());
                 }

@@ -89,8 +89,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Removes fields that repeat others: `outside` if it equals `to`, and the affinity of a destination without
-    /// endpoints.
+    /// Removes redundant fields: `outside` if it equals `to`, and the affinity if no connections go to endpoints.
     #[must_use]
     pub fn plain(mut self) -> Self {
         if self.outside == self.to {

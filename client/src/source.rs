@@ -33,7 +33,7 @@ pub trait Source: Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
     /// No process answers at the address.
-    #[error("the brain is unavailable; check that localnet-brain runs and serves this address: {0}")]
+    #[error("the brain is unavailable: {0}; check that localnet-brain runs and serves this address")]
     Unreachable(String),
     /// The stream broke before its end. The items that it had delivered are discarded.
     #[error("the stream was interrupted: {0}")]

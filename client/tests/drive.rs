@@ -420,7 +420,7 @@ async fn once_ends_with_the_first_success_or_failure() {
     let (source, hand) = script(0);
     hand.lose();
     let lost = run(backend, source, options(), std::future::pending()).await;
-    let expected = "failed to get the state from a script: the brain is unavailable; check that localnet-brain runs and serves this address: gone";
+    let expected = "failed to get the state from a script: the brain is unavailable: gone; check that localnet-brain runs and serves this address";
     assert_eq!(format!("{:#}", lost.unwrap_err()), expected);
 }
 

@@ -61,7 +61,7 @@ fn lost(field: &Field, section: &str, old: &Document, new: &Document, findings: 
             let problem = format!(
                 "{given} is not carried over: v1alpha2 has only one {name}, and mode {mode} sets it to {carried}"
             );
-            findings.add(Code::FieldLost, path, problem, &format!("to use this value instead, set {}", field.path));
+            findings.add(Code::FieldLost, path, problem, &format!("to use {given} instead, set {}", field.path));
         }
     }
 }

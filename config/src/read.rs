@@ -128,7 +128,7 @@ fn decode(version: Version, tree: &Tree, misfits: Vec<Diagnostic>) -> Result<Doc
 fn tree(text: &str) -> Result<Tree, Diagnostic> {
     if text.len() > LARGEST {
         let unsuitable = Diagnostic::new(Code::FileUnsuitable, Subject::text(0), "is larger than 1 MiB");
-        return Err(unsuitable.remedy("give a KubeProxyConfiguration"));
+        return Err(unsuitable.remedy("check that it is a KubeProxyConfiguration"));
     }
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {

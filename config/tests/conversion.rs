@@ -200,7 +200,7 @@ fn lost_values_are_reported() {
         for section in others {
             for (name, value, carried) in [("syncPeriod", "20s", "30s"), ("minSyncPeriod", "2s", min)] {
                 expected.push(format!(
-                    "{section}.{name}: \"{value}\" is not carried over: v1alpha2 has only one {name}, and mode {shown} sets it to \"{carried}\"; to use this value instead, set {name}"
+                    "{section}.{name}: \"{value}\" is not carried over: v1alpha2 has only one {name}, and mode {shown} sets it to \"{carried}\"; to use \"{value}\" instead, set {name}"
                 ));
             }
         }
@@ -215,7 +215,7 @@ fn lost_values_are_reported() {
         assert_eq!(
             lost,
             [format!(
-                "{section}.masqueradeAll: true is not carried over: v1alpha2 has only one masqueradeAll, and mode {shown} sets it to false; to use this value instead, set linux.masqueradeAll"
+                "{section}.masqueradeAll: true is not carried over: v1alpha2 has only one masqueradeAll, and mode {shown} sets it to false; to use true instead, set linux.masqueradeAll"
             )]
         );
     }

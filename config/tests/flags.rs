@@ -219,7 +219,7 @@ fn errors_name_the_flag_and_the_remedy() {
         ),
         (
             "--hostname-override=  ",
-            "Invalid value: \"  \": empty hostname-override is invalid; name the Node, or remove the field",
+            "Invalid value: \"  \": empty hostname-override is invalid; write the Node's name, or remove the field",
         ),
         ("--iptables-masquerade-bit=32", "Invalid value: 32: must be within the range [0, 31]; 14 is the default"),
         ("--iptables-sync-period=0s", "Invalid value: \"0s\": must be greater than 0; write it like 30s"),
@@ -291,7 +291,7 @@ fn a_file_overrides_nearly_all_flags() {
     assert_eq!(
         warnings,
         ["conntrack-min", "kubeconfig", "proxy-mode"]
-            .map(|name| format!("--{name}: is ignored: --config is given; set it in that file"))
+            .map(|name| format!("--{name}: is ignored: --config is given; set it in the configuration file"))
     );
     let file = Reader::kube_proxy(Platform::Linux).read(FILE).map(|reading| reading.config);
     assert_eq!(Ok(config), file.map_err(|problems| problems.to_string()));

@@ -352,7 +352,7 @@ fn logging_follows_the_rules_of_component_base() {
             "line 4: logging.flushFrequency: Invalid value: \"-1s\": Must be greater than zero; write it like 5s",
             "line 5: logging.format: Invalid value: \"xml\": Unsupported log format; use text or json",
             "line 6: logging.verbosity: Invalid value: 2147483648: Must be <= 2147483647; use a smaller number",
-            "line 8: logging.vmodule[0]: Required value: File pattern must not be empty; name a source file",
+            "line 8: logging.vmodule[0]: Required value: File pattern must not be empty; write the name of a source file",
             "line 9: logging.vmodule[1]: Invalid value: \"a=b,c\": File pattern must not contain equal sign or comma; write one item for each pattern",
             "line 9: logging.vmodule[1]: Invalid value: 4294967295: Must be <= 2147483647; use a smaller number",
         ],
@@ -375,7 +375,7 @@ fn logging_follows_the_rules_of_component_base() {
     check_both(
         "logging: {format: json}\nfeatureGates: {LoggingBetaOptions: false}",
         &[
-            "line 3: logging.format: Forbidden: Log format json is disabled, see LoggingBetaOptions feature; turn on that feature gate, or use text",
+            "line 3: logging.format: Forbidden: Log format json is disabled, see LoggingBetaOptions feature; turn on that gate, or use format text",
         ],
     );
     good("logging: {format: json, verbosity: 4, flushFrequency: 1000000000}");
@@ -387,7 +387,7 @@ fn a_blank_host_name_is_an_error() {
     check_both(
         "hostnameOverride: '  '",
         &[
-            "line 3: hostnameOverride: Invalid value: \"  \": empty hostname-override is invalid; name the Node, or remove the field",
+            "line 3: hostnameOverride: Invalid value: \"  \": empty hostname-override is invalid; write the Node's name, or remove the field",
         ],
     );
     let text =

@@ -85,7 +85,7 @@ impl Events {
         if let Some(queue) = &self.queue
             && let Err(error) = queue.try_send(event)
         {
-            debug!(%error, "dropped an event");
+            debug!(%error, "an event was dropped");
         }
     }
 

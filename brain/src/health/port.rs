@@ -301,7 +301,7 @@ async fn serve(stream: TcpStream, answers: Answers, activity: Activity, evicted:
         () = evicted.cancelled() => Err("the port has too many connections, and this connection was idle the longest".to_owned()),
     };
     if let Err(error) = ended {
-        debug!(error, "closed a health check connection");
+        debug!(error, "a health check connection was closed");
     }
     lock(&activity.connections).remove(activity.number);
 }

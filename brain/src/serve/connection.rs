@@ -156,9 +156,9 @@ pub(super) struct Refusals(Throttle);
 impl Refusals {
     pub(super) fn log(&self, peer: &str, why: &dyn Display) {
         match self.0.pass() {
-            Some(0) => warn!(peer, error = %why, "refused a connection"),
-            Some(others) => warn!(peer, error = %why, others, "refused connections"),
-            None => debug!(peer, %why, "refused a connection"),
+            Some(0) => warn!(peer, error = %why, "a connection was refused"),
+            Some(others) => warn!(peer, error = %why, others, "connections were refused"),
+            None => debug!(peer, %why, "a connection was refused"),
         }
     }
 }

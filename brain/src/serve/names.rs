@@ -122,7 +122,7 @@ impl ClientCertVerifier for Verifier {
         let verified = self.inner.verify_client_cert(certificate, intermediates, now)?;
         check(&self.allowed, certificate).map_err(|refused| {
             if let Some(others) = self.refusals.pass() {
-                warn!(error = %refused, others, "refused a client's certificate");
+                warn!(error = %refused, others, "a client's certificate was refused");
             }
             Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)
         })?;

@@ -49,7 +49,7 @@ impl Stalls {
             !stalled
         });
         if ended > 0 {
-            warn!(readers = ended, patience = ?PATIENCE, "ended the answers to readers that stopped reading; these readers have to retry");
+            warn!(readers = ended, patience = ?PATIENCE, "the answers to readers that stopped reading were ended; these readers have to retry");
         }
     }
 }

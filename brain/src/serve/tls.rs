@@ -178,7 +178,7 @@ impl Tls {
                         std::mem::take(&mut loaded.retired).cancel();
                     }
                     loaded.usable = usable;
-                    info!(certificate = %file, "reloaded the certificates");
+                    info!(certificate = %file, "the certificates were reloaded");
                 }
                 Err(error) => {
                     warn!(

@@ -108,7 +108,7 @@ impl Socket {
                 self.file = Some(file);
                 self.former = std::mem::replace(&mut self.listener, listener).into_std().ok();
                 self.logged = None;
-                warn!(path = %self.path.display(), "recreated the socket, whose file had been deleted");
+                warn!(path = %self.path.display(), "the socket was recreated, because its file had been deleted");
             }
             Err(error) => {
                 let error = format!("{error:#}");

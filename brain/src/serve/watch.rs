@@ -60,14 +60,14 @@ impl Watch {
     /// Therefore the log has a warning, but at most once a minute.
     fn log(&self, node: &str, refused: &Refused) {
         match refused {
-            _ if self.refusals.pass().is_none() => debug!(node, error = %refused, "refused a KPNG client"),
+            _ if self.refusals.pass().is_none() => debug!(node, error = %refused, "a KPNG client was refused"),
             Refused::NotAllowed(_) => warn!(
                 node,
                 own = self.views.own().feed().state().node().name,
-                "refused a KPNG client that requests the state of another node; start the client with this node's name in --node-name, \
+                "a KPNG client was refused: it requests the state of another node; start the client with this node's name in --node-name, \
                 or this brain with --serve-node and the name that the client requests"
             ),
-            _ => warn!(node, error = %refused, "refused a KPNG client"),
+            _ => warn!(node, error = %refused, "a KPNG client was refused"),
         }
     }
 

@@ -77,7 +77,7 @@ async fn one_warning_with_a_remedy_names_a_refused_kpng_client() {
         assert_eq!(error.code(), Code::PermissionDenied);
     }
     let mut refused = std::iter::from_fn(|| {
-        lines.find(|line| line["fields"]["message"].as_str().unwrap().starts_with("refused a KPNG client"))
+        lines.find(|line| line["fields"]["message"].as_str().unwrap().starts_with("a KPNG client was refused"))
     });
     let first = refused.next().unwrap();
     assert_eq!((&first["level"], &first["fields"]["node"]), (&"WARN".into(), &"there".into()));

@@ -80,7 +80,7 @@ impl Tls {
                 loaded.logged = None;
                 if let Some((contents, config)) = changed {
                     (loaded.contents, loaded.config) = (contents, Arc::new(config));
-                    info!("reloaded the TLS files");
+                    info!("the TLS files were reloaded");
                 }
             }
             Err(error) => {

@@ -40,7 +40,7 @@ impl KubeProxyFlags {
         let (flags, ignored): (Vec<_>, Vec<_>) = self.given.iter().partition(|given| given.flag.beside_config);
         let ignored = ignored.into_iter().map(|given| {
             let problem = "is ignored: --config is given".to_owned();
-            value::about(Code::FlagIgnored, given, problem, "set it in that file")
+            value::about(Code::FlagIgnored, given, problem, "set it in the configuration file")
         });
         let mut document = Document::from(&reading.config);
         let of_file = document.get(VMODULE).as_array().cloned().unwrap_or_default();

@@ -27,7 +27,7 @@ impl FieldType for LogFormat {
         let gate = "LoggingBetaOptions";
         if format == Self::Json && !check.gate(gate) {
             let problem = format!("Forbidden: Log format json is disabled, see {gate} feature");
-            check.findings.add(Code::GateDisabled, field.path, problem, "turn on that feature gate, or use text");
+            check.findings.add(Code::GateDisabled, field.path, problem, "turn on that gate, or use format text");
         }
         format
     }
@@ -88,7 +88,7 @@ fn read_item(check: &mut Check<'_>, path: &str, item: &Value) -> VModule {
     let file_pattern = item["filePattern"].as_str().unwrap_or_default().to_owned();
     if file_pattern.is_empty() {
         let problem = "Required value: File pattern must not be empty".to_owned();
-        check.findings.add(Code::ValueInvalid, path, problem, "name a source file");
+        check.findings.add(Code::ValueInvalid, path, problem, "write the name of a source file");
     }
     if file_pattern.contains(['=', ',']) {
         let why = "File pattern must not contain equal sign or comma";

@@ -109,7 +109,7 @@ impl FieldType<Option<String>> for NodeName {
         let given = check.document.text(field.path);
         let name = given.trim().to_lowercase();
         if name.is_empty() && !given.is_empty() {
-            let (why, remedy) = ("empty hostname-override is invalid", "name the Node, or remove the field");
+            let (why, remedy) = ("empty hostname-override is invalid", "write the Node's name, or remove the field");
             check.invalid(field, format_args!("{given:?}"), why, remedy);
         }
         Some(name).filter(|name| !name.is_empty())

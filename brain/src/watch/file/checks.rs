@@ -197,7 +197,7 @@ impl List {
     fn node(&mut self, node: &NodeObject) {
         if !is_label_value(&node.zone) {
             let remedy = "use at most 63 letters, digits, '-', '_' and '.', and a letter or digit at each end";
-            let problem = format!("{:?} is not the name of a zone", node.zone);
+            let problem = format!("{:?} is not a valid zone", node.zone);
             self.push(Code::NameInvalid, "metadata.labels", problem, remedy);
         }
         self.addresses(|_| "status.addresses".to_owned(), &node.addresses);

@@ -38,7 +38,7 @@ pub(super) fn emptied(file: &Path) -> Diagnostic {
 /// The diagnostic for a folder whose mount has disappeared. What remains is the empty folder on which it was mounted.
 pub(super) fn unmounted(folder: &Path) -> Diagnostic {
     let problem = "is now a different, empty file system, but had objects before";
-    let remedy = "mount it again; to remove all objects, write a file that contains a List with items: []";
+    let remedy = "mount the old one again; to remove all objects, write a file that contains a List with items: []";
     whole_file(Code::FolderUnmounted, folder, problem, remedy)
 }
 

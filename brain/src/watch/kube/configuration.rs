@@ -165,7 +165,7 @@ pub(super) struct Configured {
 /// The configuration that was read last.
 #[derive(Debug)]
 struct Current {
-    /// A hash of the files. `None` until they are read for a request.
+    /// A hash of the files. If there is a credential plugin, `None` until the first request.
     fingerprint: Option<u64>,
     /// `None` until a credential plugin has succeeded.
     connection: Option<Connection>,
@@ -265,7 +265,7 @@ impl Configured {
         match opened {
             Ok((url, connection, token)) => {
                 if !is_first && now.failed.is_none() {
-                    info!(url, "reloaded the configuration of the API server");
+                    info!(url, "the configuration of the API server was reloaded");
                 }
                 (now.connection, now.token, now.failed) = (Some(connection), token, None);
                 self.url.send_replace(url);

@@ -267,7 +267,7 @@ impl Intake {
             self.awaited_until.get_or_insert_with(|| Instant::now() + NODE_TIMEOUT);
             return None;
         }
-        info!(kind = self.kind.as_str(), objects = objects.len(), "listed");
+        info!(kind = self.kind.as_str(), objects = objects.len(), "objects were listed");
         Some(self.replace(objects))
     }
 
@@ -280,7 +280,7 @@ impl Intake {
     /// Ends the wait for the Node, and continues without it.
     fn stop_waiting(&mut self) -> Event {
         if let Absent::Awaited { name } = &self.absent {
-            error!(node = %name, "the Node still does not exist; continuing without its addresses and its zone; check --node-name, and that the kubelet has registered");
+            error!(node = %name, "the Node still does not exist; continuing without its addresses and its zone; check --node-name, and that the kubelet has registered the Node");
         }
         self.replace(Vec::new())
     }

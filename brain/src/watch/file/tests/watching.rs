@@ -366,7 +366,7 @@ async fn an_unmounted_folder_removes_no_objects() {
     lead(other.path());
     let message = source.trouble().await;
     assert!(
-        message.contains("path: is now a different, empty file system, but had objects before; mount it again"),
+        message.contains("path: is now a different, empty file system, but had objects before; mount the old"),
         "{message}"
     );
     // A folder with files is read.
