@@ -97,7 +97,8 @@ fn is_served(service: &Service, port: &Port, family: Family) -> bool {
     service.endpoints_of(port, family, |scopes| scopes.external).next().is_some()
 }
 
-/// The differences for one Service that follow from the configured mode of kube-proxy, each as its entry number and its text.
+/// The differences for one Service that the configured mode of kube-proxy causes. Each has the number of its entry in
+/// docs/differences.md, and a text.
 fn of_mode(service: &Service, config: &Config) -> Vec<(u8, String)> {
     let mut found = Vec::new();
     match config.mode {

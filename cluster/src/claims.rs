@@ -121,7 +121,8 @@ impl Shared {
 }
 
 impl Claims {
-    /// Replaces the claims `before` of `key` with `after`. Returns the other Services that gain or lose a place as a result.
+    /// Replaces the claims of the Service `key`: `before` with `after`. Returns the other Services that gain or lose a
+    /// [`Place`] as a result.
     pub(super) fn change(&mut self, key: &ServiceKey, before: Claimed, mut after: Claimed) -> Vec<ServiceKey> {
         let mut touched = Vec::new();
         for (place, ports) in before.places {

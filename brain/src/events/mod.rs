@@ -89,7 +89,7 @@ impl Events {
         }
     }
 
-    /// Starts a task in `work` that posts each warning of the backends once.
+    /// Starts a task that posts each warning of the backends once. The task runs in `work`.
     pub fn post_warnings(&self, reports: &Reports, work: &mut JoinSet<anyhow::Result<()>>) {
         if self.queue.is_some() {
             let posting = warnings::post(self.clone(), reports.subscribe());

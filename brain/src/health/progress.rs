@@ -52,7 +52,7 @@ struct Applied {
     rev: u64,
     /// When the backend was last successful. Before its first success: when its first report arrived.
     updated: SystemTime,
-    /// When the backend first appeared. The timeout for older revisions starts at this time.
+    /// When the backend first appeared. For a revision that was published earlier, the timeout starts at this time.
     since: Instant,
     /// When the last report arrived.
     reported: Instant,

@@ -41,7 +41,7 @@ pub(super) fn difference(before: &Service, now: &Service) -> String {
     parts.join("; ")
 }
 
-/// Describes how the facts about the Node differ, in the same form.
+/// Describes how the facts about the Node differ, in the same form as [`difference`].
 pub(super) fn node(before: &Node, now: &Node) -> String {
     let mut parts = Vec::new();
     lists("addresses", &before.addresses, &now.addresses, &mut parts);

@@ -1,4 +1,4 @@
-//! The state of the node for KPNG's clients: objects at paths that are set and deleted. Pure.
+//! The state of the node for KPNG's clients: items that set or delete the object at a path. Pure.
 //!
 //! ```text
 //! State before ─┐

@@ -91,7 +91,7 @@ impl Troubles {
         self.restored.with_label_values(&[of]).inc();
     }
 
-    /// Sets the number of objects of `of` that are held although they are not in the newest list.
+    /// Sets the number of objects of the kind `of` that are held although they are not in the newest list.
     pub(crate) fn held(&self, of: &'static str, objects: usize) {
         self.held.with_label_values(&[of]).set(objects as f64);
     }

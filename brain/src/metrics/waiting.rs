@@ -61,7 +61,7 @@ impl Waiting {
         first
     }
 
-    /// The number of changes of Services, and of EndpointSlices, that are pending in at least one family.
+    /// The number of Service changes, and the number of EndpointSlice changes, that are pending in at least one family.
     pub(super) fn pending(&self) -> (u64, u64) {
         self.published.iter().fold((0, 0), |(services, slices), one| (services + one.services, slices + one.slices))
     }

@@ -134,7 +134,7 @@ struct Loaded {
     /// The stamps of the files at the last read, whether or not the files were valid then.
     stamp: [Option<Stamp>; 3],
     usable: Usable,
-    /// The last warning about the expiry that was logged.
+    /// The last logged warning about the expiry.
     warned: Option<&'static str>,
     /// Cancelled when the certificate authorities of clients are replaced.
     retired: CancellationToken,

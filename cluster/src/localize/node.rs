@@ -49,7 +49,7 @@ impl Here {
 /// The operator's choice of the node's addresses: `nodeIPOverride` and `ipFamilyPolicy` of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeIps {
-    /// Addresses that precede those of the Node. The first one has the node's primary family.
+    /// Addresses that precede those of the Node. The family of the first one becomes the node's primary family.
     pub first: Vec<IpAddr>,
     /// Whether only addresses of the primary family are used.
     pub single_stack: bool,

@@ -6,7 +6,7 @@ use localnet_proto::wire::NextFilter;
 use super::fixture::{Life, command, serving};
 use crate::outcome::Verdict;
 
-/// When a backend sends the token of a state, it has either applied that state, or applies it without waiting for another
+/// When a backend sends the token of a state, it has applied that state, or will apply it without waiting for another
 /// change.
 pub(super) fn token_after_state(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.start()?;

@@ -44,7 +44,7 @@ const OF: &str = "files";
 /// Maximum number of problems that are reported one by one.
 const REPORTED: usize = 10;
 
-/// The timing of the checks that no event triggers.
+/// The timing of the periodic checks, which do not need an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     /// The interval of the checks.
@@ -342,7 +342,7 @@ fn was_created_complete(file: &Path) -> bool {
     })
 }
 
-/// Whether an event may change the content of the path.
+/// Whether an event may mean that the content of the path has changed.
 fn is_change(event: &notify::Event, path: &Path) -> bool {
     let matters = match event.kind {
         // A file is read after its writer has closed it, not while it is being written.
