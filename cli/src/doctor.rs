@@ -284,7 +284,7 @@ pub fn read_kernel(
     evidence.legacy = std::fs::read_to_string("/proc/net/ip_tables_names").is_ok_and(|names| !names.trim().is_empty());
 }
 
-/// Returns the number of Services in a state, and how many of them have no eligible endpoint.
+/// Returns the number of Services in `state`, and the number of those without an eligible endpoint.
 pub fn count(state: &Snapshot) -> (usize, usize) {
     let is_served = |service: &Service| service.endpoints.iter().any(|endpoint| endpoint.scopes.is_eligible());
     let bare = state.services.values().filter(|service| !is_served(service));

@@ -57,7 +57,7 @@ pub struct Front {
     pub scope: Scopes,
     /// The outcome: `endpoints`, `reject`, `drop` or `notOurs`.
     pub outcome: &'static str,
-    /// The oracle's explanation of the outcome.
+    /// The reason for the outcome, in one sentence.
     pub because: String,
     /// The source ranges, if they exclude the sender, or if the sender is unknown.
     pub filtered: Option<String>,

@@ -59,7 +59,7 @@ pub struct Explanation {
     pub endpoints: BTreeSet<SocketAddr>,
     /// Whether the node's address replaces the packet's source address.
     pub masquerade: bool,
-    /// The endpoints that are also the sender. For these, the source address is replaced whatever the value of `masquerade`.
+    /// The endpoints that belong to the sender itself. For these, the source address is replaced even if `masquerade` is false.
     pub hairpin: BTreeSet<SocketAddr>,
     /// The session affinity, which sends the sender's new connections to the same endpoint.
     #[serde(rename = "affinitySeconds")]

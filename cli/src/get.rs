@@ -34,7 +34,7 @@ pub enum Kind {
     /// The node's name, zone and addresses
     #[value(alias = "nodes")]
     Node,
-    /// The revision of the state, and those of the backends
+    /// The revision of the state, and the revisions that the backends have applied
     #[value(alias = "status", alias = "backends")]
     Revision,
     /// The whole state; save it with `-o yaml` and read it with --state

@@ -177,7 +177,7 @@ impl Kernel {
         Ok(wanted.iter().filter(|chain| !is_there(chain)).map(|chain| chain.name.to_string()).collect())
     }
 
-    /// Returns the rules of other programs that stop a packet.
+    /// Returns the rules with which other programs stop `packet`.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses the request.

@@ -28,7 +28,7 @@ pub struct Status {
     pub backends: Vec<Backend>,
     /// The problems that keep the brain from reading changes.
     pub source_problems: Vec<SourceProblem>,
-    /// Whether the brain has no reader that waits for the next state.
+    /// Whether no reader waits for the brain's next state.
     pub unread: bool,
 }
 

@@ -80,9 +80,9 @@ impl fmt::Display for To {
 /// What a kernel serves at one destination.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Where new connections go. `None` if no line describes this.
+    /// Where new connections go. `None` if no line tells where they go.
     pub to: Option<To>,
-    /// Where connections from outside of the cluster go, if they go elsewhere.
+    /// Where connections from outside of the cluster go, if this differs from `to`.
     pub outside: Option<To>,
     /// The session affinity, if there is one.
     pub affinity: Option<Affinity>,

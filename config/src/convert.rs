@@ -87,8 +87,9 @@ impl Config {
         document.to_yaml()
     }
 
-    /// Returns the document of v1alpha1 that kube-proxy shows at `/configz`. In the sections of other modes, the fields that
-    /// several modes have (such as `syncPeriod`) are zero or false. Values that v1alpha1 cannot express are omitted.
+    /// Returns the document of v1alpha1 that kube-proxy shows at `/configz`. If several modes have a field (such as
+    /// `syncPeriod`), it is zero or false in the sections of all modes but the configured one. Values that v1alpha1 cannot
+    /// express are omitted.
     pub fn to_v1alpha1(&self) -> Document {
         let (mut new, mut old) = (Document::from(self), Document::new(Version::V1alpha1));
         let mode = self.mode.as_str();

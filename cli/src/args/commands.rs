@@ -110,7 +110,7 @@ impl OfNode {
         self.kernel == When::Yes || (self.kernel == When::Auto && global.is_of_this_node())
     }
 
-    /// Gathers the evidence: the state, the configuration, and the kernel if the command reads the kernel.
+    /// Gathers the evidence: the state, the configuration, and access to the kernel if the command reads it.
     async fn world(&self, global: &Global, status: &Result<Status, String>, state: Snapshot) -> Result<World, Failure> {
         let configuration = configured(&self.configuration, status)?;
         let is_here = self.reads_kernel(global);

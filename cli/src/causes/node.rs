@@ -19,7 +19,7 @@ use crate::{
 /// The maximum number of endpoints whose addresses a cause lists.
 const MOST_NAMED: usize = 3;
 
-/// Adds the causes at an address for which the state contains endpoints.
+/// Adds the causes that concern the packets to one address of the Service. The state sends these packets to endpoints.
 pub(super) fn of_front(evidence: &Evidence, number: usize, front: &Front, ranking: &mut Ranking) {
     let of = |code, problem: String| usual(code, Subject::Vip(front.to), problem);
     let mut add = |layer, cause: Diagnostic| ranking.push((number, layer, cause));

@@ -45,7 +45,7 @@ const BUSY: i32 = 231;
 #[cfg(windows)]
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// Opens a named pipe. The endpoint limits how long this may take.
+/// Opens a named pipe. tonic's `Endpoint` limits how long this may take.
 #[cfg(windows)]
 async fn open(path: String) -> io::Result<tokio::net::windows::named_pipe::NamedPipeClient> {
     loop {

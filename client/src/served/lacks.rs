@@ -12,7 +12,7 @@ use crate::vips::{Exposure, Vip};
 /// Something that a kernel may be unable to hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
 pub enum Lack {
-    /// Verdicts for destinations without endpoints: the kernel neither rejects nor drops them.
+    /// Verdicts for destinations without endpoints: the kernel neither rejects nor drops packets to them.
     Verdicts,
     /// Scopes: a destination has only one set of endpoints, the set for clients outside of the cluster.
     Scopes,

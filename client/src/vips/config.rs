@@ -64,7 +64,7 @@ impl Config {
 /// Under external policy Local, this node's pods reach external addresses as if the addresses were ClusterIPs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detector {
-    /// No traffic is recognized as that of pods.
+    /// No traffic is recognized as traffic of pods.
     None,
     /// By source addresses in one of these CIDRs.
     ClusterCidr(Vec<IpNet>),

@@ -113,7 +113,7 @@ impl Vips {
         Some(Effective { config: self.config.clone(), node_port_addresses })
     }
 
-    /// Sets the addresses of the node's interfaces. Returns whether the next `settle` changes the addresses that answer
+    /// Records the addresses of the node's interfaces. Returns whether the next `settle` changes the addresses that answer
     /// NodePorts.
     pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
         self.local_addresses = addresses;

@@ -46,7 +46,7 @@ pub enum Sets {
     Nothing,
 }
 
-/// All flags, sorted by name. Those with [`Sets::Nothing`] belong to versions before v1.37.
+/// All flags, sorted by name. Those with [`Sets::Nothing`] belong to kube-proxy before v1.37.
 pub static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| {
     let mut flags: Vec<_> = of_program().into_iter().chain(GONE.iter().map(|(name, kind)| gone(name, *kind))).collect();
     for field in FIELDS.iter() {

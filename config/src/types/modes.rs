@@ -11,7 +11,7 @@ use crate::{
     model::{DetectLocalMode, IpFamilyPolicy, MinorVersion, Mode, Platform},
 };
 
-/// The minor version of the kube-proxy whose rules this crate follows.
+/// The minor version of the kube-proxy whose validation this crate follows.
 const KUBERNETES: MinorVersion = MinorVersion { major: 1, minor: 37 };
 
 /// The maximum length of an interface's name in bytes: the kernel's `IFNAMSIZ` without the terminating byte.
