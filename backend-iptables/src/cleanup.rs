@@ -37,7 +37,7 @@ pub fn removal(saved: &str) -> String {
     text
 }
 
-/// The input that a restore accepts only if the kernel's own chains of a table still jump to ours.
+/// Returns the input for a check: a restore accepts it only if the kernel's own chains in `table` still jump to ours.
 pub fn check(table: Table) -> String {
     let mut text = format!("*{table}\n");
     for jump in fixed::jumps().iter().filter(|jump| jump.table == table) {

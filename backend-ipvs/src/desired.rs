@@ -266,7 +266,7 @@ impl Parts {
         filtered.iter().for_each(|(key, vip)| self.set_elements(key, vip, true));
     }
 
-    /// Sets the addresses of the other interfaces. Our interface does not get these addresses, because they are local already.
+    /// Records the addresses of the other interfaces. Our interface does not get these addresses, because they are local already.
     /// Returns whether the addresses of our interface change.
     fn bind(&mut self, local: BTreeSet<IpAddr>) -> bool {
         let differing: Vec<IpAddr> = local

@@ -50,8 +50,8 @@ impl Desired {
         &self.parts.local
     }
 
-    /// Updates to `state`. `changes` lists everything that differs from the previous state. Returns the new diagnostics of
-    /// what is not programmed.
+    /// Replaces the previous state with `state`. `changes` lists everything that differs between the two. Returns the new
+    /// diagnostics of what is not programmed.
     pub fn update(&mut self, state: &Snapshot, changes: &Changes) -> Vec<Diagnostic> {
         self.vips.set_local_addresses(addresses(&state.node));
         self.vips.update(state, changes, &mut self.parts).notices

@@ -118,7 +118,8 @@ pub struct Owner<'a> {
 }
 
 impl Owner<'_> {
-    /// We own a load balancer that is not in the plan if it has one of our identifiers, was adopted, or serves only ClusterIPs.
+    /// Whether we own a load balancer that is not in the plan: it has one of our identifiers, was adopted, or serves only
+    /// ClusterIPs.
     fn owns_balancer(&self, id: Guid, balancer: Option<&LoadBalancer>, memory: &Memory) -> bool {
         let serves_cluster_ips = || {
             let in_cidrs = |ip| self.service_cidrs.iter().any(|cidr| cidr.contains(ip));

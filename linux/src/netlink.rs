@@ -13,7 +13,7 @@ use rustix::net::{RecvFlags, SendFlags, sockopt};
 
 /// The size of a netlink header in bytes.
 pub(crate) const HEADER: usize = 16;
-/// The size of the second header, of nfnetlink or generic netlink, in bytes.
+/// The size of the second header (of nfnetlink or generic netlink) in bytes.
 const SECOND_HEADER: usize = 4;
 /// `NLA_F_NESTED`
 const NESTED: u16 = 0x8000;

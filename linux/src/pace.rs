@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-/// After this long without a repair, the next one starts a new series.
+/// After this long without a repair, the next repair starts a new series.
 const CALM: Duration = Duration::from_secs(10);
 /// How many repairs of a series are made without a pause.
 const PATIENCE: u32 = 50;

@@ -33,9 +33,9 @@ fn init_in(config: &Config, mode: Mode, settings: &Settings) -> anyhow::Result<(
     limits
 }
 
-/// Sets `route_localnet` if the configuration asks for NodePorts on 127.0.0.1 in this mode, so that packets to this address
-/// can be translated and leave the node. Returns whether NodePorts can answer there. `remedy` tells the user how to
-/// switch this off.
+/// Sets `route_localnet` if the configuration asks for NodePorts on 127.0.0.1 in this mode. Packets to 127.0.0.1 can then be
+/// translated and leave the node. Returns whether NodePorts can answer on 127.0.0.1. `remedy` tells the user how to switch
+/// off NodePorts on 127.0.0.1.
 pub fn route_localhost(config: &Config, mode: Mode, remedy: &str) -> bool {
     if !config.node_ports_on_localhost(mode) {
         return false;

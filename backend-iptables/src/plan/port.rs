@@ -367,7 +367,8 @@ impl Planner<'_> {
         name
     }
 
-    /// Adds one line for all addresses of the node if the port owns the NodePort on all of them, otherwise one per address.
+    /// Adds one line for the NodePort if the port owns it on all addresses of the node. Otherwise, adds one line for each address
+    /// on which the port owns it.
     fn node_port(&mut self, port: &Port, number: u16, to: &str) {
         let open = |vip: &Vip| vip.by_node_port && vip.sources.is_none();
         let owned: Vec<IpAddr> =
@@ -431,7 +432,7 @@ impl Planner<'_> {
     /// A rule that matches untranslated packets to a VIP. Unless `of_all` is set, it matches only packets from outside of this
     /// node. The kernel does not treat a connection as translated if the endpoint has the VIP's own address and port, for
     /// example if the VIP is a node's address and the endpoint is a host-network pod of that node. So the rule must not match
-    /// packets from senders that have an eligible endpoint.
+    /// packets from senders for which an endpoint is eligible.
     fn untranslated(&self, key: &VipKey, of_all: bool, words: &str) -> Rule {
         let comment = format!("{} {words}", self.text);
         if of_all {

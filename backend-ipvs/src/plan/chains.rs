@@ -1,6 +1,6 @@
 //! The chains and their rules. No rule mentions a Service: Services are elements of sets and maps.
 //!
-//! IPVS takes packets to VIPs in the hooks `input` (from other hosts) and `output` (from this node), after the chains of this
+//! IPVS handles packets to VIPs in the hooks `input` (from other hosts) and `output` (from this node), after the chains of this
 //! module. It rewrites them and sends them on through `output` and `postrouting`. Therefore the chains either handle a packet
 //! before IPVS sees it, or match the original destination of its connection:
 //!

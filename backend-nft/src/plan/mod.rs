@@ -41,7 +41,7 @@ pub const SUBSTITUTE: &str = "localnet-substitute";
 
 pub use localnet_linux::nft::spread::{EXACT_SLOTS, slots};
 
-/// The names of the chains that elements lead to. They are created once, because many elements share them.
+/// The names of the chains that elements lead to. The names are created once, because many elements share them.
 #[derive(Clone, Debug)]
 pub struct ChainNames {
     cluster: Vec<Name>,

@@ -38,7 +38,7 @@ pub fn to_cluster_ip(cluster_ips: impl Sets) -> Statement {
     Statement::is_in([Field::DestinationAddress], cluster_ips.name())
 }
 
-/// Adds the rules that mark packets to ClusterIPs and to external VIPs for masquerading.
+/// Adds the rules that mark packets for masquerading: packets to ClusterIPs, and packets to external VIPs.
 pub fn marking<S: Sets>(chain: Chain, facts: &Facts, family: Family, cluster_ips: S, external: S) -> Chain {
     let mark = || Statement::jump(MARK_MASQUERADE);
     let to_cluster_ip = to_cluster_ip(cluster_ips);

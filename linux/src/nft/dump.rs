@@ -243,7 +243,7 @@ impl Socket {
         self.request_of(wire::family_number(family), kind, flags, fill, each)
     }
 
-    /// As `request`, but `family` is the number of any netfilter family.
+    /// Like `request`, but for any netfilter family: `family` is its number.
     pub(super) fn request_of(
         &mut self,
         family: u8,

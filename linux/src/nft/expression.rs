@@ -192,7 +192,7 @@ pub(super) fn read(list: Attributes<'_>) -> Vec<Expression> {
 }
 
 impl Expression {
-    /// The value of an attribute; `None` if it is absent or the number 0.
+    /// The value of an attribute; `None` if the attribute is absent, or if its value is the number 0.
     pub(super) fn attribute(&self, kind: u16) -> Option<&[u8]> {
         self.attributes.iter().find(|(candidate, _)| *candidate == kind).map(|(_, value)| value.as_slice())
     }
