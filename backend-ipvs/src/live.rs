@@ -61,12 +61,12 @@ pub struct Servers {
     began: Instant,
 }
 
-/// The minimum pause between two reads of the virtual servers. The pause is 100 times as long as the last read took, but at most
+/// The pause between two reads of the virtual servers is 100 times as long as the last read took, but at least 2 s and at most
 /// 30 s, the default interval at which kube-proxy writes all virtual servers.
 const LIST: Duration = Duration::from_secs(2);
 const LIST_REST: u32 = 100;
 const LIST_AT_LEAST: Duration = Duration::from_secs(30);
-/// The minimum pause between two checks of the draining destinations. The pause is 50 times as long as the last check took.
+/// The pause between two checks of the draining destinations is 50 times as long as the last check took, but at least 1 s.
 const DRAIN: Duration = Duration::from_secs(1);
 const DRAIN_REST: u32 = 50;
 

@@ -58,7 +58,7 @@ pub struct NftBackend<K> {
 struct Generations {
     /// The generation at which each table was read.
     read: ByFamily<Option<u32>>,
-    /// No other process changed the tables between the read and this generation.
+    /// The newest generation of which it is known that no other process has changed the tables since the read.
     undisturbed: Option<u32>,
 }
 

@@ -52,7 +52,7 @@ pub(super) struct Tables {
     groups: ByFamily<Groups>,
     stale: ByFamily<Stale>,
     pub(super) rulesets: ByFamily<Ruleset>,
-    /// An empty comment. It replaces the comments of VIPs, which only other backends use.
+    /// An empty text that replaces the comment of each VIP, because this backend does not use the comment.
     no_comment: Arc<str>,
 }
 

@@ -34,7 +34,7 @@ pub const LOCAL: &str = "KUBE-SVL-";
 pub const EXTERNAL: &str = "KUBE-EXT-";
 /// The prefix of chains that check source ranges.
 pub const FIREWALL: &str = "KUBE-FW-";
-/// The prefix of chains with the VIPs of one network, which exist only with many VIPs.
+/// The prefix of chains with the VIPs of one network. These chains exist only if there are many VIPs.
 pub const GROUP: &str = "KUBE-VIPS-";
 /// The prefix of chains that translate to one endpoint.
 pub const ENDPOINT: &str = "KUBE-SEP-";

@@ -21,7 +21,7 @@ pub struct Slots {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Used {
     slot: u32,
-    /// How many VIPs use the endpoint. When none does, the endpoint keeps its slot until the change is applied.
+    /// How many VIPs use the endpoint. At 0, the endpoint keeps its slot until the change is applied.
     vips: usize,
 }
 

@@ -33,7 +33,7 @@ pub enum Kind {
 pub struct Failure {
     /// The name of the function.
     pub call: &'static str,
-    /// The HRESULT. It may be a success: a call also fails if HNS writes an error record.
+    /// The HRESULT. It may mean success, because a call also counts as failed if HNS writes an error record.
     pub hresult: i32,
     /// The error record, JSON as HNS wrote it; may be empty.
     pub record: String,

@@ -67,9 +67,9 @@ pub fn mac(address: IpAddr) -> String {
     format!("02-11-{a:02x}-{b:02x}-{c:02x}-{d:02x}")
 }
 
-/// Whether kube-proxy has created the endpoint. kube-proxy's endpoints are remote and have no name. Their hardware address is the
-/// one that [`mac`] returns or, for the address of a Service, the address of this node's interface. `host` is this node, if
-/// known.
+/// Whether kube-proxy has created the endpoint. kube-proxy's endpoints are remote and have no name. An endpoint for the address
+/// of a Service has the hardware address of this node's interface; all others have the one that [`mac`] returns. `host` is this
+/// node, if known.
 pub fn is_kube_proxys(endpoint: &Endpoint, host: Option<&Host>) -> bool {
     // kube-proxy writes the hardware addresses of interfaces with colons.
     let given = endpoint.mac_address.to_ascii_lowercase().replace(':', "-");

@@ -77,7 +77,7 @@ pub struct Live<B, W> {
     counts: watch::Sender<Counts>,
     addresses: NodeAddresses,
     pace: Pace,
-    /// When to verify a change by another program.
+    /// When to verify that another program has changed something.
     verify_at: Option<Instant>,
     /// Whether the next sync repairs something.
     repairing: bool,

@@ -155,7 +155,7 @@ impl Set {
         self
     }
 
-    /// The same set with elements that packets add and that expire; by default after `seconds`.
+    /// The same set, but packets add its elements, and the elements expire. `seconds` is the default timeout.
     pub fn dynamic(mut self, seconds: Option<u32>) -> Self {
         self.flags.dynamic = true;
         self.flags.timeout = true;
