@@ -117,7 +117,7 @@ pub fn origin_name(origin: Origin) -> &'static str {
     }
 }
 
-/// Returns the answer that follows only from the state, without the kernel and the brain's reasons.
+/// Returns the part of the answer that follows from the state. It needs neither the kernel nor the brain's reasons.
 pub fn from_state(world: &World, judged: &Judged<'_>) -> Explanation {
     let packet = &judged.packet;
     let mut explanation = Explanation {

@@ -224,7 +224,7 @@ impl<'a> Path<'a> {
         }
     }
 
-    /// Adds the base chain's rule that jumps to the chains for new packets.
+    /// Adds the rule that jumps from the base chain to the chains for packets of new connections.
     fn entry(&mut self, kind: &str, packet: &Packet) {
         let point = if packet.origin == Origin::Node { "output" } else { "prerouting" };
         self.rule(&format!("{kind}-{point}"), |_| true);

@@ -44,7 +44,7 @@ impl Cidrs {
         self.0.iter().filter(move |cidr| Family::of(cidr.addr()) == family)
     }
 
-    /// Whether the ports of a family are open on all of its addresses.
+    /// Whether the ports are open on all addresses of a family.
     fn is_all(&self, family: Family) -> bool {
         self.of(family).next().is_none() || self.of(family).any(|cidr| cidr.prefix_len() == 0)
     }

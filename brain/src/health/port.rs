@@ -117,7 +117,7 @@ pub(crate) fn at_once(answer: Answer) -> Answering {
     Box::pin(ready(answer))
 }
 
-/// When to retry to open a port.
+/// When to try again to open a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
     /// Every five seconds, as kube-proxy does for `/healthz`.

@@ -86,7 +86,7 @@ impl Troubles {
         self.heard.with_label_values(&[of]).set(now.as_secs_f64());
     }
 
-    /// Counts one more return of the source to an older version of `of`.
+    /// Counts that the source has gone back to an older version of the resource `of`.
     pub(crate) fn restored(&self, of: &'static str) {
         self.restored.with_label_values(&[of]).inc();
     }

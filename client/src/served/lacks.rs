@@ -18,8 +18,8 @@ pub enum Lack {
     Scopes,
     /// The duration of session affinity: a dump shows 0 seconds.
     Seconds,
-    /// Different endpoint ports: all endpoints of a destination have the same port, the most frequent one. Of several
-    /// equally frequent ports, it is the lowest.
+    /// Different ports of a destination's endpoints: all endpoints get the most frequent port, or the lowest of several
+    /// equally frequent ports.
     Ports,
     /// Endpoints at the node's own addresses.
     HostNetwork,

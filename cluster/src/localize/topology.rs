@@ -35,7 +35,7 @@ pub struct Topology {
     pub mode: Mode,
     /// Why hints for nodes are ignored. `None` if they apply.
     pub not_same_node: Option<Reason>,
-    /// Why hints for zones are ignored. `None` if they apply, or if hints for nodes do.
+    /// Why hints for zones are ignored. `None` if they apply, or if hints for nodes apply instead.
     pub not_same_zone: Option<Reason>,
 }
 

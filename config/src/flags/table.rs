@@ -38,7 +38,7 @@ pub struct Flag {
 pub enum Sets {
     /// Each field of the table that has this flag.
     Fields,
-    /// Deprecated: the port that is added to the address in this field if the address has none. 0 disables the server.
+    /// Deprecated: the port for the address in this field, if that address has no port. 0 disables the server.
     Port(&'static str),
     /// What the program does.
     Program,

@@ -126,7 +126,7 @@ fn unreadable<K: DeserializeOwned>(line: &str) -> Option<Change<K>> {
     Some(Change::Applied(item(&object)?, version))
 }
 
-/// Decodes a status that is not wrapped in a change, because some servers send it in this form.
+/// Decodes a status that is not wrapped in a change. Some servers send it in this form.
 fn refused<K>(line: &str) -> Option<Change<K>> {
     let status: Status = serde_json::from_str(line).ok()?;
     (status.code != 0).then(|| Change::Refused(status.boxed()))

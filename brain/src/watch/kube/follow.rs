@@ -39,7 +39,7 @@ pub(super) enum Absent {
     Empty,
     /// Wait for the only object, which has this name, but at most for [`NODE_TIMEOUT`].
     Awaited { name: String },
-    /// Use the empty list. The list also counts as empty if the API server does not have the kind, or forbids listing it.
+    /// Use the empty list, even if the API server does not have the kind or forbids listing it.
     Tolerated,
 }
 
