@@ -31,7 +31,7 @@ pub struct Ruleset {
     /// The dispatch chains that are written as a whole, because they are missing, or because a diff cannot be based on their live
     /// rules.
     broken: BTreeSet<Dispatch>,
-    /// The kernel's own chains whose jumps to our chains are wrong, with the live jumps.
+    /// The kernel's own chains whose jumps to our chains are wrong, each with the jumps that it has now.
     entries: BTreeMap<(Table, &'static str), Vec<String>>,
     /// Whether the applied state is known.
     known: bool,

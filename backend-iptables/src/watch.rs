@@ -127,8 +127,8 @@ impl Watch {
 const CHECK: Duration = Duration::from_millis(700);
 const READ: Duration = Duration::from_secs(30);
 /// How long the backend rests after a check or a read, as a multiple of the duration of that check or read. The kernel copies
-/// whole tables for each answer, so this limits the use of the CPU. If the lock is watched, periodic checks only have to find
-/// changes by programs that do not take the lock.
+/// whole tables for each answer, so this limits the use of the CPU. If the lock is watched, the rest is longer, because periodic
+/// checks then only have to find changes by programs that do not take the lock.
 const CHECK_REST: u32 = 8;
 const WATCHED_CHECK_REST: u32 = 50;
 const READ_REST: u32 = 100;

@@ -66,7 +66,7 @@ struct Port {
     slots: Slots,
     /// How long clients are remembered, in milliseconds.
     timeout: u64,
-    /// Every timeout that a client in the kernel may still have, in milliseconds.
+    /// Every timeout, in milliseconds, that the kernel may still apply to a client of the port.
     timeouts: BTreeSet<u64>,
 }
 

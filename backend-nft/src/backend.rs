@@ -46,8 +46,8 @@ pub struct NftBackend<K> {
     generations: Generations,
     /// The largest number of elements in one transaction.
     limits: Limits,
-    /// Whether a substitute table may exist: after the start, because an earlier run may have been killed,
-    /// and after a failed transaction.
+    /// Whether a substitute table may exist. This is so after the start, because an earlier run may have been killed, and
+    /// after a failed transaction.
     has_substitute: ByFamily<bool>,
     /// Whether this sync had to read the table.
     read: ByFamily<bool>,

@@ -29,8 +29,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Records the document that we wrote (`wanted`), and the one that HNS then returned (`shown`). Returns whether both balance
-    /// the same ports to the same endpoints. If so, `shown` counts as equal to `wanted` from now on.
+    /// Records the document that we wrote (`wanted`), and the one that HNS then returned (`shown`). Returns whether both
+    /// distribute packets to the same ports over the same endpoints. If so, `shown` counts as equal to `wanted` from now on.
     pub fn wrote(&mut self, id: Guid, wanted: &LoadBalancer, shown: &LoadBalancer) -> bool {
         let (wanted, shown) = (normal(wanted), normal(shown));
         let does = does_the_same(&wanted, &shown);

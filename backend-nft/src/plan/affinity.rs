@@ -36,7 +36,7 @@ pub struct Uses {
     timeouts: BTreeMap<u32, usize>,
 }
 
-/// The pools, sizes and timeouts in use. The chains and sets of session affinity depend on them.
+/// The pools in use with their sizes, and the timeouts in use. The chains and sets of session affinity depend on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
     /// The number of slots in which to search for a client, by pool and size.

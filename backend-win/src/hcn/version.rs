@@ -42,7 +42,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// The features of an HNS that a backend needs. The version limits are those of Microsoft's own library, which kube-proxy uses.
+/// The HNS features that a backend needs. The version limits are those of Microsoft's own library, which kube-proxy uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     /// Whether HNS supports documents of schema 2.0, which are required.

@@ -183,8 +183,8 @@ impl<S: Sets> Changes<S> {
         Self { before: before.into(), after: after.into(), ..self }
     }
 
-    /// The keys at which to split into portions of at most `limit` elements. A VIP with more elements has a portion of
-    /// its own.
+    /// The keys at which to split the changes into portions of at most `limit` elements. A VIP with more elements has a
+    /// portion of its own.
     fn starts(&self, elements: &Elements, limit: usize) -> Vec<ElementKey> {
         let cut = self.sets.iter().filter(|filled| filled.is_cut());
         let mut sets: Vec<_> = cut.map(|filled| filled.entries(elements, ALL).peekable()).collect();

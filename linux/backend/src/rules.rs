@@ -76,8 +76,8 @@ pub fn masquerading(facts: &Facts) -> Chain {
     Chain::new(MASQUERADING).rule(is_marked)
 }
 
-/// The chain that drops packets from outside of the source ranges of their VIP. `vip`: the packet fields that form the
-/// key of the VIP.
+/// The chain that drops packets whose source is not in the source ranges of their VIP. `vip`: the packet fields that form
+/// the key of the VIP.
 pub fn firewall<S: Sets>(vip: [Field; 3], firewalled: S, allowed_sources: S) -> Chain {
     let with_source = [vip.as_slice(), &[Field::SourceAddress]].concat();
     Chain::new(FIREWALL).rule([

@@ -75,7 +75,7 @@ pub struct Kernel {
     /// `None` after an exchange that failed, because leftover answers would disturb the next exchange.
     netlink: Option<Netlink>,
     sequence: u32,
-    /// Whether dumps carry a filter, so that the kernel leaves out other flows.
+    /// Whether requests for a dump contain a filter, so that the kernel sends only the matching flows.
     filters: bool,
     buffer: Vec<u8>,
 }

@@ -155,7 +155,7 @@ pub struct Destination {
     pub forwarding: Forwarding,
     /// Once the destination has this many connections, it gets no new ones; 0 for no limit.
     pub upper_threshold: u32,
-    /// An overloaded destination gets new connections again below this number of connections. At most `upper_threshold`.
+    /// Once an overloaded destination has fewer connections than this, it gets new ones again. At most `upper_threshold`.
     pub lower_threshold: u32,
 }
 

@@ -40,7 +40,7 @@ pub struct Commit {
     pub process_id: Option<u32>,
     /// The name of the process, if the kernel sent it.
     pub process_name: Option<String>,
-    /// The tables with changes, of the families `ip` and `ip6` only.
+    /// The changed tables of the families `ip` and `ip6`. Tables of other families are left out.
     pub tables: BTreeSet<Table>,
 }
 

@@ -16,7 +16,7 @@ use super::{AddressField, Field, Name, Op, Tuple, Verdict, family_name, field};
 /// One rule: statements from left to right.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// Matches first, then the action.
+    /// The statements that match packets, followed by the action.
     pub statements: Vec<Statement>,
     /// The comment, which `nft list` shows.
     pub comment: Option<Name>,
