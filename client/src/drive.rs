@@ -118,7 +118,7 @@ pub async fn run(
     }
 }
 
-/// Requests one state after the other from the source. With [`Options::once`], ends at the first failure; otherwise never.
+/// Requests one state after the other from the source. Never returns, except after a failure with [`Options::once`].
 async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Options) -> anyhow::Result<Infallible> {
     let mut backoff = Backoff::new(options.max_backoff);
     // `have` is ahead of `Sync::state` only by the updates in the channel. Only these updates change `Sync::state`, in the

@@ -191,7 +191,7 @@ impl Expected {
         Self::without(state, &Lacks::default())
     }
 
-    /// The requirements of `state`, without those that a kernel with the limits `lacks` cannot meet.
+    /// The requirements of `state` that a kernel with the limits in `lacks` can meet.
     pub fn without(state: &Snapshot, lacks: &Lacks) -> Self {
         let entry = |vip: &Vip| lacks.leave(vip, &state.node.addresses);
         let mut expected = Self::default();

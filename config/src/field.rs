@@ -64,7 +64,7 @@ pub enum Formerly {
     /// `nftables` use the field in their own section, if there is one; all other modes use the field in the section
     /// `iptables`. Zero counts as missing.
     InModes(&'static [(&'static str, &'static str)]),
-    /// v1alpha1 has a single string instead of a list, at this path and of this type. An empty string counts as missing.
+    /// In v1alpha1, the field is a single string with this path and type, not a list. An empty string counts as missing.
     Text(&'static str, Kind),
     /// v1alpha1 has no such field.
     New,

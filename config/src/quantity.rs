@@ -27,7 +27,7 @@ pub(crate) fn parse(text: &str) -> Option<i64> {
     i64::try_from(if negative { -value } else { value }).ok()
 }
 
-/// Returns the multiplier that a suffix means: a factor and a power of ten.
+/// Returns the multiplier that a suffix means, as a factor and an exponent of ten.
 fn unit(suffix: &str) -> Option<(i128, i32)> {
     let position =
         |names: &[&str]| (0_i32..).zip(names).find(|(_, name)| **name == suffix).map(|(position, _)| position);

@@ -77,7 +77,7 @@ impl Document {
         self
     }
 
-    /// Adds missing addresses, and the ports of addresses that have none. The address of the node determines the family.
+    /// Adds missing addresses, and adds a port to each address without one. The address of the node determines the family.
     pub(crate) fn complete_addresses(&mut self) {
         let node = match self.version {
             Version::V1alpha1 => Some(self.text("bindAddress")),

@@ -66,13 +66,13 @@ impl Config {
 pub enum Detector {
     /// No traffic is recognized as traffic of pods.
     None,
-    /// By source addresses in one of these CIDRs.
+    /// By its source address, which is in one of these CIDRs.
     ClusterCidr(Vec<IpNet>),
-    /// By source addresses in the node's pod CIDR.
+    /// By its source address, which is in the node's pod CIDR.
     NodeCidr,
-    /// By this bridge as the incoming interface.
+    /// By its incoming interface, which is this bridge.
     BridgeInterface(Arc<str>),
-    /// By an incoming interface whose name has this prefix.
+    /// By its incoming interface, whose name has this prefix.
     InterfaceNamePrefix(Arc<str>),
 }
 

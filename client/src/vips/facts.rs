@@ -17,8 +17,8 @@ pub struct Facts {
     pub masquerade_all: bool,
     /// The mark of packets to masquerade.
     pub masquerade_mark: u32,
-    /// The addresses that answer NodePorts, sorted within each family. The only loopback address among them is 127.0.0.1,
-    /// with [`super::NodePortAddresses::localhost`].
+    /// The addresses that answer NodePorts, sorted within each family. They include no loopback address, except
+    /// 127.0.0.1 if [`super::NodePortAddresses::localhost`] is set.
     pub node_port_addresses: Vec<IpAddr>,
     /// How pods are recognized in each family; `None` if they are not recognized.
     pub pods: ByFamily<Option<PodSource>>,
@@ -34,11 +34,11 @@ const LOOPBACK: IpNet = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)
 /// How packets from this node's pods are recognized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodSource {
-    /// By a source address in this CIDR.
+    /// By their source address, which is in this CIDR.
     Cidr(IpNet),
-    /// By this incoming interface.
+    /// By their incoming interface, which is this one.
     Interface(Arc<str>),
-    /// By an incoming interface whose name has this prefix.
+    /// By their incoming interface, whose name has this prefix.
     InterfacePrefix(Arc<str>),
 }
 

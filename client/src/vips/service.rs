@@ -54,8 +54,8 @@ pub struct Vip {
     /// `namespace/name:port` for the comments of rules, at most 128 printable bytes without quotes. A port without a
     /// name is represented by its number. All VIPs of the port share the text.
     pub comment: Arc<str>,
-    /// Whether this VIP is a NodePort. If another service's own VIP has the same address and port, that service gets the
-    /// VIP instead.
+    /// Whether this VIP is a NodePort. If another service has a VIP with the same address and port that is not a NodePort,
+    /// that service gets the VIP instead.
     pub by_node_port: bool,
     /// Which clients reach which endpoints, and whether the source address is kept.
     pub exposure: Exposure,

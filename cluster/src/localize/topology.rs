@@ -31,7 +31,7 @@ pub struct Topology {
     pub port: Arc<str>,
     /// The family of the endpoints.
     pub family: Family,
-    /// The endpoints that remain for traffic to which no traffic policy `Local` applies.
+    /// Which endpoints remain for traffic to which no traffic policy `Local` applies.
     pub mode: Mode,
     /// Why hints for nodes are ignored. `None` if they apply.
     pub not_same_node: Option<Reason>,

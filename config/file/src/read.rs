@@ -1,4 +1,4 @@
-//! Reads the flags and the file together, and names the file in each problem.
+//! Reads the configuration from the flags and the file, and adds the path of the file to each problem of the file.
 
 use std::{
     fs::{self, File},
@@ -10,7 +10,7 @@ use anyhow::bail;
 use localnet_config::{Invalid, KubeProxyFlags, Reader, Reading};
 use localnet_core::Diagnostic;
 
-/// Reads the configuration from the flags and the file's text. Each problem contains the path of the file.
+/// Reads the configuration from the flags and the file's text. Each problem of the file contains its path.
 pub(crate) fn read(
     flags: &KubeProxyFlags,
     reader: Reader,
