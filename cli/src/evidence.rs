@@ -1,4 +1,4 @@
-//! The evidence about a port of a Service that does not answer. `why_not` gathers it, `causes` judges it.
+//! Evidence of why a Service's port does not answer. `why_not` gathers it, `causes` judges it.
 
 use std::net::{IpAddr, SocketAddr};
 

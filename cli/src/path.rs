@@ -246,7 +246,7 @@ impl<'a> Path<'a> {
         self.rule(chain, |statement| statement.set().is_some_and(|name| **name == *set.name()));
     }
 
-    /// Adds the chain's first rule with a statement that `has` accepts.
+    /// Adds a step for the first rule of the chain that contains a statement accepted by `has`.
     fn rule(&mut self, chain: &str, has: impl Fn(&Statement) -> bool) {
         let Some(chain) = self.chains.iter().find(|planned| *planned.name == *chain) else { return };
         let Some(index) = chain.rules.iter().position(|rule| rule.statements.iter().any(&has)) else { return };

@@ -61,7 +61,7 @@ pub struct Backend {
     pub families: Vec<FamilyStatus>,
     /// The parts of Services that the backend skips.
     pub skipped: Vec<Diagnostic>,
-    /// The number of skipped Services; `skipped` may be shorter.
+    /// The number of skipped Services; `skipped` may list fewer.
     pub skipped_count: usize,
     /// The warnings of the backend.
     pub warnings: Vec<Diagnostic>,

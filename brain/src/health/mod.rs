@@ -150,7 +150,7 @@ impl Inputs {
     }
 }
 
-/// Processes each revision and report immediately, so that their times are exact. Also logs which backends are late.
+/// Processes each revision and each report immediately, so that their times are exact. Also logs which backends are late.
 async fn follow(inputs: Arc<Inputs>, timeout: Duration) {
     let (mut revision, mut reports) = (inputs.revision.clone(), inputs.reports.clone());
     let mut ticks = interval((timeout / 4).max(Duration::from_millis(1)));

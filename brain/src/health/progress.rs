@@ -25,7 +25,7 @@ use localnet_proto::{Family, Revision, wire::BackendReport};
 /// How long a late backend must be silent, while another backend is up to date, before it counts as replaced.
 pub const REPLACED: Duration = Duration::from_secs(600);
 
-/// To save memory, revisions that are published within this time count as published together with the first of them.
+/// To save memory, revisions count as published together if they follow the first of them within this time.
 const GRAIN: Duration = Duration::from_secs(1);
 
 /// A point in time, on the monotonic clock and on the wall clock.
@@ -154,7 +154,7 @@ impl Progress {
 #[derive(Clone, Debug, Default)]
 struct Published(VecDeque<Grain>);
 
-/// Revisions that were published at about the same time: all revisions after the previous grain, up to `last`.
+/// Revisions that count as published together: all revisions after those of the previous grain, up to `last`.
 #[derive(Clone, Copy, Debug)]
 struct Grain {
     last: u64,

@@ -138,7 +138,7 @@ impl Default for Metrics {
     }
 }
 
-/// The same buckets as in kube-proxy: fine around kube-proxy's SLO, and coarse up to five minutes.
+/// The same buckets as in kube-proxy. They are narrow around kube-proxy's SLO, and wider up to five minutes.
 fn network_programming_buckets() -> Vec<f64> {
     let seconds = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
     [0.0, 0.25, 0.5].into_iter().chain(seconds.map(f64::from)).collect()

@@ -66,7 +66,7 @@ pub(super) async fn sweep(stalls: Stalls, stop: CancellationToken) {
 }
 
 struct Pace {
-    /// `None` once the sweep has ended the answer.
+    /// `None` once [`Stalls::sweep`] has ended the answer.
     items: Option<Items>,
     /// When HTTP/2 last polled the answer.
     read: Instant,

@@ -153,7 +153,7 @@ impl Tls {
         Ok(tls)
     }
 
-    /// The acceptor for the next connection, and a token that is cancelled when its client has to reconnect.
+    /// The acceptor for the next connection, and a token that is cancelled when this connection's client has to reconnect.
     pub(super) fn acceptor(&self) -> (TlsAcceptor, CancellationToken) {
         let current = self.current();
         (TlsAcceptor::from(Arc::clone(&current.usable.config)), current.retired.clone())
