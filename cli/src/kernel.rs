@@ -49,7 +49,9 @@ pub fn unread(why: impl Into<String>) -> Diagnostic {
 pub fn features() -> Option<Result<(), String>> {
     match NftBackend::new(Config::default(), nft::Netlink::open().ok()?).check() {
         Ok(()) => Some(Ok(())),
-        Err(error @ nft::Error::Lacking { .. }) => Some(Err(error.to_string())),
+        Err(nft::Error::Lacking { refused }) => {
+            Some(Err(format!("this kernel lacks a feature of nf_tables: {refused}")))
+        }
         Err(_) => None,
     }
 }
