@@ -58,7 +58,7 @@ pub struct NftBackend<K> {
 struct Generations {
     /// The generation at which each table was read.
     read: ByFamily<Option<u32>>,
-    /// The newest generation of which it is known that no other process has changed the tables since the read.
+    /// The newest generation up to which only this process has changed the tables since they were read.
     undisturbed: Option<u32>,
 }
 

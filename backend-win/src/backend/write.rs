@@ -175,7 +175,7 @@ impl<K: Kernel> WinBackend<K> {
     }
 
     /// Records the document that was written, and `shown`, the document that HNS then returned. Returns whether both documents
-    /// distribute packets to the same ports over the same endpoints.
+    /// have the same ports and the same endpoints.
     fn wrote(&mut self, requested: Guid, wanted: &LoadBalancer, shown: &str) -> bool {
         match schema::read::<LoadBalancer>("load balancer", shown) {
             Ok(shown) => {

@@ -173,8 +173,8 @@ fn load(figures: &Figures) -> Table {
         "One endpoint changed while many other Services change",
         "“Event”, “write” and n are as in the previous table. Each of the other changes replaces one endpoint of \
          another Service. “Rate” is the number of these other changes that the API server accepted per second. “CPU” \
-         is the processor use of the contestant in percent of one processor, and after “beside” that of the control \
-         plane and the benchmark. “Not seen” is the number of changes after which no packet went to the new endpoint \
+         has two numbers, both in percent of one processor: the processor use of the contestant, and then that of the \
+         control plane and the benchmark. “Not seen” is the number of changes after which no packet went to the new endpoint \
          within 60 s.",
         &[
             "size",
