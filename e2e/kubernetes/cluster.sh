@@ -106,11 +106,14 @@ start_node() {
             cat "$controller/cpuset.cpus" >"$other/cpuset.cpus"
             cat "$controller/cpuset.mems" >"$other/cpuset.mems"
         done
+        # On a real node, pods have the weight of all its processors. Here, without this, all pods together have that of one other program.
+        [ ! -f "$controller/cpu.shares" ] || echo $((10240 * $(nproc))) >"$controller/$cgroup/cpu.shares"
     done
     ip -n $fabric link add "$node" type veth peer name eth0 netns "kube-$node"
     ip -n $fabric link set "$node" master br0 up
+    # accept_dad=0: otherwise, a node reaches a new pod by IPv6 only a second after the pod is ready.
     nsenter --net="/run/netns/kube-$node" sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv6.conf.default.forwarding=1 \
-        net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
+        net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0 net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0
     {
         echo "link set lo up"
         echo "link set eth0 up"
