@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine python examples cluster build demo test conformance-ipvs chart images packages differential differential-ipvs oldest kubernetes fuzz mutants lint deny bless bench bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine python examples cluster build demo test conformance-ipvs chart images packages differential differential-ipvs oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -84,6 +84,9 @@ oldest: deps controlplane ## Test the brain with the API server of the oldest su
 
 kubernetes: cluster ## Run Kubernetes' own network tests on a cluster of real nodes, with kube-proxy and with localnet, for docs/conformance.md (two hours; QUICK=1: a part, with nft on two nodes; PROXIES=…; needs root)
 	@QUICK=$(QUICK) e2e/kubernetes/run.sh $(PROXIES)
+
+kubernetes-migrate: cluster ## Migrate from kube-proxy and back, upgrade, drain nodes and update a Deployment under load, on a cluster of real nodes (40 minutes; STEPS=…; needs root)
+	@e2e/kubernetes/run.sh migrate $(STEPS)
 
 fuzz: ## Fuzz each target for SECONDS (20); inputs that break a target are stored in e2e/fuzz/corpus
 	FUZZ_SECONDS=$(or $(SECONDS),20) $(CARGO) test --locked --workspace --lib --test fuzz fuzz_ -- --nocapture --test-threads 2

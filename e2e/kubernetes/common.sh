@@ -41,6 +41,11 @@ kubectl() {
     in_fabric "$bin/kubectl" --kubeconfig="$kubeconfig" "$@"
 }
 
+helm() {
+    in_fabric env HELM_CACHE_HOME="$cache/helm" HELM_CONFIG_HOME="$cache/helm" HELM_DATA_HOME="$cache/helm" \
+        "$bin/helm" --kubeconfig="$kubeconfig" --namespace kube-system "$@"
+}
+
 containerd_of() {
     local node=$1
     shift

@@ -4,11 +4,13 @@
 #   images.sh build            Kubernetes' test images, CoreDNS and kube-proxy, from the programs of build.sh
 #   images.sh ours             our own images, from target/ship (packaging/programs.sh) as packaging/images.sh writes them; with TESTED=1
 #                              those of the brain and the nft backend, from the programs of `make test`, on the root of the test images
+#   images.sh previous COMMIT    our own images as of another commit, with the tag `previous`
 #   images.sh import NODE      brings to a node of the running cluster what is new
 . "$(dirname "$0")/common.sh"
 
 archive=$cache/images.tar
 ours=$cache/ours.tar
+previous=$cache/previous.tar
 
 build() {
     local module stamp
@@ -33,9 +35,21 @@ ours() {
     # What docs/conformance.md says was tested.
     git -C "$repository" describe --always --dirty --exclude '*' >"$ours.commit" 2>/dev/null || echo unknown >"$ours.commit"
     if [ -f "$ours" ] && [ "$(cat "$ours.of" 2>/dev/null)" = "$stamp" ]; then return 0; fi
-    if [ -n "${TESTED-}" ]; then tested; else shipped; fi
-    mv "$ours.new" "$ours"
+    if [ -n "${TESTED-}" ]; then tested; else shipped "$repository" "$ours"; fi
     echo "$stamp" >"$ours.of"
+}
+
+previous() {
+    local commit tree=$cache/previous
+    commit=$(git -C "$repository" rev-parse "$1")
+    [ "$(cat "$previous.of" 2>/dev/null)" != "$commit" ] || return 0
+    rm -rf "$tree"
+    mkdir -p "$tree"
+    git -C "$repository" archive "$commit" | tar -x -C "$tree"
+    (cd "$tree" && packaging/programs.sh "$arch")
+    shipped "$tree" "$previous" previous
+    echo "$commit" >"$previous.of"
+    rm -rf "$tree"
 }
 
 # tested: images of the programs of `make test`, without their debug information.
@@ -46,26 +60,29 @@ tested() {
     for program in localnet localnet-brain localnet-nft; do strip --strip-debug -o "$folder/$program" "$programs/$program"; done
     python3 "$here/image/archive.py" ours "$folder" "$cache/root" "$("$programs/localnet" --version | cut -d' ' -f2)" "$ours.new"
     rm -rf "$folder"
+    mv "$ours.new" "$ours"
 }
 
-# shipped: our images as we ship them, for this machine's architecture only.
+# shipped ROOT ARCHIVE [TAG]: our images as we ship them, for this machine's architecture only, from ROOT/target/ship.
 shipped() {
     local layout=$cache/ours
     mkdir -p "$cache/ship"
-    ln -sfn "$repository/target/ship/$arch" "$cache/ship/$arch"
-    (cd "$repository" && packaging/images.sh of "$cache/ship" "$layout")
+    ln -sfn "$1/target/ship/$arch" "$cache/ship/$arch"
+    (cd "$1" && packaging/images.sh of "$cache/ship" "$layout")
     # The chart calls them REGISTRY/NAME:VERSION; the layout calls them NAME-VERSION.
-    jq '.manifests[] |= (.annotations["org.opencontainers.image.ref.name"] as $ref
+    jq --arg tag "${3-}" '.manifests[] |= (.annotations["org.opencontainers.image.ref.name"] as $ref
         | ($ref | capture("^(?<name>.+)-(?<version>[0-9][^-]*)$")) as $of
-        | .annotations["io.containerd.image.name"] = "localhost/" + $of.name + ":" + $of.version)' "$layout/index.json" >"$layout/index.new"
+        | .annotations["io.containerd.image.name"] = "localhost/" + $of.name + ":" + (if $tag == "" then $of.version else $tag end))' \
+        "$layout/index.json" >"$layout/index.new"
     mv "$layout/index.new" "$layout/index.json"
-    tar -C "$layout" -cf "$ours.new" .
+    tar -C "$layout" -cf "$2.new" .
+    mv "$2.new" "$2"
     rm -rf "$layout"
 }
 
 import() {
     local node=$1 file
-    for file in "$archive" "$ours"; do
+    for file in "$archive" "$ours" "$previous"; do
         [ -f "$file" ] || continue
         [ "$file" -nt "$run/$node/$(basename "$file").imported" ] || continue
         containerd_of "$node" images import --local --all-platforms --discard-unpacked-layers "$file" >"$log/$node-import.log" 2>&1 ||
@@ -77,6 +94,7 @@ import() {
 case ${1-} in
     build) build ;;
     ours) ours ;;
+    previous) previous "${2:?a commit}" ;;
     import) import "${2:?a node}" ;;
-    *) fail "usage: images.sh build | ours | import NODE" ;;
+    *) fail "usage: images.sh build | ours | previous COMMIT | import NODE" ;;
 esac

@@ -7,11 +7,6 @@
 #   proxy.sh none
 . "$(dirname "$0")/common.sh"
 
-helm() {
-    in_fabric env HELM_CACHE_HOME="$cache/helm" HELM_CONFIG_HOME="$cache/helm" HELM_DATA_HOME="$cache/helm" \
-        "$bin/helm" --kubeconfig="$kubeconfig" --namespace kube-system "$@"
-}
-
 # kube_proxy MODE IMAGE COMMAND: the objects of kube-proxy's DaemonSet.
 kube_proxy() {
     sed "s#@MODE@#$1#; s#@IMAGE@#$2#; s#@COMMAND@#$3#" "$here/manifests/kube-proxy.yaml"

@@ -2,7 +2,8 @@
 # Runs Kubernetes' own [sig-network] tests on a cluster of real nodes, once with each Service proxy, and writes docs/conformance.md and the line
 # in README.md that cites it.
 #
-#   run.sh [PROXY …]     the proxies of proxy.sh [default: all five]
+#   run.sh [PROXY …]           the proxies of proxy.sh [default: all five]
+#   run.sh migrate [STEP …]    migrate.sh on such a cluster. PREVIOUS: the commit whose images are upgraded [default: HEAD~1]
 #
 # FOCUS: a regular expression of test names, to run a part of them. QUICK=1: the part in `quick`, with nft on two nodes. NODES: the number of
 # nodes (3). TESTED=1: use the programs of `make test`. `make cluster` must have built everything else.
@@ -23,9 +24,15 @@ flock -n 9 || fail "another run is in progress"
 
 [ -n "${TESTED-}" ] || (cd "$repository" && packaging/programs.sh "$arch")
 "$here/images.sh" ours
+[ "$1" != migrate ] || "$here/images.sh" previous "${PREVIOUS:-HEAD~1}"
 trap '"$here/cluster.sh" down' EXIT
 trap 'exit 1' INT TERM
 "$here/cluster.sh" up "${NODES:-3}" 9>&-
+if [ "$1" = migrate ]; then
+    shift
+    "$here/migrate.sh" "$@"
+    exit
+fi
 failed=
 for proxy; do
     "$here/proxy.sh" "$proxy"

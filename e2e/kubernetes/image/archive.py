@@ -127,7 +127,7 @@ def test(archive, programs, root, manifest):
         links=[("agnhost-2", "agnhost"), ("usr/local/bin/iperf", "/usr/bin/iperf")],
     )
     regression = layer({"regression-issue-74839": programs / "regression-issue-74839"})
-    archive.image([names["Agnhost"], names["AgnhostPrev"]], [base, agnhost], Entrypoint=["/agnhost"], Cmd=["pause"], Env=PATH)
+    archive.image([names["Agnhost"], names["AgnhostPrev"], "localhost/agnhost:test"], [base, agnhost], Entrypoint=["/agnhost"], Cmd=["pause"], Env=PATH)
     shells = [names[name] for name in ("BusyBox", "GlibcDnsTesting", "DistrolessIptables")]
     archive.image(shells, [base, agnhost], Cmd=["sh"], Env=PATH)
     web = ["/agnhost", "netexec", "--http-port=80"]

@@ -47,7 +47,7 @@ until [ -S /run/localnet/brain.sock ]; do sleep 0.1; done
 const CLUSTER_PAGES: [&str; 2] = ["charts/localnet/README.md", "docs/migrating.md"];
 
 /// Blocks that are not run: the page, the beginning of the block, and the reason.
-const NOT_RUN: [(&str, &str, &str); 10] = [
+const NOT_RUN: [(&str, &str, &str); 12] = [
     ("README.md", "make demo", "CI runs it"),
     ("README.md", "helm install", "the chart's own page runs it"),
     ("README.md", "localnet-node", "it needs kube-proxy's file: `system::drop_in` runs it with one"),
@@ -60,6 +60,8 @@ const NOT_RUN: [(&str, &str, &str); 10] = [
     ("docs/writing-a-backend.md", "localnet-conformance", "`conformance::examples` runs it"),
     ("docs/README.md", "apt-get install", "it installs packages, and builds programs that exist already"),
     ("charts/localnet/README.md", "kubectl debug", "it needs a node with a kubelet"),
+    ("docs/migrating.md", "helm install", "it needs nodes with kubelets: `make kubernetes-migrate` runs it"),
+    ("docs/migrating.md", "kubectl label", "the same"),
     (
         "docs/backends/ipvs.md",
         "localnet-ipvs",
