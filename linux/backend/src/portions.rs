@@ -55,7 +55,7 @@ pub struct Changes<S> {
     pub family: Family,
     /// The changes before the elements.
     pub before: Transaction,
-    /// The sets that have elements once the changes are applied.
+    /// The sets that may have elements to send.
     pub sets: Vec<Filled<S>>,
     /// The changes after the elements.
     pub after: Transaction,
@@ -91,24 +91,26 @@ const ALL: KeyRange<'static, ElementKey> = (Bound::Unbounded, Bound::Unbounded);
 impl<S: Sets> Portions<S> {
     /// Changes a table in place.
     pub fn in_place(changes: Changes<S>, elements: &Elements, limits: Limits) -> Self {
-        let limit = (changes.size(elements) > limits.entered).then_some(limits.entered);
-        Self::cut(vec![S::table(changes.family)], changes, elements, limit)
+        let size = changes.size(elements);
+        let limit = (size > limits.entered).then_some(limits.entered);
+        Self::cut(vec![S::table(changes.family)], changes, elements, size, limit)
     }
 
     /// Writes a whole table. If the table exists already (`is_there`), every packet still finds a complete table.
     pub fn anew(changes: Changes<S>, is_there: bool, elements: &Elements, limits: Limits) -> Self {
         let most = if is_there { limits.entered } else { limits.filled };
-        let limit = (changes.size(elements) > most).then_some(limits.filled);
+        let size = changes.size(elements);
+        let limit = (size > most).then_some(limits.filled);
         let substitute = limit.filter(|_| is_there).and_then(|_| S::substitute(changes.family));
         let tables = substitute.into_iter().chain([S::table(changes.family)]).collect();
-        Self::cut(tables, changes, elements, limit)
+        Self::cut(tables, changes, elements, size, limit)
     }
 
-    fn cut(tables: Vec<Table>, changes: Changes<S>, elements: &Elements, limit: Option<usize>) -> Self {
+    fn cut(tables: Vec<Table>, changes: Changes<S>, elements: &Elements, size: usize, limit: Option<usize>) -> Self {
         let starts = limit.map(|limit| changes.starts(elements, limit)).unwrap_or_default();
         let changes = if limit.is_some() { changes.entered_last() } else { changes };
-        let is_nothing = || changes.before.is_empty() && changes.after.is_empty() && changes.size(elements) == 0;
-        let count = if starts.is_empty() && is_nothing() { 0 } else { tables.len() * (starts.len() + 1) };
+        let is_nothing = size == 0 && changes.before.is_empty() && changes.after.is_empty();
+        let count = if is_nothing { 0 } else { tables.len() * (starts.len() + 1) };
         Self { changes, tables, starts, count }
     }
 

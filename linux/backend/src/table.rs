@@ -365,8 +365,10 @@ impl<S: Sets> TableState<S> {
             before.add_rules(table, chain);
         }
         let sets = S::ALL.iter().zip(&held.sets).filter_map(|((id, ..), set)| {
-            let (id, set, index) = (*id, set.clone()?, id.index());
-            Some(Filled { id, set, all: fresh.contains(&index), at_once: outgrown.contains(&index) })
+            let (id, set, index) = (*id, set.as_ref()?, id.index());
+            let all = fresh.contains(&index);
+            let is_sent = all || self.elements[index].diff_in((Bound::Unbounded, Bound::Unbounded)).next().is_some();
+            is_sent.then(|| Filled { id, set: set.clone(), all, at_once: outgrown.contains(&index) })
         });
         let sets = sets.collect();
         let changes = portions::Changes { family: self.family, before, sets, after: Transaction::new() };
