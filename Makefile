@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine python examples cluster build demo test conformance-ipvs chart images packages differential differential-ipvs oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine python examples cluster build demo test conformance-ipvs chart images packages differential differential-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -76,6 +76,10 @@ differential: deps controlplane ## Compare the oracle, our backends and kube-pro
 differential-ipvs: deps controlplane vm ## Compare the oracle and localnet-ipvs in the guest, with N (2000) random packets (10 minutes)
 	$(CARGO) build --locked -p localnet-brain -p localnet-ipvs -p localnet
 	N=$(or $(N),2000) SEED=$(SEED) $(CARGO) test --locked -p localnet-e2e --test guest_system differential:: -- --nocapture
+
+kernels: deps vm ## Send the packets of all Cases through nft and iptables on the kernels of Debian 11, 12, 13 and of backports, in the guest (hours; KERNELS='bullseye …', BACKENDS='nft …' and ONLY=packets/udp,… run a part)
+	$(CARGO) build --locked -p localnet-vm -p localnet-conformance -p localnet-nft -p localnet-iptables -p localnet
+	@ONLY=$(ONLY) BACKENDS="$(BACKENDS)" e2e/vm/kernels.sh $(KERNELS)
 
 oldest: deps controlplane ## Test the brain with the API server of the oldest supported Kubernetes, 1.29 (the first run builds it)
 	@e2e/controlplane/build.sh kube-apiserver-oldest
