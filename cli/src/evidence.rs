@@ -20,7 +20,7 @@ pub struct Evidence {
     /// Whether the state contains the Service.
     pub is_served: bool,
     /// The ports of the Service, if the requested one is not among them.
-    pub other_ports: Option<Vec<String>>,
+    pub other_ports: Option<String>,
     /// Services with the same name in other namespaces.
     pub namesakes: Vec<String>,
     /// The brain's reasons about the Service.

@@ -125,13 +125,14 @@ pub fn port_of<'a>(service: &'a Service, text: &str, protocol: Option<Protocol>)
         .or_else(|| ports().find(|port| port.port.to_string() == text))
 }
 
-/// The ports of a Service, as a user would write them.
-pub fn ports_of(service: &Service) -> Vec<String> {
+/// The ports of a Service, as a user would write them, or "no ports".
+pub fn ports_of(service: &Service) -> String {
     let name = |port: &Port| match &*port.name {
         "" => format!("{}/{}", port.port, port.protocol),
         name => format!("{name} ({}/{})", port.port, port.protocol),
     };
-    service.ports.iter().map(name).collect()
+    let ports: Vec<String> = service.ports.iter().map(name).collect();
+    if ports.is_empty() { "no ports".to_owned() } else { ports.join(", ") }
 }
 
 /// Returns the facts about the node that the oracle needs.
@@ -152,7 +153,7 @@ pub fn destination(to: &To, family: Option<Family>, state: &Snapshot) -> Result<
         At::Address(address) => Ok((*address, to.protocol.unwrap_or(Protocol::Tcp))),
         At::Service(key, port) => {
             let service = state.services.get(key).ok_or_else(|| format!("the state has no Service {key}"))?;
-            let no_port = || format!("Service {key} has no such port; it has {}", ports_of(service).join(", "));
+            let no_port = || format!("Service {key} has no such port; it has {}", ports_of(service));
             let port = port_of(service, port, to.protocol).ok_or_else(no_port)?;
             let mut ips = service.cluster_ips.iter();
             let ip = ips.find(|ip| family.is_none_or(|family| Family::of(**ip) == family));
@@ -279,6 +280,7 @@ services:
   loadBalancerIPs: [192.0.2.1]
   sourceFilters: [{targets: [192.0.2.1], sourceRanges: [203.0.113.0/25]}]
   ports: [{name: http, protocol: TCP, port: 80}, {name: dns, protocol: UDP, port: 80}]
+- {service: shop/none, type: ClusterIP, clusterIPs: [10.96.0.2], ports: []}
 ",
         )
         .unwrap()
@@ -296,6 +298,8 @@ services:
             to("shop/web:443", None).unwrap_err(),
             "Service shop/web has no such port; it has http (80/TCP), dns (80/UDP)"
         );
+        let none = destination(&"shop/none:80".parse().unwrap(), None, &state()).unwrap_err();
+        assert_eq!(none, "Service shop/none has no such port; it has no ports");
         assert_eq!(to("shop/other:80", None).unwrap_err(), "the state has no Service shop/other");
         assert_eq!(to("shop/web:80", Some(Family::V6)).unwrap_err(), "Service shop/web has no IPv6 ClusterIP");
     }

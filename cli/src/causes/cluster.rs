@@ -67,7 +67,7 @@ fn unusable(evidence: &Evidence) -> Diagnostic {
     }
 }
 
-fn port_missing(evidence: &Evidence, ports: &[String]) -> Diagnostic {
+fn port_missing(evidence: &Evidence, ports: &str) -> Diagnostic {
     let Evidence { service, port, .. } = evidence;
     match evidence.errors().find(|of| of.field.starts_with("spec.ports[")) {
         Some(of) => {
@@ -75,7 +75,7 @@ fn port_missing(evidence: &Evidence, ports: &[String]) -> Diagnostic {
             Diagnostic { code: Code::PortSkipped, problem, ..of.clone() }
         }
         None => {
-            let problem = format!("Service {service} has no port {port}; it has {}", ports.join(", "));
+            let problem = format!("Service {service} has no port {port}; it has {ports}");
             usual(Code::PortAbsent, Subject::service(service), problem)
         }
     }

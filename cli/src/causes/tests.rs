@@ -150,13 +150,13 @@ fn each_problem_in_the_cluster_is_a_cause() {
     check(|evidence| evidence.why.as_mut().unwrap().findings.push(finding(Code::PortInvalid)), &["port-invalid"]);
     check(
         |evidence| {
-            evidence.other_ports = Some(vec!["dns".to_owned()]);
+            evidence.other_ports = Some("dns".to_owned());
             let finding = finding(Code::PortInvalid).field("spec.ports[1].port");
             evidence.why.as_mut().unwrap().findings.push(finding);
         },
         &["port-skipped", "port-invalid"],
     );
-    check(|evidence| evidence.other_ports = Some(vec!["dns".to_owned()]), &["port-absent"]);
+    check(|evidence| evidence.other_ports = Some("dns".to_owned()), &["port-absent"]);
     check(|evidence| evidence.lacks_family = Some(Family::V6), &["family-missing"]);
     check(|evidence| evidence.not_its_address = Some("x".to_owned()), &["not-its-address"]);
 }
