@@ -81,6 +81,8 @@ impl Reader {
         if mode.is_empty() && new.get(bit) == Document::new(Version::V1alpha2).get(bit) {
             new.set(bit, old.get("iptables.masqueradeBit").clone());
         }
+        // The default of mode ipvs is 0s, which has to be written to v1alpha2, because its default is 1s.
+        let is_explicit = is_explicit || new.duration("minSyncPeriod").is_zero();
         let config = resolve(&new, self, is_explicit, &mut findings);
         for found in findings.iter_mut() {
             found.field = paths::v1alpha1_path(&found.field, &mode);

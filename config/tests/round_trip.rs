@@ -123,6 +123,15 @@ fn readers() -> [Reader; 3] {
     ]
 }
 
+/// Regression: the written text had no `minSyncPeriod`, so it was 1s when it was read again.
+#[test]
+fn the_default_min_sync_period_of_mode_ipvs_round_trips() {
+    let reader = Reader::kube_proxy(Platform::Linux);
+    let read = |text: &str| reader.read(text).unwrap().config;
+    let config = read("{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration, mode: ipvs}");
+    assert_eq!(read(&config.to_yaml()), config);
+}
+
 proptest! {
     #[test]
     fn documents_round_trip(document in document()) {
