@@ -1,7 +1,7 @@
 //! [`DiffStore`]: the desired state and the applied state of a kernel subsystem, and their diff.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map},
     ops::Bound,
 };
 
@@ -37,6 +37,8 @@ enum Entry<V> {
     /// Desired and applied, with different values. Boxed to keep the entries small: there is an entry for each kernel
     /// object, but few entries are of this kind.
     Differs(Box<Pair<V>>),
+    /// Neither desired nor applied: [`DiffStore::change`] starts from it, and never leaves it in the store.
+    Taken,
 }
 
 #[derive(Clone, Debug)]
@@ -46,10 +48,14 @@ struct Pair<V> {
 }
 
 impl<V> Entry<V> {
+    fn is_same(&self) -> bool {
+        matches!(self, Self::Same(_))
+    }
+
     fn desired(&self) -> Option<&V> {
         match self {
             Self::Same(value) | Self::New(value) => Some(value),
-            Self::Unwanted(_) => None,
+            Self::Unwanted(_) | Self::Taken => None,
             Self::Differs(pair) => Some(&pair.desired),
         }
     }
@@ -57,7 +63,7 @@ impl<V> Entry<V> {
     fn applied(&self) -> Option<&V> {
         match self {
             Self::Same(value) | Self::Unwanted(value) => Some(value),
-            Self::New(_) => None,
+            Self::New(_) | Self::Taken => None,
             Self::Differs(pair) => Some(&pair.applied),
         }
     }
@@ -65,7 +71,7 @@ impl<V> Entry<V> {
     fn into_desired(self) -> Option<V> {
         match self {
             Self::Same(value) | Self::New(value) => Some(value),
-            Self::Unwanted(_) => None,
+            Self::Unwanted(_) | Self::Taken => None,
             Self::Differs(pair) => Some(pair.desired),
         }
     }
@@ -73,9 +79,22 @@ impl<V> Entry<V> {
     fn into_applied(self) -> Option<V> {
         match self {
             Self::Same(value) | Self::Unwanted(value) => Some(value),
-            Self::New(_) => None,
+            Self::New(_) | Self::Taken => None,
             Self::Differs(pair) => Some(pair.applied),
         }
+    }
+}
+
+impl<V: PartialEq> Entry<V> {
+    /// The entry of these values, desired and applied. `None` if there is neither.
+    fn of(values: (Option<V>, Option<V>)) -> Option<Self> {
+        Some(match values {
+            (None, None) => return None,
+            (Some(desired), Some(applied)) if desired == applied => Self::Same(desired),
+            (Some(desired), Some(applied)) => Self::Differs(Box::new(Pair { desired, applied })),
+            (Some(desired), None) => Self::New(desired),
+            (None, Some(applied)) => Self::Unwanted(applied),
+        })
     }
 }
 
@@ -141,10 +160,9 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         let desired = std::mem::take(&mut self.entries).into_iter();
         self.entries = desired.filter_map(|(key, entry)| Some((key, Entry::New(entry.into_desired()?)))).collect();
         for (key, value) in applied {
-            let desired = self.take_desired(&key);
-            self.put(key, desired, Some(value));
+            self.change(key, |entry| (entry.into_desired(), Some(value)));
         }
-        let differs = self.entries.iter().filter(|(_, entry)| !matches!(entry, Entry::Same(_)));
+        let differs = self.entries.iter().filter(|(_, entry)| !entry.is_same());
         self.dirty = differs.map(|(key, _)| key.clone()).collect();
     }
 
@@ -156,8 +174,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
             self.loose = true;
             return;
         }
-        let applied = self.take_applied(&key);
-        self.put(key, Some(value), applied);
+        self.change(key, |entry| (Some(value), entry.into_applied()));
     }
 
     /// Removes the desired value at `key`.
@@ -166,8 +183,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
             self.entries.remove(key);
             return;
         }
-        let applied = self.take_applied(key);
-        self.put(key.clone(), None, applied);
+        self.change(key.clone(), |entry| (None, entry.into_applied()));
     }
 
     /// Replaces all desired entries.
@@ -229,8 +245,10 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         }
         self.known = true;
         for key in std::mem::take(&mut self.dirty) {
-            if let Some(value) = self.entries.remove(&key).and_then(Entry::into_desired) {
-                self.entries.insert(key, Entry::Same(value));
+            let btree_map::Entry::Occupied(mut place) = self.entries.entry(key) else { continue };
+            match std::mem::replace(place.get_mut(), Entry::Taken).into_desired() {
+                Some(value) => *place.get_mut() = Entry::Same(value),
+                None => _ = place.remove(),
             }
         }
     }
@@ -238,8 +256,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
     /// Sets the applied value at `key` after a commit. Call this if the kernel accepted the diff except for this key.
     pub fn found(&mut self, key: K, applied: Option<V>) {
         if self.known {
-            let desired = self.take_desired(&key);
-            self.put(key, desired, applied);
+            self.change(key, |entry| (entry.into_desired(), applied));
         }
     }
 
@@ -261,33 +278,30 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         }
     }
 
-    /// Takes out the entry at `key`, before its desired value changes. Returns the entry's applied value.
-    fn take_applied(&mut self, key: &K) -> Option<V> {
-        self.entries.remove(key)?.into_applied()
-    }
-
-    /// Takes out the entry at `key`, before its applied value changes. Returns the entry's desired value.
-    fn take_desired(&mut self, key: &K) -> Option<V> {
-        self.entries.remove(key)?.into_desired()
-    }
-
-    fn put(&mut self, key: K, desired: Option<V>, applied: Option<V>) {
-        let entry = match (desired, applied) {
-            (None, None) => {
-                self.dirty.remove(&key);
-                return;
+    /// Replaces the desired and the applied value at `key` with the pair that `change` returns. Looks up the key only once,
+    /// because most of a change's cost is lookups.
+    fn change(&mut self, key: K, change: impl FnOnce(Entry<V>) -> (Option<V>, Option<V>)) {
+        match self.entries.entry(key) {
+            btree_map::Entry::Vacant(place) => {
+                let Some(entry) = Entry::of(change(Entry::Taken)) else { return };
+                self.dirty.insert(place.key().clone());
+                place.insert(entry);
             }
-            (Some(desired), Some(applied)) if desired == applied => {
-                self.dirty.remove(&key);
-                self.entries.insert(key, Entry::Same(desired));
-                return;
+            btree_map::Entry::Occupied(mut place) => {
+                let before = std::mem::replace(place.get_mut(), Entry::Taken);
+                let was_same = before.is_same();
+                let after = Entry::of(change(before));
+                match (was_same, after.as_ref().is_none_or(Entry::is_same)) {
+                    (true, false) => _ = self.dirty.insert(place.key().clone()),
+                    (false, true) => _ = self.dirty.remove(place.key()),
+                    _ => {}
+                }
+                match after {
+                    Some(after) => *place.get_mut() = after,
+                    None => _ = place.remove(),
+                }
             }
-            (Some(desired), Some(applied)) => Entry::Differs(Box::new(Pair { desired, applied })),
-            (Some(desired), None) => Entry::New(desired),
-            (None, Some(applied)) => Entry::Unwanted(applied),
-        };
-        self.dirty.insert(key.clone());
-        self.entries.insert(key, entry);
+        }
     }
 }
 
