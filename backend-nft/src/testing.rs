@@ -80,8 +80,8 @@ impl Kernel for FakeKernel {
         let sets = found.sets.values().map(|(set, elements)| Some((set.clone(), elements.values().cloned().collect())));
         let chains = found.chains.values().map(|found| {
             let comparison = match wanted(&found.name) {
-                Some(chain) if *chain == *found => ChainMatch::Exact,
-                Some(chain) if (chain.hook, &chain.comment) == (found.hook, &found.comment) => ChainMatch::RulesDiffer,
+                Some(chain) if (chain.hook, &chain.rules) == (found.hook, &found.rules) => ChainMatch::Exact,
+                Some(chain) if chain.hook == found.hook => ChainMatch::RulesDiffer,
                 Some(_) => ChainMatch::DeclarationDiffers,
                 None => ChainMatch::NotDesired,
             };

@@ -286,6 +286,21 @@ fn tables_of_another_shape_are_replaced_in_one_transaction() {
     assert!(has(&backend, SetId::Services, ("172.30.0.41", 80)).is_some());
 }
 
+#[test]
+fn a_table_with_other_comments_is_kept() {
+    let mut before = backend();
+    let sticky = Service { client_ip_affinity: Some(100.into()), ..service("sticky", "172.30.0.41", &["10.180.1.2"]) };
+    let state = state([sticky, service("web", "172.30.0.42", &["10.180.1.2"])]);
+    before.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
+    for table in before.kernel.tables.values_mut() {
+        table.chains.values_mut().for_each(|chain| chain.comment = Some("another wording".into()));
+        for (set, _) in table.sets.values_mut() {
+            *set = Arc::new(localnet_linux::nft::Set { comment: Some("another wording".into()), ..(**set).clone() });
+        }
+    }
+    assert_eq!(sent(&mut restarted(&before), &state, &Changes::everything()), (0, 0, 0));
+}
+
 /// The brain gives a VIP that several services claim to one of them. When its owner changes, both services change.
 #[test]
 fn a_vip_moves_to_another_service_in_one_sync() {

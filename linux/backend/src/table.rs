@@ -440,15 +440,16 @@ fn without_rules(chain: &Chain) -> Arc<Chain> {
 /// The kernel's sets by their position, and the numbered sets.
 type Compatible = (Vec<Option<Arc<Set>>>, Vec<Arc<Set>>);
 
-/// The sets of the kernel's table. `None` if a declaration differs in more than its size.
+/// The sets of the kernel's table. `None` if a declaration differs in more than its size and its comment.
 fn compatible_sets<S: Sets>(family: Family, found: &LiveTable) -> Option<Compatible> {
     let mut sets = vec![None; S::ALL.len()];
     let mut numbered = BTreeMap::new();
+    let is = |found: &Set, wanted: Set| *found == Set { comment: found.comment.clone(), ..wanted };
     for found in &found.sets {
         let (set, _) = found.as_ref()?;
         match (S::of_name(&set.name), S::number_of(&set.name)) {
-            (Some(id), _) if **set == id.declaration(family, set.size?) => sets[id.index()] = Some(set.clone()),
-            (None, Some(number)) if S::numbered(family, number).as_ref() == Some(&**set) => {
+            (Some(id), _) if is(set, id.declaration(family, set.size?)) => sets[id.index()] = Some(set.clone()),
+            (None, Some(number)) if is(set, S::numbered(family, number)?) => {
                 numbered.insert(number, set.clone());
             }
             _ => return None,

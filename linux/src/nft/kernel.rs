@@ -50,7 +50,7 @@ pub enum ChainMatch {
     Exact,
     /// The rules differ.
     RulesDiffer,
-    /// The hook or the comment differs. The kernel can change neither.
+    /// The hook differs. The kernel cannot change it.
     DeclarationDiffers,
     /// There is no desired chain of that name.
     NotDesired,

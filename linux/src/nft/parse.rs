@@ -36,9 +36,10 @@ impl ChainDump {
         self.is_declared(chain) && self.rules.len() == chain.rules.len() && same_rules()
     }
 
-    /// Whether the live chain has the name, hook and comment of `chain`.
+    /// Whether the live chain has the name and hook of `chain`. The comment does not count: only a new table could change it,
+    /// and a new table would lose the clients that session affinity remembers.
     pub fn is_declared(&self, chain: &Chain) -> bool {
-        !self.foreign && self.name == chain.name && self.hook == chain.hook && self.comment == chain.comment
+        !self.foreign && self.name == chain.name && self.hook == chain.hook
     }
 }
 
