@@ -33,5 +33,20 @@ def tests:
   | ( [ [$runs[].tests[].test] | unique[] as $test | [($test | escaped)] + [$by_test[] | .[$test].state // "-"] ]
       | table(["test"] + ($runs | map(.proxy))) );
 
+# Input: the lines of docs/conformance.md. The results that it shows, for each proxy.
+def of_page:
+  def cells: gsub("\\\\\\|"; "\u0001") | ltrimstr("| ") | rtrimstr(" |") | split(" | ") | map(gsub("\u0001"; "|"));
+  def rows(title): (index(title) // error("docs/conformance.md has no line \(title)")) as $at
+    | [ label $out | .[$at + 1:][] | if startswith("#") then break $out else select(startswith("| ")) | cells end ];
+  ( join(" ") | capture("Kubernetes (?<kubernetes>v[0-9.]+) .* cluster of (?<nodes>[0-9]+) nodes.* Linux (?<kernel>[0-9.]+[0-9])") ) as $run
+  | ( INDEX(rows("## Tests that skip themselves")[1:][]; .[0]) | map_values(.[1]) ) as $skipped
+  | ( if index("## Tests that failed") then INDEX(rows("## Tests that failed")[1:][]; .[0]) | map_values(.[-1]) else {} end ) as $failed
+  | rows("## Test by test") as $tests
+  | map(select(startswith("| "))) | map(cells) | .[1:index([first(.[] | select(.[0] == "name contains" or .[0] == "test"))])][]
+  | .[0] as $proxy | ($tests[0] | index($proxy)) as $column | select($column)
+  | $run + { proxy: $proxy, focus: "", took: (.[4] | rtrimstr(" s")), date: .[5], commit: .[6],
+      tests: [ $tests[1:][] | .[0] as $test | .[$column] as $state | select($state != "-")
+        | { test: $test, state: $state, reason: ({ $skipped, $failed }[$state][$test] // "") } ] };
+
 # The figures for README.md.
 def line: map("\(.proxy | if startswith("kube-proxy") then . else "localnet-\(.)" end) passes \(.tests | count("passed")) of \(.tests | count("passed") + count("failed"))") | join(", ") + ".";

@@ -1,25 +1,29 @@
 #!/bin/bash
-# Reports the results of suite.sh: those of the last run of all tests with each proxy.
+# Reports the results of suite.sh: those of the last run of all tests with each proxy. If a proxy has not run on this machine, its results are
+# those that docs/conformance.md shows.
 #
 #   report.sh write     writes docs/conformance.md, and the line in README.md that cites it
 #   report.sh worse     prints the tests that kube-proxy passes and localnet fails, and fails if there are any
 . "$(dirname "$0")/common.sh"
 
-# whole: the files with results of all tests, of this version of Kubernetes.
+# whole: the results of all tests, of this version of Kubernetes.
 whole() {
+    set -o pipefail
     local proxy version
     version=$(cd "$here/modules/kubernetes" && go list -m -f '{{.Version}}' k8s.io/kubernetes)
     for proxy in $proxies; do
-        [ -f "$results/$proxy.json" ] || continue
-        jq --raw-output --arg version "$version" 'select(.focus == "" and .kubernetes == $version) | input_filename' "$results/$proxy.json" ||
-            fail "$results/$proxy.json is damaged: remove it, or run the tests with $proxy again"
-    done
+        if [ -f "$results/$proxy.json" ]; then
+            jq --exit-status 'select(.focus == "")' "$results/$proxy.json" && continue ||
+                [ $? = 4 ] || fail "$results/$proxy.json is damaged: remove it, or run the tests with $proxy again"
+        fi
+        jq --raw-input --null-input -L "$here" --arg proxy "$proxy" 'include "report"; [inputs] | of_page | select(.proxy == $proxy)' "$page"
+    done | jq --arg version "$version" 'select(.kubernetes == $version)'
 }
 
-files=$(whole)
-[ -n "$files" ] || fail "no proxy has run all tests"
-# shellcheck disable=SC2086 # a list of files
-all() { jq --raw-output --slurp -L "$here" "$@" $files; }
+page=$repository/docs/conformance.md
+whole=$(whole)
+[ -n "$whole" ] || fail "no proxy has run all tests"
+all() { jq --raw-output --slurp -L "$here" "$@" <<<"$whole"; }
 # one FIELD: the value that all results have in common.
 one() { all "map(.$1) | unique | join(\" and \")"; }
 
@@ -29,7 +33,7 @@ table() {
     grep -v '^#' "$here/$1" | sed 's/\\//g; s/^/| /; s/\t/ | /; s/$/ |/'
 }
 
-page() {
+contents() {
     cat <<END
 # Kubernetes' own tests
 \`make kubernetes\` wrote this page. It runs the [sig-network] tests of Kubernetes $(one kubernetes) (\`e2e.test\`) on a cluster of $(one nodes) nodes. Each node has
@@ -60,7 +64,7 @@ line() {
 
 case ${1-} in
     write)
-        page >"$repository/docs/conformance.md"
+        contents >"$page"
         sed -i "s#^\*\*Judged by .*#$(line)#" "$repository/README.md"
         ;;
     worse)
