@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use localnet_core::Family;
+use netlink_sys::{Socket, SocketAddr};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 
@@ -54,6 +55,15 @@ pub(crate) fn family_of_number(number: u8) -> Option<Family> {
 pub(crate) const ERROR: u16 = 2;
 /// `NLMSG_DONE`
 pub(crate) const DONE: u16 = 3;
+
+/// Connects to the kernel, in the network namespace of the calling thread.
+pub(crate) fn connect(protocol: isize) -> io::Result<Socket> {
+    let mut socket = Socket::new(protocol)?;
+    socket.bind_auto()?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    socket.set_cap_ack(true)?;
+    Ok(socket)
+}
 
 /// Reads a part of the answer without blocking. The kernel processes a request within `send`, and prepares the next
 /// part of a dump within `recv`. So if no part is available now, none will come. This function then returns

@@ -5,7 +5,7 @@
 use std::io;
 
 use localnet_core::Family;
-use netlink_sys::{Socket as Netlink, SocketAddr, protocols::NETLINK_NETFILTER};
+use netlink_sys::{Socket as Netlink, protocols::NETLINK_NETFILTER};
 use rustix::io::Errno;
 
 use super::{Counters, Flow, Selection};
@@ -235,14 +235,10 @@ enum Dumped {
 }
 
 fn connect() -> Result<Netlink, Error> {
-    let mut netlink = Netlink::new(NETLINK_NETFILTER).map_err(|error| match error.raw_os_error() {
-        Some(errno) if errno == Errno::PROTONOSUPPORT.raw_os_error() => Error::Unsupported,
+    netlink::connect(NETLINK_NETFILTER).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::PROTONOSUPPORT) => Error::Unsupported,
         _ => Error::Io(error),
-    })?;
-    netlink.bind_auto()?;
-    netlink.connect(&SocketAddr::new(0, 0))?;
-    netlink.set_cap_ack(true)?;
-    Ok(netlink)
+    })
 }
 
 fn head(message: u16, flags: u16, sequence: u32, family: Family) -> Head {

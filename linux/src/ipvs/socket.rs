@@ -5,7 +5,7 @@
 
 use std::io;
 
-use netlink_sys::{Socket as Netlink, SocketAddr, protocols::NETLINK_GENERIC};
+use netlink_sys::{Socket as Netlink, protocols::NETLINK_GENERIC};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
@@ -83,10 +83,7 @@ impl Socket {
     /// # Errors
     /// Returns [`Error::Unsupported`] if the kernel has no IPVS, and [`Error::Io`] if the socket fails.
     pub fn open() -> Result<Self, Error> {
-        let mut netlink = Netlink::new(NETLINK_GENERIC)?;
-        netlink.bind_auto()?;
-        netlink.connect(&SocketAddr::new(0, 0))?;
-        netlink.set_cap_ack(true)?;
+        let netlink = netlink::connect(NETLINK_GENERIC)?;
         // A smaller buffer makes batches smaller.
         netlink::enlarge_receive_buffer(&netlink, RECEIVE_BUFFER)?;
         let room = sockopt::socket_recv_buffer_size(&netlink).map_err(io::Error::from)?;
@@ -227,8 +224,7 @@ mod tests {
     #[test]
     fn a_missing_family_is_reported_as_unsupported() {
         // Every kernel has the family that looks up families.
-        let netlink = Netlink::new(NETLINK_GENERIC).unwrap();
-        netlink.connect(&SocketAddr::new(0, 0)).unwrap();
+        let netlink = netlink::connect(NETLINK_GENERIC).unwrap();
         let mut socket = Socket { netlink, family: 0, sequence: 0, window: 1, buffer: vec![0; RECEIVE] };
         assert_eq!(socket.find_family("nlctrl").unwrap(), 0x10);
         let error = socket.find_family("NO_SUCH").unwrap_err();

@@ -46,11 +46,11 @@ impl Socket {
     /// # Errors
     /// Returns [`Error::Unsupported`] if the kernel has no nf_tables, and [`Error::Io`] if the socket fails.
     pub fn open() -> Result<Self, Error> {
-        let mut netlink = Netlink::new(NETLINK_NETFILTER).map_err(unsupported)?;
-        let port = netlink.bind_auto()?.port_number();
-        netlink.connect(&SocketAddr::new(0, 0))?;
+        let netlink = wire::connect(NETLINK_NETFILTER).map_err(unsupported)?;
         netlink.set_ext_ack(true)?;
-        netlink.set_cap_ack(true)?;
+        let mut address = SocketAddr::new(0, 0);
+        netlink.get_address(&mut address)?;
+        let port = address.port_number();
         // A smaller buffer is enough for small batches.
         wire::enlarge_receive_buffer(&netlink, RECEIVE_BUFFER)?;
         Ok(Self { netlink, port, sequence: 0, send_buffer: 0, buffer: vec![0; 256 << 10] })
