@@ -5,6 +5,7 @@
 //! | [`nft`] | nf_tables over netlink: plan, apply, read back, follow changes |
 //! | [`ipvs`] | IPVS over generic netlink |
 //! | [`conntrack`] | connection tracking: deletes stale flows, sets limits |
+//! | [`nfacct`] | named packet counters, in which rules of iptables count |
 //! | [`addresses`], [`routes`], [`dummy`] | the node's addresses and routes, and a dummy interface for virtual addresses |
 //! | [`sysctl`], [`setup`] | kernel settings |
 //! | [`pace`], [`shortage`] | when to repair, and which refusals to retry |
@@ -17,6 +18,7 @@ pub mod conntrack;
 pub mod dummy;
 pub mod ipvs;
 mod netlink;
+pub mod nfacct;
 pub mod nft;
 pub mod pace;
 pub mod routes;
