@@ -14,6 +14,8 @@ pub struct Counts {
     /// The number of repairs, of both families together. A repair is a sync that changed something after another process
     /// had modified the kernel's state.
     pub repairs: u64,
+    /// The packets that rules of the backend have counted; `None` if they count no packets.
+    pub packets: Option<wire::PacketCounts>,
 }
 
 impl Counts {
@@ -30,6 +32,7 @@ impl Counts {
     /// Sets the counters in a report, including the counters of each family in the report.
     pub(crate) fn add_to(&self, report: &mut wire::BackendReport) {
         report.repairs = self.repairs;
+        report.packets = self.packets;
         for of_family in &mut report.families {
             let Some(family) = of_family.family().known() else { continue };
             let FlowChecks { took, ended } = &self.flow_checks[family];

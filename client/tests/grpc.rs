@@ -251,6 +251,7 @@ async fn reports_contain_each_family() {
         flow_checks: ByFamily::new(flow_checks.clone(), flow_checks),
         rules: ByFamily::from_fn(|_| vec![wire::RuleCount { table: "nat".to_owned(), total: 70, last: 7 }]),
         repairs: 6,
+        packets: Some(wire::PacketCounts { invalid_dropped: 8, localhost_node_ports_accepted: 9 }),
     };
     let outcome = |error: Option<&str>| localnet_client::Outcome {
         applied: 3,
@@ -322,6 +323,7 @@ async fn reports_contain_each_family() {
             ..wire::BackendConfiguration::default()
         }),
         repairs: 6,
+        packets: Some(wire::PacketCounts { invalid_dropped: 8, localhost_node_ports_accepted: 9 }),
         proxy_mode: "nftables".to_owned(),
     };
     assert_eq!(*peer.reports.lock().await, [expected]);

@@ -64,6 +64,19 @@ pub(super) fn of_reports(page: &mut Page, reports: &BTreeMap<String, Received>) 
         let help = "Services, and parts of Services such as a single VIP, that the backend does not program; the \
                     backend's log contains the reasons.";
         page.gauge("localnet_backend_skipped", help, &[of_backend], f64::from(report.skipped_count));
+        if let Some(packets) = report.packets.filter(|_| received.mode() == Some(Mode::Iptables)) {
+            let mut count = |name, help, packets: u64| page.counter(name, help, &[], packets as f64);
+            count(
+                "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+                "packets dropped by iptables to work around conntrack problems",
+                packets.invalid_dropped,
+            );
+            count(
+                "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+                "Number of packets accepted on nodeports of loopback interface",
+                packets.localhost_node_ports_accepted,
+            );
+        }
         for of_family in &report.families {
             let Some(family) = of_family.family().known() else { continue };
             totals[family].add(of_family);

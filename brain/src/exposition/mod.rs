@@ -60,7 +60,9 @@ mod tests {
     };
 
     use localnet_core::{Code, Diagnostic, Subject};
-    use localnet_proto::wire::{Attempts, BackendReport, FamilyReport, FlowSearches, IpFamily, RuleCount};
+    use localnet_proto::wire::{
+        Attempts, BackendReport, FamilyReport, FlowSearches, IpFamily, PacketCounts, RuleCount,
+    };
 
     use super::*;
     use crate::{feed::Feed, reports::Reports};
@@ -232,13 +234,17 @@ mod tests {
     #[tokio::test]
     async fn totals_of_backends_have_the_names_of_kube_proxy() {
         let (feed, reports) = (Feed::new(7), Reports::default());
-        reports.record(BackendReport { proxy_mode: "iptables".to_owned(), ..report(1, "", vec![]) }).unwrap();
+        let packets = Some(PacketCounts { invalid_dropped: 8, localhost_node_ports_accepted: 9 });
+        reports.record(BackendReport { proxy_mode: "iptables".to_owned(), packets, ..report(1, "", vec![]) }).unwrap();
         let text = text(feed.metrics(), &feed.state(), &reports.all());
         for line in [
             "kubeproxy_sync_proxy_rules_iptables_restore_failures_total{ip_family=\"IPv4\"} 3",
             "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total{ip_family=\"IPv4\"} 2",
             "kubeproxy_sync_proxy_rules_iptables_total{ip_family=\"IPv4\",table=\"nat\"} 70",
             "kubeproxy_sync_proxy_rules_iptables_last{ip_family=\"IPv4\",table=\"nat\"} 7",
+            "# TYPE kubeproxy_iptables_ct_state_invalid_dropped_packets_total counter",
+            "kubeproxy_iptables_ct_state_invalid_dropped_packets_total 8",
+            "kubeproxy_iptables_localhost_nodeports_accepted_packets_total 9",
             "kubeproxy_conntrack_reconciler_sync_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.004\"} 1",
             "kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family=\"IPv4\"} 5",
         ] {
