@@ -17,14 +17,17 @@ use localnet_linux::{
     shortage::message_is_shortage,
 };
 use localnet_linux_backend::{blocking, elements::frontend, live::LinuxBackend};
-use localnet_proto::{ByFamily, Changes, Family, ServiceKey, Snapshot, wire::RuleCount};
+use localnet_proto::{
+    ByFamily, Changes, Family, ServiceKey, Snapshot,
+    wire::{PacketCounts, RuleCount},
+};
 use tracing::{debug, info, warn};
 
 use crate::{
     cleanup,
     desired::Desired,
     kernel::Kernel,
-    plan::Table,
+    plan::{Table, names},
     ruleset::{Lines, Ruleset, Subject},
     save::Reader,
     tool::Error,
@@ -112,8 +115,16 @@ impl<K: Kernel> IptablesBackend<K> {
     /// Returns an error if every family fails: the tools cannot be run, or the kernel refuses something that belongs to
     /// no single Service.
     pub fn apply(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
-        if std::mem::take(&mut self.first) && !self.kernel.has_family(Family::V6) {
-            info!("this host has no IPv6; programming only IPv4");
+        if std::mem::take(&mut self.first) {
+            if !self.kernel.has_family(Family::V6) {
+                info!("this host has no IPv6; programming only IPv4");
+            }
+            match self.kernel.ensure_counters() {
+                Ok(()) => self.desired.count_packets(),
+                Err(error) => {
+                    info!(%error, "rules cannot count packets, so two metrics are absent: load the modules nfnetlink_acct and xt_nfacct");
+                }
+            }
         }
         for notice in self.desired.update(state, changes) {
             warn!("{notice}");
@@ -275,12 +286,23 @@ impl<K: Kernel> IptablesBackend<K> {
             return Ok(false);
         }
         self.read.insert(family);
+        if self.desired.counts_packets() {
+            // A program that deleted the rules may also have deleted the counters. Without the counters, the sync fails.
+            _ = self.kernel.ensure_counters();
+        }
         let mut reader = Reader::default();
         self.kernel.save(family, &mut |line| reader.line(line))?;
         let found = reader.found();
         self.found[family] = found.vips.iter().map(frontend).collect();
         self.desired.adopt(family, found);
         Ok(true)
+    }
+
+    /// The packets that rules have counted; `None` if they count none.
+    fn packets(&self) -> Option<PacketCounts> {
+        let packets = |counter| self.desired.counts_packets().then(|| self.kernel.packets(counter).ok())?;
+        let invalid_dropped = packets(names::INVALID_DROPPED)?;
+        Some(PacketCounts { invalid_dropped, localhost_node_ports_accepted: packets(names::LOCALHOST_ACCEPTED)? })
     }
 
     /// Removes everything that this backend, or a kube-proxy in iptables mode, has written.
@@ -331,6 +353,7 @@ impl<K: Kernel> LinuxBackend for IptablesBackend<K> {
             }
         };
         counts.rules = ByFamily::from_fn(of_family);
+        counts.packets = self.packets();
     }
 }
 

@@ -21,7 +21,7 @@ use localnet_proto::{Changes, Family, ServiceKey, Snapshot};
 use tables::Tables;
 
 use crate::{
-    plan::{ChainId, port},
+    plan::ChainId,
     ruleset::{Input, Ruleset, Subject},
     save::Found,
 };
@@ -50,6 +50,17 @@ impl Desired {
     /// anything else.
     pub fn forward_invalid(&mut self) {
         self.tables.drop_invalid = false;
+    }
+
+    /// Lets rules count packets. By default, they count none. Call this before anything else, and only if the kernel has the
+    /// counters (`Kernel::ensure_counters`).
+    pub fn count_packets(&mut self) {
+        self.tables.counts_packets = true;
+    }
+
+    /// Whether rules count packets.
+    pub fn counts_packets(&self) -> bool {
+        self.tables.counts_packets
     }
 
     /// Plans `state`. `changes` contains everything that differs from the previous state. Returns the new diagnostics of what
@@ -122,7 +133,7 @@ impl Desired {
         let Some(facts) = &self.tables.facts else { return BTreeMap::new() };
         let mut owners = BTreeMap::new();
         for (key, port) in &self.tables.ports[family] {
-            let rules = port::plan(key, port, facts, family, self.tables.shapes[family].comments);
+            let rules = self.tables.plan(key, port, facts, family);
             let chains = rules.chains.into_iter().map(|(id, _)| Subject::Chain(id));
             let all = chains.chain(rules.lines.into_iter().map(Subject::Line));
             owners.extend(all.map(|subject| (subject, key.service.clone())));

@@ -1,17 +1,18 @@
-//! The crate's only access to the kernel: the tools of iptables, run as child processes.
+//! The crate's only access to the kernel: the tools of iptables, run as child processes, and the packet counters.
 
-use std::{cell::RefCell, path::Path};
+use std::{cell::RefCell, io, path::Path};
 
+use localnet_linux::nfacct;
 use localnet_proto::Family;
 
 use crate::{
     flavour::Flavour,
-    plan::Table,
+    plan::{Table, names},
     ruleset::Lines,
     tool::{Error, find, run},
 };
 
-/// The operations on iptables that the backend needs. [`Tools`] implements them, and so does a fake for tests.
+/// The operations on the kernel that the backend needs. [`Tools`] implements them, and so does a fake for tests.
 pub trait Kernel: Send {
     /// Calls `line` for each line that `iptables-save` prints for the tables filter and nat. If this returns an error,
     /// it may already have called `line` for some lines.
@@ -23,6 +24,10 @@ pub trait Kernel: Send {
     fn restore(&mut self, family: Family, input: &dyn Lines) -> Result<(), Error>;
     /// Returns an error if `restore` would refuse the text. Changes nothing.
     fn test(&mut self, family: Family, text: &str) -> Result<(), Error>;
+    /// Creates the packet counters unless they exist. Returns an error if rules cannot count packets on this kernel.
+    fn ensure_counters(&mut self) -> io::Result<()>;
+    /// The number of packets in a counter.
+    fn packets(&self, counter: &str) -> io::Result<u64>;
     /// Whether the host has this address family.
     fn has_family(&self, family: Family) -> bool;
 }
@@ -136,6 +141,15 @@ impl Kernel for Tools {
 
     fn test(&mut self, family: Family, text: &str) -> Result<(), Error> {
         self.run_restore(family, &text, &["--noflush", "--test", "-w", LOCK_WAIT]).map(drop)
+    }
+
+    fn ensure_counters(&mut self) -> io::Result<()> {
+        nfacct::check()?;
+        [names::INVALID_DROPPED, names::LOCALHOST_ACCEPTED].into_iter().try_for_each(nfacct::ensure)
+    }
+
+    fn packets(&self, counter: &str) -> io::Result<u64> {
+        nfacct::packets(counter)
     }
 
     fn has_family(&self, family: Family) -> bool {

@@ -10,7 +10,7 @@ use localnet_client::{
     vips::{self, flags::ConfigArgs},
 };
 use localnet_config::Config;
-use localnet_linux::{addresses::NodeAddresses, setup, sysctl::Settings};
+use localnet_linux::{addresses::NodeAddresses, nfacct, setup, sysctl::Settings};
 use tracing::info;
 
 use crate::{Flavour, IptablesBackend, LiveBackend, Tools, desired::Desired, live, served};
@@ -64,6 +64,9 @@ impl BackendProgram for Iptables {
         let mut vips = flags.config(config);
         vips.node_port_addresses.localhost = config.node_ports_on_localhost(Self::MODE);
         let mut desired = desired(vips, liberal);
+        if nfacct::check().is_ok() {
+            desired.count_packets();
+        }
         desired.vips.set_local_addresses(NodeAddresses::default().list().await?);
         Ok(desired)
     }

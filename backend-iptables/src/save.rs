@@ -48,6 +48,11 @@ impl Default for Reader {
 impl Reader {
     /// Parses the next line.
     pub fn line(&mut self, line: &str) {
+        // iptables prints two spaces before the name of a counter.
+        const COUNTED: &str = "--nfacct-name  ";
+        if line.contains(COUNTED) {
+            return self.line(&line.replace(COUNTED, "--nfacct-name "));
+        }
         if let Some(name) = line.strip_prefix('*') {
             self.table = Table::named(name);
         }
@@ -198,6 +203,16 @@ COMMIT
             found.vips.iter().map(ToString::to_string).collect::<Vec<_>>(),
             ["10.96.0.10:53/udp", "10.96.1.1:80/tcp"]
         );
+    }
+
+    #[test]
+    fn two_spaces_before_a_counter_are_read_as_one() {
+        let of = |spaces| {
+            let rule = format!("-m nfacct --nfacct-name{spaces}a -j DROP");
+            Found::read(&format!("*filter\n:KUBE-FORWARD - [0:0]\n-A KUBE-FORWARD {rule}\nCOMMIT\n"))
+        };
+        assert_eq!(of("  "), of(" "));
+        assert_ne!(of(" "), of(" b"));
     }
 
     proptest! {

@@ -1,10 +1,10 @@
 //! The kernel of the tests. It implements as much of `iptables-restore --noflush` and `iptables-save` as the backend uses.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, io};
 
 use localnet_proto::{ByFamily, Family};
 
-use crate::{kernel::Kernel, ruleset::Lines, tool::Error};
+use crate::{kernel::Kernel, plan::names, ruleset::Lines, tool::Error};
 
 /// The chains by table and name. The kernel's own chains always exist.
 pub(crate) type Tables = BTreeMap<String, BTreeMap<String, Vec<String>>>;
@@ -20,6 +20,8 @@ pub(crate) struct Fake {
     /// Whether refusals report a shortage of memory, which the rule did not cause.
     pub(crate) short: bool,
     pub(crate) saves: usize,
+    /// The packet counters; `None` for a kernel without them.
+    pub(crate) counters: Option<BTreeMap<String, u64>>,
     /// The tables after each commit.
     pub(crate) committed: Vec<(Family, Tables)>,
 }
@@ -39,6 +41,7 @@ impl Default for Fake {
             refuses: None,
             short: false,
             saves: 0,
+            counters: Some(BTreeMap::new()),
             committed: Vec::new(),
         }
     }
@@ -94,6 +97,11 @@ impl Fake {
                         return Err(refuse(self.why()));
                     }
                     doomed = true;
+                }
+                let counter = rule.split_once("--nfacct-name ").and_then(|(_, rest)| rest.split(' ').next());
+                let has = |counter| self.counters.as_ref().is_some_and(|counters| counters.contains_key(counter));
+                if !counter.is_none_or(has) {
+                    return Err(refuse("no such counter"));
                 }
                 let named = chains.get_mut(chain).ok_or_else(|| refuse("no chain"))?;
                 match command {
@@ -164,6 +172,20 @@ impl Kernel for Fake {
 
     fn test(&mut self, family: Family, text: &str) -> Result<(), Error> {
         self.run(family, text, &mut |_| {}).map(drop).map_err(|(line, message, _)| Error::Refused { line, message })
+    }
+
+    fn ensure_counters(&mut self) -> io::Result<()> {
+        // A kernel without counters answers EINVAL.
+        let counters = self.counters.as_mut().ok_or(io::ErrorKind::InvalidInput)?;
+        for name in [names::INVALID_DROPPED, names::LOCALHOST_ACCEPTED] {
+            counters.entry(name.to_owned()).or_default();
+        }
+        Ok(())
+    }
+
+    fn packets(&self, counter: &str) -> io::Result<u64> {
+        let counters = self.counters.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
+        counters.get(counter).copied().ok_or(io::ErrorKind::NotFound.into())
     }
 
     fn has_family(&self, _family: Family) -> bool {

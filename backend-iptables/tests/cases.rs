@@ -27,6 +27,10 @@ fn config(flows: &Flows) -> Config {
 /// The plan of a state, in the configuration of `flows`.
 fn plan(flows: &Flows, state: &Snapshot) -> String {
     let mut desired = Desired::new(config(flows));
+    // Only the plans of such nodes show the rules that count.
+    if flows.node.localhost {
+        desired.count_packets();
+    }
     desired.vips.set_local_addresses(flows.local_addresses());
     desired.text(state, &Changes::everything())
 }

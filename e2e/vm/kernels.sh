@@ -56,7 +56,7 @@ echo acpi_pm >/sys/devices/system/clocksource/clocksource0/current_clocksource
 # On a busy machine, loading the modules takes a minute. No time limit of the kit should include that.
 for module in nf_tables nft_chain_nat nft_nat nft_ct nft_numgen nft_masq nft_reject_ipv4 nft_reject_ipv6 nft_fib_ipv4 nft_fib_ipv6 \\
     nft_compat nf_conntrack_netlink veth bridge iptable_nat iptable_filter ip6table_nat ip6table_filter xt_addrtype xt_mark \\
-    xt_conntrack xt_comment xt_statistic xt_recent xt_MASQUERADE xt_nat ipt_REJECT ip6t_REJECT; do
+    xt_conntrack xt_comment xt_statistic xt_recent xt_MASQUERADE xt_nat xt_nfacct ipt_REJECT ip6t_REJECT; do
     modprobe -q \$module
 done
 echo "== \$(uname -r) doctor"

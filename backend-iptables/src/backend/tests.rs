@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use localnet_client::vips::Config;
+use localnet_client::vips::{Config, NodePortAddresses};
 use localnet_proto::Service;
 use proptest::{collection::vec, prelude::*};
 
@@ -135,6 +135,50 @@ fn rule_counts_match_the_kernel_and_the_writes() {
     assert_eq!(counted(&mut backend, true), ByFamily::new(vec![0, 0], vec![0, 0]), "rules were only removed");
     _ = sync(&mut backend, &full, &Changes::everything());
     assert_eq!(counted(&mut backend, false), there(&mut backend));
+}
+
+/// A kernel may have no counters, or no rules that can use them (kubernetes/kubernetes#142068).
+#[test]
+fn rules_count_packets_if_the_kernel_can() {
+    const RULES: [&str; 3] = [
+        "KUBE-FORWARD -m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP",
+        "KUBE-EXT-HMALVVKA6APKJPPY -d 127.0.0.0/8 -m comment --comment \"count localhost traffic for ns/web:http external \
+         destinations\" -m nfacct --nfacct-name localhost_nps_accepted_pkts",
+        "KUBE-FORWARD -m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP",
+    ];
+    let state = state(WEB);
+    let counting = |backend: &mut TestBackend| {
+        let all = kernel(backend).tables.values().iter().flat_map(BTreeMap::values).flatten();
+        let rules = all.flat_map(|(chain, rules)| rules.iter().map(move |rule| format!("{chain} {rule}")));
+        rules.filter(|rule| rule.contains("nfacct")).collect::<Vec<_>>()
+    };
+    let packets = |backend: &TestBackend| {
+        let mut counts = Counts::default();
+        backend.count(&mut counts);
+        counts.packets
+    };
+    for counters in [None, Some(BTreeMap::new())] {
+        let can = counters.is_some();
+        let node_port_addresses = NodePortAddresses { localhost: true, ..NodePortAddresses::PRIMARY };
+        let desired = Desired::new(Config { node_port_addresses, ..Config::default() });
+        let mut backend = IptablesBackend::new(desired, Fake { counters, ..Fake::default() });
+        sync(&mut backend, &state, &Changes::everything()).whole().unwrap();
+        assert!(kernel(&mut backend).inputs.iter().all(|(_, _, accepted)| *accepted));
+        if !can {
+            assert_eq!((counting(&mut backend), packets(&backend)), (Vec::new(), None));
+            continue;
+        }
+        assert_eq!(counting(&mut backend), RULES);
+        kernel(&mut backend).counters.as_mut().unwrap().insert("localhost_nps_accepted_pkts".to_owned(), 7);
+        assert_eq!(packets(&backend), Some(PacketCounts { invalid_dropped: 0, localhost_node_ports_accepted: 7 }));
+        // Another program deletes the rules and the counters.
+        let Fake { tables, counters, .. } = Fake::default();
+        *kernel(&mut backend) = Fake { tables, counters, ..into_kernel(&mut backend) };
+        backend.forget();
+        sync(&mut backend, &state, &Changes::default()).whole().unwrap();
+        assert_eq!(counting(&mut backend), RULES);
+        assert_eq!(packets(&backend), Some(PacketCounts::default()));
+    }
 }
 
 #[test]

@@ -49,6 +49,8 @@ pub(super) struct Tables {
     pub(super) many_vips: usize,
     /// Whether packets that connection tracking calls invalid are dropped instead of forwarded.
     pub(super) drop_invalid: bool,
+    /// Whether rules count packets.
+    pub(super) counts_packets: bool,
     groups: ByFamily<Groups>,
     stale: ByFamily<Stale>,
     pub(super) rulesets: ByFamily<Ruleset>,
@@ -110,6 +112,7 @@ impl Tables {
             shapes: Default::default(),
             many_vips: MANY_VIPS,
             drop_invalid: true,
+            counts_packets: false,
             groups: Default::default(),
             stale: ByFamily::new(Stale::All, Stale::All),
             rulesets: ByFamily::from_fn(Ruleset::new),
@@ -143,7 +146,7 @@ impl Tables {
                 continue;
             }
             for (key, port) in &before {
-                let rules = port::plan(key, port, facts, family, shape.comments);
+                let rules = self.plan(key, port, facts, family);
                 rules.chains.iter().for_each(|(id, _)| self.rulesets[family].remove_chain(id));
                 for line in rules.lines {
                     if !shape.grouped || !self.groups[family].remove(&line) {
@@ -153,8 +156,8 @@ impl Tables {
             }
             for key in before.keys() {
                 let Some(port) = self.ports[family].get(key) else { continue };
+                let rules = self.plan(key, port, facts, family);
                 self.stale[family].port(key);
-                let rules = port::plan(key, port, facts, family, shape.comments);
                 for (id, rules) in rules.chains {
                     self.rulesets[family].set_chain(id, Digest::of(&rules));
                 }
@@ -199,10 +202,15 @@ impl Tables {
         Shape { comments: Comments::with(counts.endpoints), grouped: counts.vips > self.many_vips }
     }
 
+    /// The rules of a port.
+    pub(super) fn plan(&self, key: &PortKey, port: &Port, facts: &Facts, family: Family) -> port::Rules {
+        port::plan(key, port, facts, family, self.shapes[family].comments, self.counts_packets)
+    }
+
     fn plan_all(&mut self, facts: &Facts, family: Family) {
         let digest = |(id, rules): (ChainId, Vec<String>)| (id, Digest::of(&rules));
         let mut chains: Vec<(ChainId, Digest)> =
-            fixed::chains(facts, self.drop_invalid).into_iter().map(digest).collect();
+            fixed::chains(facts, self.drop_invalid, self.counts_packets).into_iter().map(digest).collect();
         let mut lines: Vec<Line> = self
             .cluster_ips
             .iter()
@@ -213,10 +221,10 @@ impl Tables {
         lines.extend(health_checks.filter(|(of, _)| *of == family).map(|(_, line)| line.clone()));
         // A tree that is built from sorted entries has full nodes, which saves memory.
         self.ports[family] = std::mem::take(&mut self.ports[family]).into_iter().collect();
-        let (grouped, comments) = (self.shapes[family].grouped, self.shapes[family].comments);
+        let grouped = self.shapes[family].grouped;
         let mut groups = Groups::default();
         for (key, port) in &self.ports[family] {
-            let rules = port::plan(key, port, facts, family, comments);
+            let rules = self.plan(key, port, facts, family);
             chains.extend(rules.chains.into_iter().map(digest));
             lines.extend(
                 rules.lines.into_iter().filter_map(|line| if grouped { groups.insert(line) } else { Some(line) }),
@@ -236,9 +244,9 @@ impl Tables {
     /// live state.
     pub(super) fn chains(&self, family: Family, all: bool, chain: &mut dyn FnMut(&ChainId, &[String])) {
         let Some(facts) = &self.facts else { return };
-        fixed::chains(facts, self.drop_invalid).iter().for_each(|(id, rules)| chain(id, rules));
+        fixed::chains(facts, self.drop_invalid, self.counts_packets).iter().for_each(|(id, rules)| chain(id, rules));
         let mut port = |key: &PortKey, port: &Port| {
-            let rules = port::plan(key, port, facts, family, self.shapes[family].comments);
+            let rules = self.plan(key, port, facts, family);
             rules.chains.iter().for_each(|(id, rules)| chain(id, rules));
         };
         let groups: Vec<IpNet> = match &self.stale[family] {

@@ -17,13 +17,15 @@ pub struct Jump {
 }
 
 /// The chains whose rules depend only on the configuration. `drop_invalid`: whether packets that connection tracking calls
-/// invalid are dropped instead of forwarded.
-pub fn chains(facts: &Facts, drop_invalid: bool) -> [(ChainId, Vec<String>); 3] {
+/// invalid are dropped instead of forwarded. `counts`: whether rules count packets.
+pub fn chains(facts: &Facts, drop_invalid: bool, counts: bool) -> [(ChainId, Vec<String>); 3] {
     let mark = format!("{:#x}", facts.masquerade_mark);
     let marked = |not: &str| format!("mark {not}--mark {mark}/{mark}");
     // An invalid packet is not translated. If it is an endpoint's answer, it would reach the client from an address that
     // the client does not know, and the client would reset the connection.
-    let invalid = drop_invalid.then(|| Rule::new().matches("conntrack --ctstate INVALID").jump("DROP"));
+    let invalid = Rule::new().matches("conntrack --ctstate INVALID");
+    let invalid = if counts { invalid.count(names::INVALID_DROPPED) } else { invalid };
+    let invalid = drop_invalid.then(|| invalid.jump("DROP"));
     let forwarding = [
         Rule::new().comment("kubernetes forwarding rules").matches(&marked("")).jump("ACCEPT"),
         Rule::new()

@@ -26,6 +26,11 @@ pub const CLUSTER_IPS: &str = "KUBE-CLUSTER-IPS";
 /// The chain by which kube-proxy notices that its chains were deleted. This backend never creates it, but a cleanup removes it.
 pub const CANARY: &str = "KUBE-PROXY-CANARY";
 
+/// The counter of packets that are dropped because connection tracking calls them invalid. kube-proxy has the same counters.
+pub const INVALID_DROPPED: &str = "ct_state_invalid_dropped_pkts";
+/// The counter of connections to NodePorts on loopback addresses.
+pub const LOCALHOST_ACCEPTED: &str = "localhost_nps_accepted_pkts";
+
 /// The prefix of chains that pick one of all endpoints.
 pub const CLUSTER: &str = "KUBE-SVC-";
 /// The prefix of chains that pick one of the local endpoints.

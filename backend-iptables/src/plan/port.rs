@@ -131,12 +131,12 @@ impl Port {
     }
 }
 
-/// Plans a port of a Service.
-pub fn plan(key: &PortKey, port: &Port, facts: &Facts, family: Family, comments: Comments) -> Rules {
+/// Plans a port of a Service. `counts`: whether rules count packets.
+pub fn plan(key: &PortKey, port: &Port, facts: &Facts, family: Family, comments: Comments, counts: bool) -> Rules {
     let name = key.name();
     let text = comment_text(&name);
     let (protocol, rules, pools) = (key.protocol, Rules::default(), BTreeMap::new());
-    let mut planner = Planner { name, text, protocol, family, facts, comments, rules, pools };
+    let mut planner = Planner { name, text, protocol, family, facts, comments, counts, rules, pools };
     planner.port(port);
     planner.rules
 }
@@ -150,6 +150,7 @@ struct Planner<'a> {
     family: Family,
     facts: &'a Facts,
     comments: Comments,
+    counts: bool,
     rules: Rules,
     /// The endpoints that a chain picks from, by the name of the chain.
     pools: BTreeMap<String, Arc<[SocketAddr]>>,
@@ -159,7 +160,7 @@ impl Planner<'_> {
     fn port(&mut self, port: &Port) {
         let internal = |vip: &&Vip| vip.exposure == Exposure::Internal;
         let outer = port.each().find(|vip| !internal(vip));
-        let external_chain = outer.and_then(|vip| self.external(vip));
+        let external_chain = outer.and_then(|vip| self.external(port, vip));
         let inner = port.each().find(internal);
         let internal_chain = inner.and_then(|vip| {
             let prefix = if port.head.internal_local { names::LOCAL } else { names::CLUSTER };
@@ -229,10 +230,11 @@ impl Planner<'_> {
     }
 
     /// The chain for packets to an external address; `None` if no endpoint is eligible.
-    fn external(&mut self, vip: &Vip) -> Option<String> {
+    fn external(&mut self, port: &Port, vip: &Vip) -> Option<String> {
         let cluster = self.pool(names::CLUSTER, &vip.endpoints);
-        let comment = |words: &str| format!("{words} traffic for {} external destinations", self.text);
-        let rules = match vip.exposure {
+        let text = self.text.clone();
+        let comment = |words: &str| format!("{words} traffic for {text} external destinations");
+        let mut rules = match vip.exposure {
             Exposure::ExternalLocal => {
                 let mut rules = Vec::new();
                 if let Some((chain, pods)) = cluster.as_ref().zip(self.facts.pods(self.family)) {
@@ -254,6 +256,14 @@ impl Planner<'_> {
                 vec![Rule::new().comment(&comment("masquerade")).jump(names::MARK_MASQ), Rule::new().jump(&chain)]
             }
         };
+        // kube-proxy counts in KUBE-NODEPORTS instead. There, each NodePort would have a second rule, which every packet to
+        // another NodePort would have to pass.
+        let on_loopback = |(key, vip): &(VipKey, Vip)| vip.by_node_port && key.address.is_loopback();
+        let loopback = self.facts.loopback(self.family).filter(|_| self.counts && port.vips.iter().any(on_loopback));
+        if let Some(network) = loopback {
+            let rule = Rule::new().to(network).comment(&comment("count localhost")).count(names::LOCALHOST_ACCEPTED);
+            rules.insert(0, rule.nothing());
+        }
         let name = self.chain_name(names::EXTERNAL, "");
         self.chain(&name, rules);
         Some(name)

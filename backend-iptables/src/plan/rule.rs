@@ -101,6 +101,11 @@ impl Rule {
         self.word("-m").word(text)
     }
 
+    /// Counts packets that match so far.
+    pub fn count(self, counter: &str) -> Self {
+        self.matches(&format!("nfacct --nfacct-name {counter}"))
+    }
+
     /// Matches packets from an address of this node.
     pub fn from_node(self) -> Self {
         self.matches("addrtype --src-type LOCAL")

@@ -4,7 +4,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
-        mpsc::{Sender, channel},
+        mpsc::{Receiver, Sender, channel},
     },
     thread::JoinHandle,
     time::Duration,
@@ -13,7 +13,7 @@ use std::{
 use localnet_client::{Options, Report, Revision, Source, SourceError, vips::Config};
 use localnet_iptables::{Flavour, IptablesBackend, Tools, desired::Desired, live};
 use localnet_lab::Network;
-use localnet_proto::{Snapshot, Update};
+use localnet_proto::{Snapshot, Update, wire::PacketCounts};
 use tokio::sync::oneshot;
 
 /// How long to wait for anything that must happen, on a busy machine.
@@ -21,6 +21,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A backend that runs until this value is dropped.
 pub(crate) struct Live {
+    reports: Receiver<Report>,
+    newest: Report,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -42,9 +44,18 @@ impl Live {
             })
         };
         let thread = std::thread::spawn(move || network.node().run(work).unwrap());
-        let report: Report = reported.recv_timeout(PATIENCE).expect("a sync");
-        assert!(report.families.iter().all(|(_, outcome)| outcome.error.is_none()), "{report:?}");
-        Self { stop: Some(stop), thread: Some(thread) }
+        let newest: Report = reported.recv_timeout(PATIENCE).expect("a sync");
+        assert!(newest.families.iter().all(|(_, outcome)| outcome.error.is_none()), "{newest:?}");
+        Self { reports: reported, newest, stop: Some(stop), thread: Some(thread) }
+    }
+
+    /// Waits until the backend reports these counted packets.
+    pub(crate) fn await_packets(&mut self, expected: PacketCounts) {
+        let packets = |report: &Report| report.counts.as_ref().and_then(|counts| counts.packets);
+        while packets(&self.newest) != Some(expected) {
+            let next = self.reports.recv_timeout(PATIENCE);
+            self.newest = next.unwrap_or_else(|_| panic!("{:?} instead of {expected:?}", packets(&self.newest)));
+        }
     }
 }
 
@@ -72,7 +83,7 @@ impl Source for OneState {
     }
 
     async fn report(&self, report: &Report) -> Result<(), SourceError> {
-        // The test waits for the first report only.
+        // After the test, there is no receiver.
         _ = self.reports.send(report.clone());
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::{
     net::UdpSocket,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::channel,
     },
@@ -13,12 +13,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use localnet_client::vips::{Config, NodePortAddresses};
 use localnet_iptables::{Flavour, IptablesBackend, LinuxBackend as _, Tools, desired::Desired};
-use localnet_lab::{Endpoint, Network, Protocol, Servers, Topology, segment::invalid_is_forwarded};
-use localnet_linux::conntrack::Cleaner;
-use localnet_proto::{Changes, Snapshot};
+use localnet_lab::{Endpoint, Network, Outcome, Probe, Protocol, Servers, Topology, segment::invalid_is_forwarded};
+use localnet_linux::{conntrack::Cleaner, nfacct};
+use localnet_proto::{Changes, Snapshot, wire::PacketCounts};
 
-use super::{FLAVOURS, config, live::PATIENCE};
+use super::{
+    FLAVOURS, config, list,
+    live::{Live, PATIENCE},
+    programs, run,
+};
 
 const POD: &str = "10.180.0.1";
 const VIP: &str = "198.51.100.53:53";
@@ -180,5 +185,55 @@ services:
         let (client, vip) = ("10.180.0.2".parse().unwrap(), "172.30.0.80:80".parse().unwrap());
         let forwarded = invalid_is_forwarded(&network, client, vip, "10.180.0.1:8080".parse().unwrap()).unwrap();
         assert_eq!(forwarded, forwards, "{flavour:?}");
+        let dropped = network.node().run(|| Ok(nfacct::packets("ct_state_invalid_dropped_pkts")?)).unwrap();
+        assert_eq!(dropped > 0, !forwards, "{flavour:?}: {dropped} packets are counted as dropped");
+    }
+}
+
+/// The backend counts in the counters that kube-proxy uses. They may exist, like kube-proxy's rules, and a restart keeps them.
+#[test]
+fn connections_to_node_ports_on_localhost_are_counted() {
+    const COUNTER: &str = "localhost_nps_accepted_pkts";
+    let state: Snapshot = serde_saphyr::from_str(
+        "node: {name: node-a, addresses: [192.168.0.2]}
+services:
+  - service: default/web
+    type: NodePort
+    clusterIPs: [172.30.0.80]
+    ports: [{name: http, protocol: TCP, port: 80, nodePort: 30080}]
+    endpoints:
+      - {address: 10.180.0.1, ports: [{name: http, port: 8080}], local: true, scopes: {internal: true, external: true}}
+",
+    )
+    .unwrap();
+    let config = || Config {
+        node_port_addresses: NodePortAddresses { localhost: true, ..NodePortAddresses::PRIMARY },
+        ..config()
+    };
+    for flavour in FLAVOURS {
+        let network = Arc::new(Network::build(Topology::with_pods([POD]).unwrap()).unwrap());
+        let node = network.node();
+        node.sysctl(&[("net/ipv4/conf/all/route_localnet", "1")]).unwrap();
+        let address = format!("{POD}:8080").parse().unwrap();
+        let _servers = Servers::start(&network, [Endpoint { protocol: Protocol::Tcp, address }]).unwrap();
+        node.run(|| Ok(nfacct::ensure(COUNTER)?)).unwrap();
+        let [iptables, _] = programs(flavour);
+        let former =
+            format!("KUBE-NODEPORTS -d 127.0.0.0/8 -p tcp -m tcp --dport 30080 -m nfacct --nfacct-name {COUNTER}");
+        run(node, &format!("{iptables} -t nat -N KUBE-NODEPORTS"));
+        run(node, &format!("{iptables} -t nat -A {former} -j RETURN"));
+
+        let packets = |accepted| PacketCounts { invalid_dropped: 0, localhost_node_ports_accepted: accepted };
+        let mut live = Live::start(&network, config(), flavour, state.clone());
+        live.await_packets(packets(0));
+        assert!(!list(node, flavour).join("\n").contains("KUBE-NODEPORTS -d 127.0.0.0/8"), "{flavour:?}");
+        for to in ["127.0.0.1", "127.0.0.1", "192.168.0.2", "127.0.0.1"] {
+            let probe = Probe::new(Protocol::Tcp, format!("{to}:30080").parse().unwrap());
+            let outcome = node.probe(probe).unwrap();
+            assert!(matches!(outcome, Outcome::Answer { .. }), "{flavour:?} {to}: {outcome:?}");
+        }
+        live.await_packets(packets(3));
+        drop(live);
+        Live::start(&network, config(), flavour, state.clone()).await_packets(packets(3));
     }
 }

@@ -17,7 +17,11 @@ use localnet_linux::{
     pace::Pace,
 };
 use localnet_proto::{Changes, Snapshot};
-use tokio::{select, sync::watch, time};
+use tokio::{
+    select,
+    sync::watch,
+    time::{self, Interval},
+};
 use tracing::{info, warn};
 
 /// A backend that a [`Live`] can run.
@@ -31,7 +35,7 @@ pub trait LinuxBackend: Backend {
     /// The VIPs whose flows may be stale after the last sync.
     fn take_commit(&mut self) -> Commit;
 
-    /// Updates the backend's own counters after each sync.
+    /// Updates the backend's own counters, after each sync and every 5 s.
     fn count(&self, _: &mut Counts) {}
 }
 
@@ -56,6 +60,9 @@ pub trait Watch<B: LinuxBackend>: Send {
     fn after_sync(&mut self, _: &mut B) {}
 }
 
+/// How often the backend's own counters are updated between syncs.
+const COUNT: Duration = Duration::from_secs(5);
+
 /// What to do after a change by another program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -75,6 +82,8 @@ pub struct Live<B, W> {
     cleaner: Option<Cleaner>,
     /// The backend's own counters, which also change between syncs.
     counts: watch::Sender<Counts>,
+    /// When to update the counters between syncs.
+    count: Interval,
     addresses: NodeAddresses,
     pace: Pace,
     /// When to verify that another program has changed something.
@@ -99,6 +108,7 @@ impl<B: LinuxBackend, W: Watch<B>> Live<B, W> {
             watch,
             cleaner,
             counts,
+            count: time::interval(COUNT),
             addresses,
             pace: Pace::default(),
             verify_at: None,
@@ -180,6 +190,13 @@ impl<B: LinuxBackend, W: Watch<B>> Backend for Live<B, W> {
                 continue;
             }
             select! {
+                _ = self.count.tick() => {
+                    self.counts.send_if_modified(|counts| {
+                        let before = counts.clone();
+                        self.backend.count(counts);
+                        *counts != before
+                    });
+                }
                 () = self.watch.changed(&mut self.backend) => self.verify_at = Some(self.pace.next_at(Instant::now())),
                 addresses = self.addresses.next() => {
                     if self.backend.set_local_addresses(addresses) {

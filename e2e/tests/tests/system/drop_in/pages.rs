@@ -31,8 +31,6 @@ const DOCUMENT: &str = include_str!("../../../../../docs/operations/metrics.md")
 
 /// Metrics of kube-proxy without a counterpart in localnet. The page gives the reasons.
 const ABSENT: &[&str] = &[
-    "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
-    "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
     "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
     "rest_client_exec_plugin_call_total",
     "rest_client_exec_plugin_certificate_rotation_age",
@@ -257,9 +255,13 @@ async fn compare(mode: &str, profiling: bool) -> anyhow::Result<()> {
         assert!(DOCUMENT.contains(&format!("`{name}`")), "it is not written why {name} is absent");
     }
     let expected = match mode {
-        "iptables" => {
-            ["kubeproxy_sync_proxy_rules_iptables_total", "kubeproxy_sync_proxy_rules_iptables_last"].as_slice()
-        }
+        "iptables" => [
+            "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+            "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+            "kubeproxy_sync_proxy_rules_iptables_total",
+            "kubeproxy_sync_proxy_rules_iptables_last",
+        ]
+        .as_slice(),
         _ => [].as_slice(),
     };
     let common = ["kubeproxy_conntrack_reconciler_sync_duration_seconds", "rest_client_requests_total"];
