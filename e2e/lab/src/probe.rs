@@ -312,7 +312,8 @@ pub(crate) fn outcome_of(error: &io::Error) -> anyhow::Result<Outcome> {
     match Errno::from_io_error(error) {
         // The last two mean "protocol unreachable", in ICMP and in ICMPv6.
         Some(Errno::CONNREFUSED | Errno::ACCESS | Errno::NOPROTOOPT | Errno::PROTO) => Ok(Outcome::Rejected),
-        Some(Errno::INPROGRESS | Errno::AGAIN | Errno::TIMEDOUT) => Ok(Outcome::Dropped),
+        // The last one is the error for a packet that a firewall of the sender drops, and for a socket that an eBPF program stops.
+        Some(Errno::INPROGRESS | Errno::AGAIN | Errno::TIMEDOUT | Errno::PERM) => Ok(Outcome::Dropped),
         Some(Errno::NETUNREACH | Errno::HOSTUNREACH) => Ok(Outcome::NoRoute),
         _ => bail!("an error that is neither an answer, a reject nor silence: {error}"),
     }
@@ -339,6 +340,7 @@ mod tests {
             (Errno::PROTO, Outcome::Rejected),
             (Errno::INPROGRESS, Outcome::Dropped),
             (Errno::AGAIN, Outcome::Dropped),
+            (Errno::PERM, Outcome::Dropped),
             (Errno::NETUNREACH, Outcome::NoRoute),
             (Errno::HOSTUNREACH, Outcome::NoRoute),
         ] {
