@@ -7,6 +7,7 @@
 //! | [`conntrack`] | connection tracking: deletes stale flows, sets limits |
 //! | [`nfacct`] | named packet counters, in which rules of iptables count |
 //! | [`addresses`], [`routes`], [`dummy`] | the node's addresses and routes, and a dummy interface for virtual addresses |
+//! | [`sockets`] | sockets of processes: ends those whose destination no longer exists |
 //! | [`sysctl`], [`setup`] | kernel settings |
 //! | [`pace`], [`shortage`] | when to repair, and which refusals to retry |
 //!
@@ -24,4 +25,5 @@ pub mod pace;
 pub mod routes;
 pub mod setup;
 pub mod shortage;
+pub mod sockets;
 pub mod sysctl;
