@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine python examples cluster build demo test conformance-ipvs chart images packages differential differential-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine ebpf python examples cluster build demo test conformance-ipvs chart images packages differential differential-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -25,6 +25,9 @@ wine: ## Install mingw and Wine in .cache, and build localnet-win
 	@e2e/wine/build.sh
 	@[ "$$(uname -m)" != x86_64 ] || e2e/wine/cargo build --locked -p localnet-win
 
+ebpf: ## Build the eBPF programs and store the result in backend-ebpf/programs (needs Debian on x86_64)
+	@backend-ebpf/programs/build.sh
+
 examples: deps ## Build the examples in other languages, into .cache
 	@examples/build.sh
 
@@ -45,6 +48,7 @@ demo: deps ## Run brain and nft backend in a temporary network namespace and pri
 
 test: deps cluster vm wine python examples ## Run all tests: unit, Cases, protocol, kernel, system (needs root for network namespaces)
 	@[ "$$(id -u)" = 0 ] || { echo "make test creates network namespaces: run it as root" >&2; exit 1; }
+	@backend-ebpf/programs/build.sh verify
 	$(CARGO) build --locked --workspace --bins --examples
 	$(CARGO) test --locked --workspace --no-run
 	@e2e/test.sh
@@ -97,6 +101,7 @@ fuzz: ## Fuzz each target for SECONDS (20); inputs that break a target are store
 
 lint: ## Check formatting, clippy and documentation, and run `make deny`
 	$(CARGO) fmt --all --check
+	rustfmt --check --edition 2024 backend-ebpf/programs/main.rs
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet --lib --examples --bin localnet-bench --bin localnet-demo
 	@$(MAKE) --no-print-directory deny

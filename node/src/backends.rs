@@ -24,6 +24,7 @@ pub static BACKENDS: &[Entry] = &[
     Entry::of::<localnet_nft::Nft>(),
     Entry::of::<localnet_iptables::Iptables>(),
     Entry::of::<localnet_ipvs::Ipvs>(),
+    Entry::of::<localnet_ebpf::Ebpf>(),
 ];
 
 /// The future that a function of [`Entry`] returns. The future runs in the task of the caller.

@@ -47,7 +47,7 @@ until [ -S /run/localnet/brain.sock ]; do sleep 0.1; done
 const CLUSTER_PAGES: [&str; 2] = ["charts/localnet/README.md", "docs/migrating.md"];
 
 /// Blocks that are not run: the page, the beginning of the block, and the reason.
-const NOT_RUN: [(&str, &str, &str); 12] = [
+const NOT_RUN: [(&str, &str, &str); 13] = [
     ("README.md", "make demo", "CI runs it"),
     ("README.md", "helm install", "the chart's own page runs it"),
     ("README.md", "localnet-node", "it needs kube-proxy's file: `system::drop_in` runs it with one"),
@@ -66,6 +66,11 @@ const NOT_RUN: [(&str, &str, &str); 12] = [
         "docs/backends/ipvs.md",
         "localnet-ipvs",
         "it needs a kernel with IPVS: e2e/tests/tests/guest_system runs it in a guest",
+    ),
+    (
+        "docs/backends/ebpf.md",
+        "localnet-nft",
+        "it would translate the connections of this machine: `backend-ebpf/tests/kernel` does so in a cgroup of its own",
     ),
     (
         "docs/operations/packages.md",

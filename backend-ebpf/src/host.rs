@@ -1,0 +1,374 @@
+//! [`Host`]: the eBPF programs and maps of this host, pinned in a BPF file system. They work without this process, so that a
+//! restart changes nothing.
+//!
+//! ```text
+//!  BPFFS/localnet-ebpf/maps-LAYOUT/MAP                 the maps; LAYOUT changes if the layout of keys or values changes
+//!  BPFFS/localnet-ebpf/links-PROGRAMS-CGROUP/PROGRAM   the attachments of this version's programs to this cgroup
+//! ```
+//! After an update, the new programs are attached before the old ones are detached. While both are attached, the programs that
+//! run second find no VIP, because the first have already replaced it.
+
+use std::{
+    fmt::Write as _,
+    fs::{self, File},
+    io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{HashMap, Map, MapData, MapError},
+    programs::{CgroupAttachMode, CgroupSockAddr, links::FdLink},
+};
+use localnet_linux::sockets;
+use rustix::fs::{FsWord, statfs};
+use sha2::{Digest as _, Sha256};
+use tracing::{debug, info};
+
+use crate::{
+    decide::UDP,
+    kernel::{Change, Content, Kernel},
+    layout::{OriginKey, Socket},
+    words::{self, Words as _},
+};
+
+/// The compiled programs. `make ebpf` builds them from `programs/main.rs`.
+static PROGRAMS: &[u8] = include_bytes!("../programs/programs.o");
+/// The names of the programs.
+const NAMES: [&str; 8] =
+    ["connect4", "connect6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6", "getpeername4", "getpeername6"];
+/// The names of the maps.
+const MAPS: [&str; 5] = ["vips", "endpoints", "members", "clients", "origins"];
+/// The folder with all pins.
+const FOLDER: &str = "localnet-ebpf";
+/// The folder of the maps. Its number changes with the layout of the maps.
+const MAPS_FOLDER: &str = "maps-1";
+/// `BPF_FS_MAGIC`
+const BPFFS: FsWord = 0xcafe_4a11;
+/// `CGROUP2_SUPER_MAGIC`
+const CGROUP2: FsWord = 0x6367_7270;
+
+/// The programs and maps of this host.
+#[derive(Debug)]
+pub struct Host {
+    folder: PathBuf,
+    cgroup: File,
+    links: PathBuf,
+    maps: Option<Maps>,
+}
+
+type Table<const K: usize, const V: usize> = HashMap<MapData, [u32; K], [u32; V]>;
+
+/// The maps that the backend writes.
+#[derive(Debug)]
+struct Maps {
+    vips: Table<6, 8>,
+    endpoints: Table<6, 5>,
+    members: Table<10, 1>,
+    origins: Table<8, 5>,
+}
+
+impl Host {
+    /// Opens the cgroup and the BPF file system, and changes nothing.
+    ///
+    /// # Errors
+    /// Returns an error if one of the paths is no such file system.
+    pub fn open(bpffs: &Path, cgroup: &Path) -> anyhow::Result<Self> {
+        check_bpffs(bpffs)?;
+        let shown = cgroup.display();
+        let is_cgroup2 = statfs(cgroup).with_context(|| format!("--cgroup {shown}"))?.f_type == CGROUP2;
+        ensure!(is_cgroup2, "--cgroup {shown} is not a folder of cgroup v2: pass the mount point of cgroup2");
+        let cgroup = File::open(cgroup).with_context(|| format!("--cgroup {shown}"))?;
+        let mut version = String::new();
+        Sha256::digest(PROGRAMS).iter().take(4).for_each(|byte| _ = write!(version, "{byte:02x}"));
+        let folder = bpffs.join(FOLDER);
+        let links = folder.join(format!("links-{version}-{}", cgroup.metadata()?.ino()));
+        Ok(Self { folder, cgroup, links, maps: None })
+    }
+
+    /// Opens the pinned maps for reading, and attaches nothing.
+    ///
+    /// # Errors
+    /// Returns an error if the maps are not pinned, or cannot be opened.
+    pub fn pinned(bpffs: &Path) -> anyhow::Result<Content> {
+        check_bpffs(bpffs)?;
+        let folder = bpffs.join(FOLDER).join(MAPS_FOLDER);
+        let open = |name: &str| {
+            let path = folder.join(name);
+            let map = MapData::from_pin(&path);
+            map.and_then(Map::from_map_data).map_err(one_line).with_context(|| {
+                format!("cannot open the map {}: does localnet-ebpf run with the same --bpffs?", path.display())
+            })
+        };
+        Maps::of(open)?.read()
+    }
+
+    /// Deletes all pins, which detaches the programs.
+    ///
+    /// # Errors
+    /// Returns an error if a pin cannot be deleted.
+    pub fn remove_pins(bpffs: &Path) -> anyhow::Result<()> {
+        check_bpffs(bpffs)?;
+        let folder = bpffs.join(FOLDER);
+        // The folders of attachments precede those of maps, so no program runs without its maps.
+        for pins in folders(&folder)? {
+            remove_folder(&pins)?;
+        }
+        ignore_missing(fs::remove_dir(&folder)).with_context(|| folder.display().to_string())
+    }
+
+    fn missing_programs(&self) -> Vec<&'static str> {
+        NAMES.into_iter().filter(|name| !self.links.join(name).exists()).collect()
+    }
+
+    fn has_maps(&self) -> bool {
+        MAPS.iter().all(|name| self.folder.join(MAPS_FOLDER).join(name).exists())
+    }
+
+    fn attach_program(&self, ebpf: &mut Ebpf, name: &str) -> anyhow::Result<()> {
+        let program = ebpf.program_mut(name).with_context(|| format!("this build has no program {name}"))?;
+        let program: &mut CgroupSockAddr = program.try_into()?;
+        program.load().map_err(one_line).with_context(|| {
+            format!("the kernel refuses the program {name}: Linux 5.18 or newer with CONFIG_CGROUP_BPF is needed")
+        })?;
+        // The kernel refuses flags of links, and always permits further programs at the same cgroup.
+        let link = program.attach(&self.cgroup, CgroupAttachMode::Single).map_err(one_line);
+        let link = program.take_link(link.with_context(|| format!("cannot attach the program {name}"))?)?;
+        let link: FdLink = link.try_into().map_err(|_| anyhow!("the kernel has no links of cgroups"))?;
+        let path = self.links.join(name);
+        link.pin(&path).map_err(one_line).with_context(|| format!("cannot pin {}", path.display()))?;
+        Ok(())
+    }
+}
+
+impl Kernel for Host {
+    fn attach(&mut self) -> anyhow::Result<()> {
+        if !self.has_maps() {
+            // Programs that are attached use maps that no longer have a name.
+            self.maps = None;
+            remove_folder(&self.links)?;
+        }
+        let missing = self.missing_programs();
+        if self.maps.is_some() && missing.is_empty() {
+            return Ok(());
+        }
+        let maps = self.folder.join(MAPS_FOLDER);
+        for folder in [&self.folder, &maps, &self.links] {
+            let made = fs::DirBuilder::new().mode(0o700).recursive(true).create(folder);
+            made.with_context(|| format!("cannot create {}", folder.display()))?;
+        }
+        let loaded = EbpfLoader::new().default_map_pin_directory(&maps).load(PROGRAMS).map_err(one_line);
+        let mut ebpf =
+            loaded.context("cannot create the eBPF maps: CAP_BPF, CAP_NET_ADMIN and CONFIG_BPF_SYSCALL are needed")?;
+        for name in &missing {
+            self.attach_program(&mut ebpf, name)?;
+        }
+        if !missing.is_empty() {
+            info!(programs = missing.len(), cgroup = %self.links.display(), "eBPF programs attached");
+        }
+        for other in folders(&self.folder)?.iter().filter(|other| **other != self.links && **other != maps) {
+            remove_folder(other)?;
+        }
+        self.maps =
+            Some(Maps::of(|name| ebpf.take_map(name).with_context(|| format!("this build has no map {name}")))?);
+        Ok(())
+    }
+
+    fn is_attached(&mut self) -> bool {
+        self.has_maps() && self.missing_programs().is_empty()
+    }
+
+    fn read(&mut self) -> anyhow::Result<Content> {
+        self.maps()?.read()
+    }
+
+    fn apply(&mut self, changes: &[Change]) -> anyhow::Result<()> {
+        let maps = self.maps()?;
+        changes.iter().try_for_each(|change| maps.change(change))
+    }
+
+    fn end_sockets(&mut self, is_stale: &dyn Fn(&Socket, &Socket) -> bool) -> anyhow::Result<()> {
+        let stale = self.maps()?.stale(is_stale)?;
+        if stale.is_empty() {
+            return Ok(());
+        }
+        let ended = sockets::end_udp(&stale.iter().map(|key| key.cookie).collect())?;
+        debug!(sockets = ended.sockets, "UDP sockets of deleted endpoints ended");
+        if let Some(error) = ended.error {
+            let count = ended.unsearched;
+            bail!("cannot search {count} network namespaces: CAP_SYS_ADMIN and CAP_SYS_PTRACE are needed ({error})");
+        }
+        let maps = self.maps()?;
+        stale.iter().try_for_each(|key| write("origins", &mut maps.origins, key.words(), None))
+    }
+
+    fn remove(&mut self) -> anyhow::Result<()> {
+        self.maps = None;
+        Self::remove_pins(self.folder.parent().unwrap_or(&self.folder))
+    }
+}
+
+impl Host {
+    fn maps(&mut self) -> anyhow::Result<&mut Maps> {
+        self.maps.as_mut().context("the maps are not open")
+    }
+}
+
+impl Maps {
+    fn of(mut map: impl FnMut(&str) -> anyhow::Result<Map>) -> anyhow::Result<Self> {
+        Ok(Self {
+            vips: map("vips")?.try_into()?,
+            endpoints: map("endpoints")?.try_into()?,
+            members: map("members")?.try_into()?,
+            origins: map("origins")?.try_into()?,
+        })
+    }
+
+    fn read(&self) -> anyhow::Result<Content> {
+        Ok(Content {
+            vips: self.vips.iter().map(|entry| words::decoded(entry?)).collect::<Result<_, MapError>>()?,
+            endpoints: self.endpoints.iter().map(|entry| words::decoded(entry?)).collect::<Result<_, MapError>>()?,
+            members: self
+                .members
+                .keys()
+                .map(|key| Ok(words::Words::from_words(key?)))
+                .collect::<Result<_, MapError>>()?,
+        })
+    }
+
+    /// The keys of UDP sockets that are stale.
+    fn stale(&self, is_stale: &dyn Fn(&Socket, &Socket) -> bool) -> anyhow::Result<Vec<OriginKey>> {
+        let mut stale = Vec::new();
+        for key in self.origins.keys() {
+            let key = OriginKey::from_words(key.map_err(one_line)?);
+            // The kernel may have deleted the element in the meantime.
+            let vip = || self.origins.get(&key.words(), 0).ok().map(Socket::from_words);
+            if key.protocol == UDP && vip().is_some_and(|vip| is_stale(&vip, &key.endpoint)) {
+                stale.push(key);
+            }
+        }
+        Ok(stale)
+    }
+
+    fn change(&mut self, change: &Change) -> anyhow::Result<()> {
+        match change {
+            Change::Vip(key, value) => write("vips", &mut self.vips, key.words(), value.map(|value| value.words())),
+            Change::Endpoint(key, value) => {
+                write("endpoints", &mut self.endpoints, key.words(), value.map(|value| value.words()))
+            }
+            Change::Member(key, present) => write("members", &mut self.members, key.words(), present.then_some([1])),
+        }
+    }
+}
+
+fn write<const K: usize, const V: usize>(
+    name: &str,
+    map: &mut Table<K, V>,
+    key: [u32; K],
+    value: Option<[u32; V]>,
+) -> anyhow::Result<()> {
+    let written = match value {
+        Some(value) => map.insert(key, value, 0),
+        None => match map.remove(&key) {
+            Err(MapError::KeyNotFound) => Ok(()),
+            removed => removed,
+        },
+    };
+    match written {
+        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(FULL) => {
+            bail!("the map {name} is full: this node has more Services or endpoints than the eBPF backend can hold")
+        }
+        written => written.map_err(one_line).with_context(|| format!("cannot change the map {name}")),
+    }
+}
+
+/// `E2BIG`, the kernel's error for an element that exceeds the size of its map.
+const FULL: i32 = 7;
+
+fn check_bpffs(path: &Path) -> anyhow::Result<()> {
+    let shown = path.display();
+    let is_bpffs = statfs(path).with_context(|| format!("--bpffs {shown}"))?.f_type == BPFFS;
+    ensure!(is_bpffs, "--bpffs {shown} is not a BPF file system: mount one with `mount -t bpf bpf {shown}`");
+    Ok(())
+}
+
+/// The folders in a folder, sorted.
+fn folders(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(|| folder.display().to_string())?,
+    };
+    let mut folders = Vec::new();
+    for entry in entries {
+        folders.push(entry?.path());
+    }
+    folders.sort();
+    Ok(folders)
+}
+
+/// Deletes a folder and the pins in it; a missing folder is no error.
+fn remove_folder(folder: &Path) -> anyhow::Result<()> {
+    let removed = || {
+        for entry in fs::read_dir(folder)? {
+            fs::remove_file(entry?.path())?;
+        }
+        fs::remove_dir(folder)
+    };
+    ignore_missing(removed()).with_context(|| format!("cannot delete {}", folder.display()))
+}
+
+fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+/// An error of aya and its causes, without repetitions and without the verifier's log, which has many lines.
+fn one_line(error: impl std::error::Error) -> anyhow::Error {
+    let mut text = String::new();
+    let mut cause: Option<&dyn std::error::Error> = Some(&error);
+    while let Some(error) = cause {
+        let line = error.to_string();
+        let line = line.lines().next().unwrap_or_default().trim_end_matches(':');
+        if !text.ends_with(line) {
+            let separator = if text.is_empty() { "" } else { ": " };
+            _ = write!(text, "{separator}{line}");
+        }
+        cause = error.source();
+    }
+    anyhow!(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `make test` builds the object file again. This test needs no compiler for eBPF.
+    #[test]
+    fn the_object_file_was_built_from_these_sources() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let record = fs::read_to_string(root.join("backend-ebpf/programs/programs.txt")).unwrap();
+        let mut files = Vec::new();
+        for line in record.lines().skip(1) {
+            let (recorded, file) = line.split_once("  ").unwrap();
+            let digest: String = Sha256::digest(fs::read(root.join(file)).unwrap())
+                .iter()
+                .fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
+            assert_eq!(digest, recorded, "{file} has changed: run `make ebpf`");
+            files.push(file);
+        }
+        assert!(files.len() == 5 && files.contains(&"backend-ebpf/programs/programs.o"), "{files:?}");
+    }
+
+    #[test]
+    fn an_error_has_one_line_and_its_causes() {
+        let cause = io::Error::from_raw_os_error(1);
+        let error = MapError::SyscallError(aya::sys::SyscallError { call: "bpf_map_update_elem", io_error: cause });
+        let text = one_line(error).to_string();
+        assert!(text.contains("bpf_map_update_elem") && text.contains("Operation not permitted"), "{text}");
+        assert!(!text.contains('\n'));
+    }
+}

@@ -1,0 +1,129 @@
+//! Tests of the programs and maps in the real kernel: in cgroups and network namespaces of their own. Needs root.
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+mod cases;
+mod sandbox;
+mod sockets;
+
+use std::{fs, net::SocketAddr};
+
+use localnet_client::{Backend as _, vips::Config};
+use localnet_ebpf::{EbpfBackend, host::Host, kernel::Kernel as _};
+use localnet_lab::{Network, Outcome, Probe, Protocol, Servers, Topology, serve::Endpoint, topology::Pod};
+use localnet_proto::{Changes, Snapshot};
+
+use sandbox::{Sandbox, tree};
+
+const WEB: &str = "172.30.0.1:80";
+
+/// One Service with these endpoints, which are pods.
+pub(crate) fn state(protocol: &str, endpoints: &[&str]) -> Snapshot {
+    let endpoint = |address: &&str| {
+        format!(
+            "{{address: \"{address}\", ports: [{{name: p, port: 8080}}], scopes: {{internal: true, external: true}}}}"
+        )
+    };
+    let endpoints = endpoints.iter().map(endpoint).collect::<Vec<_>>().join(", ");
+    serde_saphyr::from_str(&format!(
+        "{{node: {{name: node-a, addresses: [192.168.0.2]}}, services: [
+            {{service: default/web, type: NodePort, clusterIPs: [172.30.0.1, \"fd00:172:30::1\"],
+              ports: [{{name: p, protocol: {protocol}, port: 80, nodePort: 30080}}], endpoints: [{endpoints}]}}]}}"
+    ))
+    .unwrap()
+}
+
+/// A network with these pods, and with servers at their port 8080.
+pub(crate) fn network(protocol: Protocol, endpoints: &[&str]) -> (Network, Servers) {
+    let address = |text: &&str| SocketAddr::new(text.parse().unwrap(), 8080);
+    let endpoints: Vec<Endpoint> =
+        endpoints.iter().map(address).map(|address| Endpoint { protocol, address }).collect();
+    let pods = endpoints.iter().map(|endpoint| Pod::at(endpoint.address.ip()).unwrap()).collect();
+    let network = Network::build(Topology { pods, ..Topology::default() }).unwrap();
+    let servers = Servers::start(&network, endpoints).unwrap();
+    (network, servers)
+}
+
+pub(crate) const ENDPOINTS: [&str; 2] = ["10.180.0.1", "10.180.0.2"];
+
+fn apply(backend: &mut EbpfBackend<Host>, state: &Snapshot) {
+    backend.apply(state, &Changes::everything()).unwrap().whole().unwrap();
+}
+
+fn probe(network: &Network, to: &str) -> Outcome {
+    network.node().probe(Probe::new(Protocol::Tcp, to.parse().unwrap())).unwrap()
+}
+
+#[test]
+fn a_backend_that_ends_leaves_programs_and_maps_that_the_next_one_adopts() {
+    let sandbox = Sandbox::enter().unwrap();
+    let (network, _servers) = network(Protocol::Tcp, &ENDPOINTS);
+    apply(&mut sandbox.backend(Config::default()).unwrap(), &state("TCP", &ENDPOINTS));
+    let before = tree(&sandbox.bpffs).unwrap();
+    assert_eq!(before.iter().filter(|name| name.matches('/').count() == 2).count(), 8 + 5, "{before:?}");
+    let inode = |name: &str| std::os::unix::fs::MetadataExt::ino(&fs::metadata(sandbox.bpffs.join(name)).unwrap());
+    let inodes: Vec<u64> = before.iter().map(|name| inode(name)).collect();
+    assert!(matches!(probe(&network, WEB), Outcome::Answer { .. }));
+    let mut next = sandbox.backend(Config::default()).unwrap();
+    apply(&mut next, &state("TCP", &ENDPOINTS[..1]));
+    assert_eq!(tree(&sandbox.bpffs).unwrap(), before);
+    assert_eq!(before.iter().map(|name| inode(name)).collect::<Vec<_>>(), inodes, "all pins are the same");
+    let by = |text: &str| SocketAddr::new(text.parse().unwrap(), 8080);
+    for _ in 0..8 {
+        assert!(matches!(probe(&network, WEB), Outcome::Answer { by: found, .. } if found == by(ENDPOINTS[0])));
+    }
+}
+
+#[test]
+fn cleanup_leaves_nothing() {
+    let sandbox = Sandbox::enter().unwrap();
+    let (network, _servers) = network(Protocol::Tcp, &ENDPOINTS);
+    // The kernel adds pins of its own to each BPF file system.
+    let before = tree(&sandbox.bpffs).unwrap();
+    let mut backend = sandbox.backend(Config::default()).unwrap();
+    apply(&mut backend, &state("TCP", &ENDPOINTS));
+    assert!(matches!(probe(&network, WEB), Outcome::Answer { .. }));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(backend.cleanup()).unwrap();
+    assert_eq!(tree(&sandbox.bpffs).unwrap(), before);
+    // The kernel detaches a program a few milliseconds after the last pin is deleted, and announces it nowhere.
+    let is_detached = (0..10_000).any(|_| !matches!(probe(&network, WEB), Outcome::Answer { .. }));
+    assert!(is_detached, "a program still translates the VIP");
+    Host::remove_pins(&sandbox.bpffs).unwrap();
+}
+
+#[test]
+fn deleted_pins_are_repaired() {
+    let sandbox = Sandbox::enter().unwrap();
+    let (network, _servers) = network(Protocol::Tcp, &ENDPOINTS);
+    let mut backend = sandbox.backend(Config::default()).unwrap();
+    let state = state("TCP", &ENDPOINTS);
+    apply(&mut backend, &state);
+    for (number, of) in ["/links-", "/maps-"].into_iter().enumerate() {
+        assert!(backend.kernel_mut().is_attached());
+        let pins = tree(&sandbox.bpffs).unwrap();
+        let pin = pins.iter().find(|name| name.contains(of) && name.ends_with(["connect4", "vips"][number])).unwrap();
+        fs::remove_file(sandbox.bpffs.join(pin)).unwrap();
+        assert!(!backend.kernel_mut().is_attached(), "{pin}");
+        localnet_linux_backend::live::LinuxBackend::forget(&mut backend);
+        apply(&mut backend, &state);
+        assert!(matches!(probe(&network, WEB), Outcome::Answer { .. }), "{pin}");
+    }
+}
+
+#[test]
+fn the_error_for_an_unsuitable_folder_names_the_flag_and_the_remedy() {
+    let sandbox = Sandbox::enter().unwrap();
+    let text = |bpffs, cgroup| format!("{:#}", Host::open(bpffs, cgroup).unwrap_err());
+    let none = sandbox.bpffs.join("none");
+    for (error, expected) in [
+        (
+            text(sandbox.bpffs.parent().unwrap(), &sandbox.cgroup),
+            "is not a BPF file system: mount one with `mount -t bpf",
+        ),
+        (text(&none, &sandbox.cgroup), "No such file"),
+        (text(&sandbox.bpffs, &sandbox.bpffs), "is not a folder of cgroup v2: pass"),
+        (format!("{:#}", Host::pinned(&sandbox.bpffs).unwrap_err()), "does localnet-ebpf run with the same --bpffs?"),
+    ] {
+        assert!(error.contains(expected) && !error.contains('\n'), "{error}");
+    }
+}
