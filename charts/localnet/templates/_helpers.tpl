@@ -63,7 +63,8 @@ readOnlyRootFilesystem: true
 seccompProfile: {type: RuntimeDefault}
 capabilities:
   drop: [ALL]
-  add: [{{ if eq . "iptables" }}NET_ADMIN, NET_RAW{{ else }}NET_ADMIN{{ end }}]
+  {{- /* With SYS_ADMIN, the eBPF backend enters the network namespaces of pods. */}}
+  add: [{{ get (dict "iptables" "NET_ADMIN, NET_RAW" "ebpf" "NET_ADMIN, BPF, SYS_ADMIN") . | default "NET_ADMIN" }}]
 {{- end }}
 {{- end }}
 

@@ -43,9 +43,13 @@ fn rights_are_those_of_deploy() -> anyhow::Result<()> {
 
 #[test]
 fn the_programs_accept_the_configuration() -> anyhow::Result<()> {
-    for (values, mode) in
-        [("nft", Mode::Nftables), ("iptables", Mode::Iptables), ("ipvs", Mode::Ipvs), ("everything", Mode::Nftables)]
-    {
+    for (values, mode) in [
+        ("nft", Mode::Nftables),
+        ("iptables", Mode::Iptables),
+        ("ipvs", Mode::Ipvs),
+        ("ebpf", Mode::Nftables),
+        ("everything", Mode::Nftables),
+    ] {
         let rendered = documents(&template(values, &[])?)?;
         let data = &find(&rendered, "ConfigMap", "localnet")?["data"];
         let file = data["config.yaml"].as_str().context("a text")?;
@@ -117,6 +121,7 @@ fn containers_have_only_the_privileges_that_they_need() -> anyhow::Result<()> {
                 let added = match name {
                     "brain" => Value::Null,
                     "iptables" | "cleanup-iptables" => json!(["NET_ADMIN", "NET_RAW"]),
+                    "ebpf" | "cleanup-ebpf" => json!(["NET_ADMIN", "BPF", "SYS_ADMIN"]),
                     _ => json!(["NET_ADMIN"]),
                 };
                 assert_eq!(may["capabilities"]["drop"], json!(["ALL"]), "{values}: {name}");
