@@ -11,6 +11,7 @@
 
 mod counts;
 mod health;
+mod history;
 mod items;
 #[cfg(test)]
 mod tests;
@@ -24,9 +25,10 @@ use std::{
 use bytes::Bytes;
 use imbl::{OrdMap, OrdSet, ordmap::DiffItem};
 use localnet_proto::{
-    Change, Node, Revision, Service, ServiceKey, Snapshot, Update,
+    Change, Digest, Node, Revision, Service, ServiceKey, Snapshot, Update,
     decode::{Assembler, DecodeError},
     encode,
+    history::records,
     wire::{NextFilter, NextItem},
 };
 use prost::Message as _;
@@ -35,6 +37,7 @@ use tokio::sync::watch;
 use crate::metrics::Metrics;
 pub use counts::Counts;
 pub use health::{HealthFacts, NodeFacts};
+pub use history::History;
 pub use items::Items;
 use localnet_cluster::localize::Localized;
 
@@ -54,6 +57,7 @@ struct Inner {
     revision: watch::Sender<Revision>,
     health: watch::Sender<HealthFacts>,
     metrics: Metrics,
+    history: History,
 }
 
 impl Feed {
@@ -68,6 +72,7 @@ impl Feed {
             revision,
             health: watch::Sender::default(),
             metrics: Metrics::default(),
+            history: History::new(instance),
         }))
     }
 
@@ -94,8 +99,9 @@ impl Feed {
         }
         // The metrics must know the revision before a backend can report it.
         self.0.metrics.published(revision, &changes, since);
-        *self.lock() = next;
+        *self.lock() = next.clone();
         self.0.revision.send_replace(revision);
+        self.0.history.changed(&served, &next, &changes, since);
         Some(revision)
     }
 
@@ -113,6 +119,11 @@ impl Feed {
     /// The metrics of this feed.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
+    }
+
+    /// The history of this feed.
+    pub fn history(&self) -> &History {
+        &self.0.history
     }
 
     /// The facts behind the health answers. The receiver is notified of each change.
@@ -150,6 +161,12 @@ struct Entry {
     rev: u64,
     items: Box<[Bytes]>,
     counts: Counts,
+}
+
+impl Entry {
+    fn digest(&self) -> Digest {
+        Digest::of_items(&self.items)
+    }
 }
 
 /// An encoded Service. Cheap to clone.
@@ -193,12 +210,17 @@ impl NodeEntry {
         let encoded = encode::node_item(&node).encode_to_vec().into();
         Self { rev, node, encoded }
     }
+
+    fn digest(&self) -> Digest {
+        Digest::of_items([&self.encoded])
+    }
 }
 
 /// An immutable state of the node. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct State {
     revision: Revision,
+    digest: Digest,
     /// The oldest revision from which a delta can start: the tombstones of all later removals still exist.
     floor: u64,
     node: Arc<NodeEntry>,
@@ -220,10 +242,12 @@ pub struct Answer {
 
 impl State {
     fn new(instance: u64) -> Self {
+        let node = Arc::new(NodeEntry::new(0, Node::default()));
         Self {
             revision: Revision { instance, rev: 0 },
+            digest: node.digest(),
             floor: 1,
-            node: Arc::new(NodeEntry::new(0, Node::default())),
+            node,
             services: OrdMap::new(),
             changed: OrdMap::new(),
             removed: OrdMap::new(),
@@ -234,6 +258,11 @@ impl State {
     /// The revision of this state. A state with `rev` 0 must not be served.
     pub fn revision(&self) -> Revision {
         self.revision
+    }
+
+    /// The digest of the content of this state.
+    pub fn digest(&self) -> Digest {
+        self.digest
     }
 
     /// The number of Services.
@@ -298,6 +327,16 @@ impl State {
         differing.collect()
     }
 
+    /// Whether both states have the same facts about the node.
+    pub(crate) fn has_node_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.node, &other.node)
+    }
+
+    /// The records of the facts about the node, for the history.
+    pub(crate) fn node_record(&self) -> Vec<Bytes> {
+        records(std::slice::from_ref(&self.node.encoded))
+    }
+
     /// The serialized `NodeState`.
     pub(crate) fn encoded_node(&self) -> Vec<u8> {
         localnet_proto::wire::NodeState::from(&self.node.node).encode_to_vec()
@@ -319,7 +358,8 @@ impl State {
         let rev = self.revision.rev + 1;
         let mut differs = self.revision.rev == 0;
         if let Some(node) = localized.node.filter(|node| *node != self.node.node) {
-            self.node = Arc::new(NodeEntry::new(rev, node));
+            let before = std::mem::replace(&mut self.node, Arc::new(NodeEntry::new(rev, node)));
+            self.digest = self.digest.without(before.digest()).and(self.node.digest());
             differs = true;
         }
         for (key, service) in localized.services {
@@ -341,7 +381,9 @@ impl State {
         if before.is_some_and(|before| before.items == items) {
             return false;
         }
+        self.digest = self.digest.and(Digest::of_items(&items));
         if let Some(before) = before {
+            self.digest = self.digest.without(before.digest());
             self.changed.remove(&(before.rev, key.clone()));
         } else if let Some(removed) = self.removed.remove(&key) {
             self.removals.remove(&(removed, key.clone()));
@@ -354,6 +396,7 @@ impl State {
 
     fn remove(&mut self, rev: u64, key: ServiceKey) -> bool {
         let Some(before) = self.services.remove(&key) else { return false };
+        self.digest = self.digest.without(before.digest());
         self.changed.remove(&(before.rev, key.clone()));
         self.removed.insert(key.clone(), rev);
         self.removals.insert((rev, key));

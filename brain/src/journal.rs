@@ -4,14 +4,11 @@
 //! second, and then compares the newest state with the last state that it logged. A burst of changes therefore causes at
 //! most 20 lines a second, and the journal decodes only the Services that it logs.
 
-mod difference;
-
 use std::time::Duration;
 
-use localnet_proto::{Revision, ServiceKey};
+use localnet_proto::{Revision, ServiceKey, difference, node_difference};
 use tokio::time::{Instant, sleep_until};
 
-use self::difference::difference;
 use crate::feed::{Encoded, Feed, State};
 
 /// Minimum time between two comparisons.
@@ -40,7 +37,7 @@ fn log(before: Option<&State>, now: &State) {
         return;
     };
     if before.node() != now.node() {
-        tracing::info!(revision, node = %now.node().name, change = difference::node(before.node(), now.node()), "Node changed");
+        tracing::info!(revision, node = %now.node().name, change = node_difference(before.node(), now.node()), "Node changed");
     }
     let (changes, others) = changes(before, now);
     for Change { service, kind } in changes {

@@ -15,7 +15,11 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{batch::Batch, feed::Feed, intake::Intake};
+use crate::{
+    batch::Batch,
+    feed::{Feed, History},
+    intake::Intake,
+};
 use localnet_cluster::{
     Cluster,
     localize::{Localized, NodeIps, Reasons},
@@ -107,7 +111,7 @@ pub async fn run(
             intake.take(&mut cluster, batch, Instant::now());
         }
         let Some(localized) = cluster.localize() else { continue };
-        report.skipped(&localized);
+        report.skipped(&localized, feed.history());
         let touched = localized.services.len();
         if let Some(revision) = feed.publish_since(localized, since.into_std()) {
             let took_ms = start.elapsed().as_secs_f64() * 1000.0;
@@ -132,25 +136,27 @@ struct Report {
 }
 
 impl Report {
-    /// Logs new diagnostics. A diagnostic is not logged again when its Service is localized again.
-    fn skipped(&mut self, localized: &Localized) {
+    /// Logs and records new diagnostics. A diagnostic is not logged again when its Service is localized again.
+    fn skipped(&mut self, localized: &Localized, history: &History) {
         let mut of: BTreeMap<Option<&ServiceKey>, Vec<&Diagnostic>> = BTreeMap::new();
         for (service, skipped) in &localized.skipped {
             of.entry(service.as_ref()).or_default().push(skipped);
         }
         let node = localized.node.iter().map(|_| None);
         for about in node.chain(localized.services.iter().map(|(key, _)| Some(key))) {
-            self.of(about, of.remove(&about).unwrap_or_default());
+            self.of(about, of.remove(&about).unwrap_or_default(), history);
         }
     }
 
-    fn of(&mut self, service: Option<&ServiceKey>, skipped: Vec<&Diagnostic>) {
+    fn of(&mut self, service: Option<&ServiceKey>, skipped: Vec<&Diagnostic>, history: &History) {
         if skipped.is_empty() && self.skipped.is_empty() {
             return;
         }
         let now: HashSet<Diagnostic> = skipped.into_iter().cloned().collect();
         let logged = self.skipped.remove(&service.cloned()).unwrap_or_default();
-        for Diagnostic { subject, field, code, severity, problem, remedy } in now.difference(&logged) {
+        for diagnostic in now.difference(&logged) {
+            history.problem(diagnostic);
+            let Diagnostic { subject, field, code, severity, problem, remedy } = diagnostic;
             let what = if *severity == Severity::Error { "skipped" } else { "suspicious" };
             tracing::warn!(object = %subject, %field, %problem, %remedy, %code, "{what}");
         }

@@ -6,7 +6,7 @@ use localnet_config::Mode;
 use localnet_proto::wire::BackendReport;
 use tokio::{sync::watch, time::Instant};
 
-use crate::throttle::Throttle;
+use crate::{feed::History, throttle::Throttle};
 
 /// Maximum number of backends to remember. A node has a handful of backends. More names than this are the sign of a
 /// fault or an attack. The limit bounds the memory that reports can occupy.
@@ -35,6 +35,7 @@ impl Received {
 pub struct Reports {
     received: watch::Sender<BTreeMap<String, Received>>,
     evictions: Throttle,
+    history: History,
 }
 
 /// The error for a report with an invalid backend name.
@@ -43,6 +44,11 @@ pub struct Reports {
 pub struct BadName;
 
 impl Reports {
+    /// No reports yet. Their progress is recorded in `history`.
+    pub fn recorded(history: History) -> Self {
+        Self { history, ..Self::default() }
+    }
+
     /// Stores `report` in place of the backend's previous report. If there are too many backends, forgets the backend
     /// whose report is the oldest.
     ///
@@ -54,6 +60,7 @@ impl Reports {
             return Err(BadName);
         }
         self.received.send_modify(|reports| {
+            self.history.reported(reports.get(&name).map(|last| &last.report), &report);
             let oldest = reports.iter().min_by_key(|(_, received)| received.at).map(|(name, _)| name.clone());
             if let Some(oldest) = oldest.filter(|_| reports.len() >= MAX_BACKENDS && !reports.contains_key(&name)) {
                 if let Some(others) = self.evictions.pass() {

@@ -115,7 +115,9 @@ pub async fn start(
         pump.await;
         Ok(())
     });
-    Ok(Brain { feed, events: posted, questions, work, journal: JoinSet::new(), _stop: stop.drop_guard() })
+    let mut journal = JoinSet::new();
+    journal.spawn(feed.history().clone().follow(feed.metrics().troubles()));
+    Ok(Brain { feed, events: posted, questions, work, journal, _stop: stop.drop_guard() })
 }
 
 /// Starts to watch a source in tasks of `work`, until `stop` is cancelled. The source sends its batches to `events` and
@@ -164,7 +166,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     brain.log_changes();
     let views = views(brain.feed().clone(), &arguments.serve.serve_node, source, options);
 
-    let reports = Reports::default();
+    let reports = Reports::recorded(brain.feed().history().clone());
     brain.post_warnings(&reports);
     let chosen = running.has_file();
     let (current, mut following) = running.follow();

@@ -102,6 +102,9 @@ mod tests {
             "localnet get svc -A --no-headers",
             "localnet top --interval 2 --count 3",
             "localnet status -o json",
+            "localnet history --since 03:00 --service shop/web",
+            "localnet get svc --at 812",
+            "localnet diff --from 812 --to 03:12",
             "localnet version",
         ] {
             assert!(parsed(line).is_ok(), "{line}: {:?}", parsed(line).err());
@@ -116,6 +119,8 @@ mod tests {
             "localnet --api brain get svc",
             "localnet get svc -A -n shop",
             "localnet top --interval 0",
+            "localnet diff --to 812",
+            "localnet history --since noon",
             // Flags of the long-running programs that this one does not have.
             "localnet doctor --write-config-to file",
             "localnet doctor --cleanup",

@@ -23,12 +23,18 @@ pub fn no_backend(status: &Status) -> Option<Diagnostic> {
     status.backends.is_empty().then(|| usual(Code::BackendMissing, Subject::Program, problem))
 }
 
-/// Returns why a backend has not applied the latest revision in a family.
+/// Returns why a backend has not applied the latest revision in a family, or applied something else than the brain sent.
 pub fn of_backend(backend: &Backend, of: &FamilyStatus) -> Option<Diagnostic> {
     let (name, family, latest) = (&backend.name, of.family, of.applied + of.lag);
     if !of.error.is_empty() {
         let problem = format!("the backend {name} cannot apply revision {latest} in {family}: {}", of.error);
         return Some(usual(Code::BackendFails, Subject::Program, problem));
+    }
+    if of.differs {
+        let problem = format!(
+            "the backend {name} has applied revision {latest} in {family}, but its state has another digest than the brain's"
+        );
+        return Some(usual(Code::BackendDiffers, Subject::Program, problem));
     }
     let problem = format!(
         "the backend {name} has applied revision {} of {latest} in {family}; it reported {} s ago",

@@ -323,7 +323,8 @@ mod tests {
     use crate::status::{Backend, FamilyStatus, SourceProblem};
 
     fn healthy() -> Evidence {
-        let family = FamilyStatus { family: Family::V4, applied: 9, lag: 0, error: String::new() };
+        let family =
+            FamilyStatus { family: Family::V4, applied: 9, digest: None, differs: false, lag: 0, error: String::new() };
         let backend = Backend { name: "nft".to_owned(), families: vec![family], ..Backend::default() };
         Evidence {
             status: Some(Ok(Status { revision: 9, backends: vec![backend], ..Status::default() })),
@@ -397,6 +398,11 @@ mod tests {
             status.unread = true;
         };
         check(unread, "backends", Verdict::Failing);
+        let differing = |evidence: &mut Evidence| {
+            let Some(Ok(status)) = &mut evidence.status else { panic!("a node that is healthy has a status") };
+            status.backends[0].families[0].differs = true;
+        };
+        check(differing, "backends", Verdict::Warning);
         check(|evidence| evidence.tables = Some(Ok(vec![(Family::V4, false, vec![])])), "tables", Verdict::Failing);
         check(
             |evidence| evidence.tables = Some(Ok(vec![(Family::V4, true, vec!["services".to_owned()])])),

@@ -235,6 +235,8 @@ pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, h
 /// # Errors
 /// Returns the cause in words if there is no brain, or if the brain does not answer.
 pub async fn reasons(brain: Option<&Brain>, key: &ServiceKey) -> Result<Reasons, String> {
-    let Some(brain) = brain else { return Err("a saved state has no reasons; query a brain with --api".to_owned()) };
+    let Some(brain) = brain else {
+        return Err("a saved or earlier state has no reasons; query a brain with --api".to_owned());
+    };
     brain.why(key).await.map_err(|error| error.to_string())
 }

@@ -9,7 +9,7 @@ use std::{
 use clap::{Args, ValueEnum};
 use localnet_client::Snapshot;
 use localnet_proto::{
-    Endpoint, Node, Port, Protocol, Scopes, Service, ServiceKey,
+    Digest, Endpoint, Node, Port, Protocol, Scopes, Service, ServiceKey,
     reasons::{EndpointConditions, Reasons},
 };
 use serde::Serialize;
@@ -292,18 +292,23 @@ impl Show for NodeFacts<'_> {
 
 impl Show for Status {
     fn human(&self, style: Style) -> String {
-        let mut table = Table::new(["NAME", "REVISION", "LAG", "STATE"]);
+        let mut table = Table::new(["NAME", "REVISION", "DIGEST", "LAG", "STATE"]);
         let brain = format!("brain {}", self.version);
-        table.row([brain, self.revision.to_string(), NONE.to_owned(), format!("{} services", self.services)]);
+        let hex = |digest: Option<Digest>| digest.map_or_else(|| NONE.to_owned(), |digest| digest.to_string());
+        let services = format!("{} services", self.services);
+        table.row([brain, self.revision.to_string(), hex(self.digest), NONE.to_owned(), services]);
         for backend in &self.backends {
             for family in &backend.families {
                 let (state, tone) = match (family.error.as_str(), family.lag) {
+                    ("", 0) if family.differs => ("applied another state".to_owned(), Some(Tone::Bad)),
                     ("", 0) => ("applied".to_owned(), Some(Tone::Good)),
                     ("", _) => (format!("last reported {} s ago", backend.age_millis / 1000), Some(Tone::Odd)),
                     (error, _) => (error.to_owned(), Some(Tone::Bad)),
                 };
                 let name = format!("{} {}", backend.name, family.family);
-                table.add(|row| _ = row.cell(name).cell(family.applied).cell(family.lag).toned(state, tone));
+                table.add(|row| {
+                    row.cell(name).cell(family.applied).cell(hex(family.digest)).cell(family.lag).toned(state, tone);
+                });
             }
         }
         let mut text = table.text(style, 0);

@@ -17,6 +17,7 @@
 //! | [`output`] | prints tables, JSON, YAML and names |
 //! | [`table`], [`style`] | lay out tables; pure |
 //! | [`get`], [`watch`] | print the state and its changes |
+//! | [`history`], [`moment`] | the last changes of the state, and how to go back to an earlier one |
 //! | [`question`] | parses a sender and a destination into a packet; pure |
 //! | [`status`] | the status of the brain and its backends as plain values; pure |
 //! | [`path`] | the chains, rules and elements that a packet meets; pure |
@@ -43,7 +44,9 @@ pub mod explain;
 pub mod failure;
 pub mod flows;
 pub mod get;
+pub mod history;
 pub mod kernel;
+pub mod moment;
 pub mod origin;
 pub mod output;
 pub mod path;

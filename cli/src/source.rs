@@ -9,10 +9,14 @@ use std::{
 use anyhow::Context as _;
 use clap::{Args, ColorChoice};
 use localnet_client::{Snapshot, Source as _, args::TlsArgs, grpc::Brain};
-use localnet_proto::{Address, DEFAULT_ADDRESS, Revision};
+use localnet_proto::{Address, DEFAULT_ADDRESS, Revision, history::Entry};
 use tokio::time::timeout;
 
-use crate::{failure::Failure, status::Status};
+use crate::{
+    failure::Failure,
+    moment::{Moment, state_at},
+    status::Status,
+};
 
 /// The source of the state and the style of the output. All commands have these flags.
 #[derive(Args, Clone, Debug)]
@@ -23,6 +27,10 @@ pub struct Global {
     /// Read a state saved by `localnet get state -o yaml` instead of querying a brain; - reads standard input
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
+    /// Use an earlier state of the brain: a revision, or the state at a time, such as 03:12 (UTC), 10m (before now) or
+    /// 2026-01-31T03:12:00Z
+    #[arg(long, value_name = "REVISION|TIME")]
+    pub at: Option<Moment>,
     /// The files for TLS.
     #[command(flatten)]
     pub tls: TlsArgs,
@@ -51,9 +59,9 @@ impl Global {
         self.state.as_ref().map_or_else(|| self.api.to_string(), |path| path.display().to_string())
     }
 
-    /// Whether the state comes from a unix socket. If so, it describes the node that this command runs on.
+    /// Whether the state is the newest one from a unix socket. If so, it describes the node that this command runs on.
     pub fn is_of_this_node(&self) -> bool {
-        self.state.is_none() && matches!(self.api, Address::Unix(_))
+        self.state.is_none() && self.at.is_none() && matches!(self.api, Address::Unix(_))
     }
 
     /// How long to wait for the brain.
@@ -66,11 +74,35 @@ impl Global {
     /// # Errors
     /// Returns an error if the file cannot be read or the brain sends no state in time.
     pub async fn snapshot(&self, brain: Option<&Brain>) -> Result<Snapshot, Failure> {
+        let Some(at) = self.at else { return self.newest(brain).await };
+        let brain =
+            brain.ok_or_else(|| Failure::Usage("a saved state has no earlier states; remove --at".to_owned()))?;
+        state_at(self.newest(Some(brain)).await?, &self.history(brain).await?, at)
+    }
+
+    /// Reads the newest state, even with `--at`.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be read or the brain sends no state in time.
+    pub async fn newest(&self, brain: Option<&Brain>) -> Result<Snapshot, Failure> {
         let Some(brain) = brain else { return Ok(self.saved()?) };
         let update = self.in_time(brain.next(Revision::default(), false)).await?;
         let mut snapshot = Snapshot::default();
         snapshot.apply(update);
         Ok(snapshot)
+    }
+
+    /// Returns the last changes of the state.
+    ///
+    /// # Errors
+    /// Returns an error if the brain does not answer in time, or is too old to record changes.
+    pub async fn history(&self, brain: &Brain) -> anyhow::Result<Vec<Entry>> {
+        self.in_time(brain.history()).await
+    }
+
+    /// Returns the brain if its reasons belong to the state. The brain knows the reasons of the newest state only.
+    pub fn reasoning<'a>(&self, brain: Option<&'a Brain>) -> Option<&'a Brain> {
+        brain.filter(|_| self.at.is_none())
     }
 
     /// Returns which revision the brain and its backends have reached.

@@ -7,7 +7,7 @@ use localnet_client::{
     vips::{Effective, Unreadable},
 };
 use localnet_core::{Code, Diagnostic, Severity, Subject};
-use localnet_proto::{Family, Revision, ServiceKey, wire};
+use localnet_proto::{Digest, Family, Revision, ServiceKey, wire};
 use serde::{Serialize, Serializer};
 
 use crate::origin::Values;
@@ -20,6 +20,9 @@ pub struct Status {
     pub instance: u64,
     /// The sequence number of the brain's latest revision; 0 if it has no state.
     pub revision: u64,
+    /// The digest of that revision's state; `None` if the brain reports none.
+    #[serde(serialize_with = "digest")]
+    pub digest: Option<Digest>,
     /// The number of Services in the state.
     pub services: usize,
     /// The brain's version.
@@ -70,6 +73,11 @@ pub struct Backend {
     pub configuration: Option<Result<Effective, Unreadable>>,
 }
 
+/// Serializes a digest as text, because JSON readers may round such large numbers.
+fn digest<S: Serializer>(of: &Option<Digest>, serializer: S) -> Result<S::Ok, S::Error> {
+    of.map(|digest| digest.to_string()).serialize(serializer)
+}
+
 /// Serializes a reported configuration: its values, or why it cannot be read.
 fn values<S: Serializer>(of: &Option<Result<Effective, Unreadable>>, serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
@@ -97,6 +105,11 @@ pub struct FamilyStatus {
     pub family: Family,
     /// The revision that the kernel holds; 0 if the kernel holds no revision of this brain.
     pub applied: u64,
+    /// The digest of the state that the backend applied; `None` if it reports none.
+    #[serde(serialize_with = "digest")]
+    pub digest: Option<Digest>,
+    /// Whether that state has the latest revision, but another digest than the brain's state.
+    pub differs: bool,
     /// The number of revisions that are not applied yet.
     pub lag: u64,
     /// Why the latest revision could not be applied; empty if it was applied.
@@ -113,10 +126,11 @@ pub struct Versions {
 }
 
 impl Status {
-    /// Whether each backend has applied the latest revision in each family, and the brain can read changes.
+    /// Whether each backend has applied the latest revision in each family, with the content that the brain sent, and the brain can
+    /// read changes.
     pub fn is_well(&self) -> bool {
         let mut families = self.backends.iter().flat_map(|backend| &backend.families);
-        let all = families.all(|family| family.lag == 0 && family.error.is_empty());
+        let all = families.all(|family| family.lag == 0 && !family.differs && family.error.is_empty());
         all && !self.backends.is_empty() && self.source_problems.is_empty() && !self.unread
     }
 
@@ -148,11 +162,15 @@ impl From<wire::BrainStatus> for Status {
     fn from(status: wire::BrainStatus) -> Self {
         let state = status.state.unwrap_or_default();
         let at = Revision { instance: state.instance_id, rev: state.rev };
-        let backends =
-            status.backends.into_iter().filter_map(|received| Some(backend(received.report?, received.age_millis, at)));
+        let digest = Digest::reported(status.digest);
+        let backends = status
+            .backends
+            .into_iter()
+            .filter_map(|received| Some(backend(received.report?, received.age_millis, (at, digest))));
         Self {
             instance: at.instance,
             revision: at.rev,
+            digest,
             services: count(status.services),
             backends: backends.collect(),
             version: status.version,
@@ -189,14 +207,18 @@ impl SourceProblem {
     }
 }
 
-fn backend(report: wire::BackendReport, age_millis: u64, at: Revision) -> Backend {
+fn backend(report: wire::BackendReport, age_millis: u64, (at, digest): (Revision, Option<Digest>)) -> Backend {
     let of_this_brain = report.instance_id == at.instance;
     let families = report.families.iter().filter_map(|family| {
         let applied = if of_this_brain { family.applied_rev } else { 0 };
+        let own = Digest::reported(family.applied_digest);
+        let lag = at.rev.saturating_sub(applied);
         Some(FamilyStatus {
             family: family.family().known()?,
             applied,
-            lag: at.rev.saturating_sub(applied),
+            digest: own,
+            differs: lag == 0 && own.zip(digest).is_some_and(|(own, digest)| own != digest),
+            lag,
             error: family.error.clone(),
         })
     });
@@ -226,23 +248,25 @@ mod tests {
 
     #[test]
     fn a_revision_of_another_brain_instance_does_not_count_as_applied() {
-        let report = |instance_id, applied_rev| wire::BackendReport {
+        let report = |instance_id, applied_rev, applied_digest| wire::BackendReport {
             backend: "nft".to_owned(),
             instance_id,
             families: vec![wire::FamilyReport {
                 family: wire::IpFamily::IPv4.into(),
                 applied_rev,
+                applied_digest,
                 ..wire::FamilyReport::default()
             }],
             ..wire::BackendReport::default()
         };
         let at = Revision { instance: 7, rev: 9 };
-        let of = |instance, applied| {
-            let backend = backend(report(instance, applied), 0, at);
+        let of = |instance, applied, digest| {
+            let backend = backend(report(instance, applied, digest), 0, (at, Some(Digest(5))));
             let family = backend.family(Family::V4).unwrap();
-            (family.applied, family.lag)
+            (family.applied, family.lag, family.differs)
         };
-        assert_eq!((of(7, 9), of(7, 4), of(8, 9)), ((9, 0), (4, 5), (0, 9)));
+        assert_eq!((of(7, 9, 5), of(7, 4, 6), of(8, 9, 6)), ((9, 0, false), (4, 5, false), (0, 9, false)));
+        assert_eq!((of(7, 9, 6), of(7, 9, 0)), ((9, 0, true), (9, 0, false)), "0 stands for no digest");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use std::{
 
 use anyhow::Context as _;
 use localnet_core::{Code, Diagnostic, Subject};
-use localnet_proto::{ByFamily, Changes, Revision, Snapshot, Update};
+use localnet_proto::{ByFamily, Changes, Digest, Revision, Snapshot, Update};
 use tokio::{
     pin, select,
     sync::{mpsc, watch},
@@ -92,6 +92,7 @@ pub async fn run(
     let sync = Sync {
         state: Snapshot { revision: options.resume, ..Snapshot::default() },
         changes: Changes::everything(),
+        digest: None,
         applied: ByFamily::default(),
         attempts: Default::default(),
         counts: backend.counts(),
@@ -200,8 +201,10 @@ struct Sync<B> {
     state: Snapshot,
     /// What has changed in `state` since the last sync that succeeded.
     changes: Changes,
-    /// The newest state that the kernel subsystem holds, by family.
-    applied: ByFamily<Revision>,
+    /// The digest of `state`; `None` from a full state until the sync of this state has ended, so that the digest delays no sync.
+    digest: Option<Digest>,
+    /// The newest state that the kernel subsystem holds, by family: its revision and digest.
+    applied: ByFamily<(Revision, Option<Digest>)>,
     /// For each family: counts of the attempts, and the error of the last one.
     attempts: ByFamily<Outcome>,
     /// The backend's own counters.
@@ -279,6 +282,12 @@ impl<B: Backend> Sync<B> {
     }
 
     fn fold(&mut self, update: Update) {
+        self.digest = match &update {
+            Update::Full(_) => None,
+            Update::Delta { changes, .. } => self
+                .digest
+                .map(|digest| changes.iter().fold(digest, |digest, change| digest.after(&self.state, change))),
+        };
         let changed = self.state.apply(update);
         self.changes.merge(changed);
     }
@@ -302,6 +311,9 @@ impl<B: Backend> Sync<B> {
         let revision = self.state.revision;
         let started = Instant::now();
         let result = self.backend.sync(&self.state, &self.changes).await;
+        if self.reports() {
+            self.digest.get_or_insert_with(|| Digest::of(&self.state));
+        }
         for (family, attempts) in self.attempts.iter_mut() {
             let error = match &result {
                 Ok(Synced { failed, .. }) => {
@@ -313,7 +325,7 @@ impl<B: Backend> Sync<B> {
             let is_full = self.changes.everything || result.as_ref().is_ok_and(|synced| synced.full.contains(&family));
             if is_full { &mut attempts.full } else { &mut attempts.partial }.add(started.elapsed());
             match error {
-                None => self.applied[family] = revision,
+                None => self.applied[family] = (revision, self.digest),
                 Some(_) => {
                     attempts.failures += 1;
                     attempts.partial_failures += u64::from(!is_full);
@@ -359,17 +371,21 @@ impl<B: Backend> Sync<B> {
         self.backend.retry_refused();
     }
 
+    fn reports(&self) -> bool {
+        self.options.report && !self.options.once
+    }
+
     /// Offers a report to the brain.
     fn report(&mut self) {
-        if !self.options.report || self.options.once {
+        if !self.reports() {
             return;
         }
         (self.counts_due, self.reported) = (None, Some(Instant::now()));
         let families = self.attempts.iter().map(|(family, attempts)| {
-            let applied = self.applied[family];
+            let (applied, digest) = self.applied[family];
             let of_this_instance = applied.instance == self.state.revision.instance;
-            let applied = if of_this_instance { applied.rev } else { 0 };
-            (family, Outcome { applied, ..attempts.clone() })
+            let (applied, digest) = if of_this_instance { (applied.rev, digest) } else { (0, None) };
+            (family, Outcome { applied, digest, ..attempts.clone() })
         });
         self.outbox.send_replace(Some(Report {
             backend: self.backend.name(),

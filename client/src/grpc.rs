@@ -7,7 +7,14 @@ mod tls;
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use localnet_proto::{Address, Revision, ServiceKey, Update, decode::Assembler, encode, reasons::Reasons, wire};
+use localnet_proto::{
+    Address, Revision, ServiceKey, Update,
+    decode::Assembler,
+    encode,
+    history::{Entry, HistoryRequest, history_client::HistoryClient},
+    reasons::Reasons,
+    wire,
+};
 use tokio::time::timeout;
 use tonic::{
     Code, Status,
@@ -91,6 +98,20 @@ impl Brain {
     pub async fn status(&self) -> Result<wire::BrainStatus, SourceError> {
         let mut client = ReasonsClient::new(self.channel.clone());
         Ok(client.status(wire::StatusRequest {}).await.map_err(|status| failed(&status))?.into_inner())
+    }
+
+    /// The last changes of the state, oldest first; see `History.Read` in `historyv1alpha1.proto`.
+    ///
+    /// # Errors
+    /// Returns an error if the brain is unavailable, or is too old to know the call.
+    pub async fn history(&self) -> Result<Vec<Entry>, SourceError> {
+        let mut client = HistoryClient::new(self.channel.clone());
+        let mut stream = client.read(HistoryRequest {}).await.map_err(|status| failed(&status))?.into_inner();
+        let mut entries = Vec::new();
+        while let Some(entry) = stream.message().await.map_err(|status| failed(&status))? {
+            entries.push(entry);
+        }
+        Ok(entries)
     }
 }
 

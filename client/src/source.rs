@@ -2,7 +2,7 @@
 
 use localnet_config::Mode;
 use localnet_core::{Code, Diagnostic};
-use localnet_proto::{Family, Revision, Update, wire};
+use localnet_proto::{Digest, Family, Revision, Update, wire};
 
 use crate::{
     counts::{Attempts, Counts},
@@ -72,6 +72,8 @@ pub struct Report {
 pub struct Outcome {
     /// The newest revision that the kernel holds; 0 if it holds no revision of this instance.
     pub applied: u64,
+    /// The digest of the state with that revision, computed from the state that the backend applied.
+    pub digest: Option<Digest>,
     /// The error of the last attempt; `None` if it succeeded.
     pub error: Option<String>,
     /// Full syncs: the first attempt, and attempts while the applied state was unknown.
@@ -127,6 +129,7 @@ impl From<&Report> for wire::BackendReport {
         let families = report.families.iter().map(|(family, outcome)| wire::FamilyReport {
             family: wire::IpFamily::from(*family).into(),
             applied_rev: outcome.applied,
+            applied_digest: outcome.digest.map_or(0, |digest| digest.0),
             error: outcome.error.clone().unwrap_or_default(),
             full: Some((&outcome.full).into()),
             partial: Some((&outcome.partial).into()),

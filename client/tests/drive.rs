@@ -14,7 +14,7 @@ use std::{
 use localnet_client::{
     Attempts, Backend, Changes, Code, Counts, Options, Report, Revision, Snapshot, Source, SourceError, Synced, run,
 };
-use localnet_proto::{ByFamily, Change, Family, Node, Service, ServiceKey, Update};
+use localnet_proto::{ByFamily, Change, Digest, Family, Node, Service, ServiceKey, Update};
 use tokio::{
     sync::{Mutex, Notify, mpsc, watch},
     time::{Instant, timeout},
@@ -183,9 +183,17 @@ async fn each_state_is_synced_with_its_changes_and_reported() {
     assert_eq!(hand.reports.recv().await.unwrap().families[0].1.applied, 1);
     hand.give(Ok(delta(2, "b")));
     assert_eq!(called.recv().await.unwrap().1, named(&["b"]));
+    let digest = |update| {
+        let mut state = Snapshot::default();
+        state.apply(update);
+        Some(Digest::of(&state))
+    };
+    let report = hand.reports.recv().await.unwrap();
+    assert_eq!(report.families[1].1.digest, digest(full(2, &["a", "b"])), "the digest follows the delta");
     hand.give(Ok(full(3, &["b"])));
     assert_eq!(called.recv().await.unwrap().1, named(&["a"]), "a full state names only real differences");
-    while hand.reports.recv().await.unwrap().families[0].1.applied < 3 {}
+    let report = hand.reports.recv().await.unwrap();
+    assert_eq!((report.families[0].1.applied, report.families[0].1.digest), (3, digest(full(3, &["b"]))));
     let requested = hand.requested.lock().unwrap().clone();
     assert_eq!(
         requested,

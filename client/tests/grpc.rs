@@ -255,6 +255,7 @@ async fn reports_contain_each_family() {
     };
     let outcome = |error: Option<&str>| localnet_client::Outcome {
         applied: 3,
+        digest: Some(localnet_proto::Digest(0xd1)),
         error: error.map(str::to_owned),
         failures: 2,
         partial_failures: 1,
@@ -289,6 +290,7 @@ async fn reports_contain_each_family() {
         partial_failures: 1,
         flows: Some(wire::FlowSearches { took: Some(wire::Attempts { counts: vec![0; 16], sum_micros: 0 }), ended: 5 }),
         rules: vec![wire::RuleCount { table: "nat".to_owned(), total: 70, last: 7 }],
+        applied_digest: 0xd1,
     };
     let families = vec![family(wire::IpFamily::IPv4, ""), family(wire::IpFamily::IPv6, "no")];
     let service = wire::ServiceKey { namespace: "ns".to_owned(), name: "odd".to_owned() };

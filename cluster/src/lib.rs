@@ -21,7 +21,7 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
-    num::NonZeroI64,
+    num::{NonZeroI64, NonZeroU64},
     sync::Arc,
     time::Duration,
 };
@@ -31,7 +31,7 @@ use localnet_proto::ServiceKey;
 
 use claims::Claims;
 pub use lack::Lack;
-use localize::{Here, Localized, NodeIps, ObjectChanges};
+use localize::{ChangedObject, Here, Localized, NodeIps, ObjectChanges};
 use objects::{Event, Kind, NodeObject, Object, Parsed, ServiceCidrObject, ServiceObject, SliceObject};
 
 /// The default of [`Options::shrink_hold`].
@@ -198,6 +198,7 @@ impl Cluster {
             Object::Node(_) => {}
             Object::ServiceCidr(cidr) => {
                 if self.service_cidrs.get(&cidr.name) != Some(&cidr) {
+                    self.touched(Kind::ServiceCidr, &unnamespaced(&cidr.name), None);
                     self.service_cidrs.insert(Arc::clone(&cidr.name), cidr);
                     self.node_dirty = true;
                 }
@@ -206,6 +207,7 @@ impl Cluster {
     }
 
     fn apply_service(&mut self, mut service: ServiceObject) {
+        let version = service.version.take();
         if !self.options.external_ips {
             service.external_ips = Default::default();
         }
@@ -214,6 +216,7 @@ impl Cluster {
             return;
         }
         self.changes.services += 1;
+        self.touched(Kind::Service, &key, version);
         let before = self.services.get(&key).map(|before| self.claimed(before)).unwrap_or_default();
         let after = self.claimed(&service);
         self.services.insert(key.clone(), service);
@@ -227,7 +230,7 @@ impl Cluster {
     }
 
     fn apply_slice(&mut self, mut slice: SliceObject) {
-        let triggered = slice.triggered.take();
+        let (triggered, version) = (slice.triggered.take(), slice.version.take());
         let name = ServiceKey { namespace: Arc::clone(&slice.namespace), name: Arc::clone(&slice.name) };
         // The brain does not need the slices of headless Services, of which there can be many.
         let owner = slice.owner().filter(|_| !slice.headless);
@@ -244,6 +247,7 @@ impl Cluster {
                 slices.insert(at, slice);
             }
         }
+        self.touched(Kind::Slice, &name, version);
         self.owners.insert(name, owner.clone());
         self.dirty.insert(owner);
         self.changes.slices += 1;
@@ -256,13 +260,18 @@ impl Cluster {
             Kind::Service => self.delete_service(key),
             Kind::Slice => self.delete_slice(&key),
             Kind::Node => self.lose_node(&key.name),
-            Kind::ServiceCidr => self.node_dirty |= self.service_cidrs.remove(&key.name).is_some(),
+            Kind::ServiceCidr if self.service_cidrs.remove(&key.name).is_some() => {
+                self.deleted(kind, &key);
+                self.node_dirty = true;
+            }
+            Kind::ServiceCidr => {}
         }
     }
 
     fn delete_service(&mut self, key: ServiceKey) {
         let Some(service) = self.services.remove(&key) else { return };
         self.changes.services += 1;
+        self.deleted(Kind::Service, &key);
         let before = self.claimed(&service);
         self.dirty.extend(self.claims.change(&key, before, claims::Claimed::default()));
         self.dirty.insert(key);
@@ -271,6 +280,7 @@ impl Cluster {
     fn delete_slice(&mut self, name: &ServiceKey) {
         let Some(owner) = self.owners.remove(name) else { return };
         self.changes.slices += 1;
+        self.deleted(Kind::Slice, name);
         if let Some(slices) = self.slices.get_mut(&owner) {
             slices.retain(|slice| slice.name != name.name);
             if slices.is_empty() {
@@ -285,16 +295,31 @@ impl Cluster {
     fn lose_node(&mut self, name: &str) {
         let ours = self.node.as_ref().is_some_and(|node| *node.name == *name);
         if ours && !std::mem::replace(&mut self.node_gone, true) {
+            self.deleted(Kind::Node, &unnamespaced(&Arc::from(name)));
             self.node_dirty = true;
         }
     }
 
-    fn set_node(&mut self, node: NodeObject) {
+    /// Records an object that has changed.
+    fn touched(&mut self, kind: Kind, ServiceKey { namespace, name }: &ServiceKey, version: Option<NonZeroU64>) {
+        let (namespace, name) = (Arc::clone(namespace), Arc::clone(name));
+        self.changes.add(ChangedObject { kind, namespace, name, version, deleted: false });
+    }
+
+    /// Records an object that was deleted.
+    fn deleted(&mut self, kind: Kind, ServiceKey { namespace, name }: &ServiceKey) {
+        let (namespace, name) = (Arc::clone(namespace), Arc::clone(name));
+        self.changes.add(ChangedObject { kind, namespace, name, version: None, deleted: true });
+    }
+
+    fn set_node(&mut self, mut node: NodeObject) {
+        let version = node.version.take();
         let back = std::mem::take(&mut self.node_gone);
         self.node_dirty |= back;
         if self.node.as_ref() == Some(&node) {
             return;
         }
+        self.touched(Kind::Node, &unnamespaced(&node.name), version);
         self.node = Some(node);
         self.node_dirty = true;
         self.look_around();

@@ -29,6 +29,7 @@ pub fn service(ip: &str, ports: &[(i32, &str)]) -> ServiceObject {
 pub fn slice(name: &str, ports: &[(&str, i32)], endpoints: Vec<SliceEndpoint>) -> SliceObject {
     SliceObject {
         triggered: None,
+        version: None,
         namespace: "default".into(),
         name: name.into(),
         service: Some("web".into()),

@@ -27,6 +27,7 @@ fn node(zone: &str, ip: &str) -> Object {
         pod_cidrs: [].into(),
         taints: [].into(),
         deleting: false,
+        version: None,
     })
 }
 

@@ -80,7 +80,7 @@ async fn serve(arguments: &Arguments, running: Running, backend: &Entry) -> anyh
     let (node_ips, chosen_ips) = watch::channel(configured::node_ips(config));
     let mut brain = start(&source, options, chosen_ips).await?;
     brain.log_changes();
-    let reports = Reports::default();
+    let reports = Reports::recorded(brain.feed().history().clone());
     brain.post_warnings(&reports);
     let chosen = running.has_file();
     let (current, mut following) = running.follow();

@@ -8,6 +8,8 @@
 //! - [`wire`] is generated from `localnetv1.proto`, which documents every message and field.
 //! - [`model`] has the same content in types that cannot hold invalid values. All code except the conversions uses it.
 //! - [`Address`] is the address of a brain, in the syntax of Docker's hosts. The brain and its clients both parse it.
+//! - [`Digest`] identifies the content of a state.
+//! - [`history`] describes the changes of a state, and goes back to earlier states.
 //! - [`reasons`] explains a state: the typed form of the answers of `Reasons.Why`, and its conversions.
 //! - [`encode`] (model → wire) and [`decode`] (wire → model) handle the items of an answer. The module `convert` converts
 //!   single objects in both directions.
@@ -15,12 +17,17 @@
 mod address;
 mod convert;
 pub mod decode;
+mod difference;
+mod digest;
 pub mod encode;
+pub mod history;
 pub mod model;
 pub mod reasons;
 mod update;
 
 pub use address::{Address, DEFAULT_ADDRESS, InvalidAddress};
+pub use difference::{difference, node_difference};
+pub use digest::Digest;
 pub use model::{
     Affinity, ByFamily, Endpoint, EndpointPort, Family, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey,
     Snapshot, SourceFilter, Verdict, WhenEmpty,
@@ -38,8 +45,13 @@ pub mod wire {
 pub mod localv1 {
     tonic::include_proto!("localv1");
 }
-// The generated code of `localv1` refers to the package `localnetv1`.
+/// The history of the state, generated from `historyv1alpha1.proto`. [`history`] contains it as well.
+#[expect(clippy::allow_attributes, reason = "generated code; the proto file documents it")]
+mod historyv1alpha1 {
+    tonic::include_proto!("historyv1alpha1");
+}
+// The generated code of these packages refers to the package `localnetv1`.
 use wire as localnetv1;
 
-/// The serialized `FileDescriptorSet` of `localnetv1.proto` and `localv1.proto`, comments included, for gRPC reflection.
+/// The serialized `FileDescriptorSet` of all proto files, comments included, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/localnetv1.binpb"));

@@ -1,4 +1,5 @@
 //! The wire format only grows (invariant 7): every message, field, number, type and method in `localnetv1.golden.txt` still exists.
+//! Alpha packages may change.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -66,7 +67,7 @@ fn every_message_field_and_value_is_documented() {
 fn descriptor_lines() -> BTreeSet<String> {
     let set = FileDescriptorSet::decode(localnet_proto::DESCRIPTORS).unwrap();
     let mut lines = BTreeSet::new();
-    for file in &set.file {
+    for file in set.file.iter().filter(|file| !file.package().contains("alpha")) {
         let package = file.package();
         for message in &file.message_type {
             message_lines(&format!("{package}.{}", message.name()), message, &mut lines);

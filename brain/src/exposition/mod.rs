@@ -83,6 +83,7 @@ mod tests {
             partial_failures: 2,
             flows: Some(FlowSearches { took: Some(Attempts { counts: vec![0, 0, 1], sum_micros: 3_000 }), ended: 5 }),
             rules: vec![RuleCount { table: "nat".to_owned(), total: 70, last: 7 }],
+            applied_digest: 0,
         };
         BackendReport {
             backend: "nft".to_owned(),
@@ -156,7 +157,7 @@ mod tests {
         let (feed, reports) = (Feed::new(7), Reports::default());
         let metrics = feed.metrics().clone();
         let triggered = vec![1, micros_now() + 3_600_000_000];
-        let changes = ObjectChanges { services: 2, slices: 3, triggered };
+        let changes = ObjectChanges { services: 2, slices: 3, triggered, ..ObjectChanges::default() };
         feed.publish(Localized { changes, ..Localized::default() }).unwrap();
         let text = || text(&metrics, &feed.state(), &reports.all());
         let pending = |text: &str| {

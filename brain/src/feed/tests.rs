@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use localnet_proto::{Node, Port, Revision, Service, ServiceKey, Snapshot, Update, decode::Assembler, wire};
+use localnet_proto::{Digest, Node, Port, Revision, Service, ServiceKey, Snapshot, Update, decode::Assembler, wire};
 use proptest::prelude::*;
 use prost::Message as _;
 
@@ -234,6 +234,7 @@ proptest! {
                     }
                     held.apply(received(&state, held.revision, delta));
                     prop_assert_eq!(&*held, &state.snapshot().unwrap());
+                    prop_assert_eq!(Digest::of(held), state.digest());
                 }
                 Step::Update { reader } => {
                     let (state, held) = (feed.state(), &mut readers[reader]);

@@ -5,6 +5,7 @@
 //!                                                                                                              ├► Watch   (the feed for KPNG's clients)
 //!                                                                                                              ├► Reports (progress of the backends)
 //!                                                                                                              ├► Reasons (explains the state to operators)
+//!                                                                                                              ├► Read    (the history of the feed)
 //!                                                                                                              └► health, reflection
 //! ```
 //!
@@ -13,6 +14,7 @@
 
 mod connection;
 mod credentials;
+mod history;
 pub mod listen;
 mod names;
 mod next;

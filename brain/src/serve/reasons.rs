@@ -58,6 +58,7 @@ impl ReasonsService for Explainer {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             source_problems: troubles.collect(),
             unread: view.feed().metrics().readers() == 0,
+            digest: state.digest().0,
         }))
     }
 }

@@ -1,9 +1,11 @@
-//! Routes requests to the gRPC services by path. tonic routes all requests except those for `Next` and `Watch`, whose
-//! answers are already encoded.
+//! Routes requests to the gRPC services by path. tonic routes all requests except those for `Next`, `Watch` and
+//! `Read`, whose answers are already encoded.
 
 use bytes::Bytes;
 use localnet_proto::{
-    DESCRIPTORS, localv1,
+    DESCRIPTORS,
+    history::history_server,
+    localv1,
     wire::{backends_server::BackendsServer, endpoints_server, reasons_server::ReasonsServer},
 };
 use tokio_util::sync::CancellationToken;
@@ -11,12 +13,15 @@ use tonic::{body::Body, service};
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tower::{BoxError, ServiceExt as _};
 
-use super::{ServerState, next::Next, reasons::Explainer, stall::Stalls, watch::Watch};
+use super::{ServerState, history::Read, next::Next, reasons::Explainer, stall::Stalls, watch::Watch};
 
 /// The name of the service that serves the state. Clients of `grpc.health.v1` may also use this name.
 pub(super) const ENDPOINTS: &str = endpoints_server::SERVICE_NAME;
 /// The name of the service that serves the state to newer KPNG clients.
 pub(super) const SETS: &str = localv1::sets_server::SERVICE_NAME;
+
+/// The name of the service that serves the history.
+const HISTORY: &str = history_server::SERVICE_NAME;
 
 /// Maximum size of a report, in bytes. A report contains the parts of Services that a backend skipped, and there can be
 /// many.
@@ -27,6 +32,7 @@ const LARGEST_REPORT: usize = 2 << 20;
 pub(super) struct Routes {
     next: Next,
     watch: Watch,
+    history: Read,
     others: service::Routes,
 }
 
@@ -49,6 +55,7 @@ impl Routes {
             .add_service(reflection().build_v1alpha().expect("descriptors of the build are well-formed"));
         Self {
             next: Next::new(state.views.own().feed().clone(), stalls.clone(), stop.clone()),
+            history: Read::new(state.views.own().feed().history().clone(), stalls.clone()),
             watch: Watch::new(state.views.clone(), stalls, stop),
             others: others.prepare(),
         }
@@ -62,6 +69,7 @@ impl Routes {
     {
         match request.uri().path().trim_start_matches('/').split_once('/') {
             Some((ENDPOINTS, "Next")) => self.next.handle(request.map(Body::new)).await,
+            Some((HISTORY, "Read")) => self.history.handle(request.map(Body::new)).await,
             Some((ENDPOINTS | SETS, "Watch")) => self.watch.handle(request.map(Body::new)).await,
             _ => self.others.oneshot(request).await.unwrap_or_else(|never| match never {}),
         }

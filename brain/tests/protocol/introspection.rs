@@ -10,9 +10,10 @@ use tonic_reflection::pb::{v1, v1alpha};
 
 use crate::server::{Server, soon};
 
-const SERVICES: [&str; 6] = [
+const SERVICES: [&str; 7] = [
     "grpc.health.v1.Health",
     "grpc.reflection",
+    "historyv1alpha1.History",
     "localnetv1.Backends",
     "localnetv1.Endpoints",
     "localnetv1.Reasons",

@@ -77,7 +77,8 @@ impl Server {
     async fn start(address: Address, options: &Options, folder: TempDir) -> Self {
         let listener = Listener::bind(&address, options).await.unwrap();
         let address = listener.address().clone();
-        let (feed, reports, stop) = (Feed::new(INSTANCE), Reports::default(), CancellationToken::new());
+        let (feed, stop) = (Feed::new(INSTANCE), CancellationToken::new());
+        let reports = Reports::recorded(feed.history().clone());
         let (questions, receiver) = pump::questions();
         let state = ServerState { views: feed.clone().into(), reports: reports.clone(), questions };
         let run = serve::run(vec![listener], state, stop.clone().cancelled_owned());

@@ -6,6 +6,7 @@ mod diff;
 mod doctor;
 mod explain;
 mod get;
+mod history;
 mod status;
 mod top;
 mod version;
@@ -35,6 +36,7 @@ pub(super) enum Command {
     Top(top::Top),
     Doctor(doctor::Doctor),
     Status(status::Status),
+    History(history::History),
     Version(version::Version),
     Completion(completion::Completion),
 }
@@ -44,6 +46,9 @@ type Answered = Result<bool, Failure>;
 
 impl Command {
     pub(super) async fn run(self, global: &Global) -> Answered {
+        if global.at.is_some() && !matches!(self, Self::Get(_) | Self::Explain(_) | Self::Diff(_)) {
+            return Err(Failure::Usage("--at applies only to get, explain and diff".to_owned()));
+        }
         match self {
             Self::Get(flags) => get::run(flags, global).await,
             Self::Watch(flags) => watch::run(flags, global).await,
@@ -51,6 +56,7 @@ impl Command {
             Self::Diff(flags) => diff::run(&flags, global).await,
             Self::Top(flags) => top::run(&flags, global).await,
             Self::Doctor(flags) => doctor::run(&flags, global).await,
+            Self::History(flags) => history::run(flags, global).await,
             Self::Status(flags) => status::run(&flags, global).await,
             Self::Version(flags) => version::run(&flags, global).await,
             Self::Completion(flags) => completion::run(&flags),
@@ -120,6 +126,9 @@ impl OfNode {
         };
         let newest = status.as_ref().ok().and_then(Status::newest).map(|backend| &backend.name);
         let kernel = match newest.filter(|name| *name != "nft" && self.kernel == When::Auto) {
+            _ if !is_here && global.at.is_some() => Err(kernel::unread(
+                "the state is an earlier one (--kernel yes compares it with the kernel as it is now)",
+            )),
             _ if !is_here => Err(kernel::unread(
                 "the state may describe another node (--kernel yes reads this node's kernel anyway)",
             )),

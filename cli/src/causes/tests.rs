@@ -33,7 +33,14 @@ fn served() -> Evidence {
 }
 
 fn backend(applied: u64, error: &str) -> Backend {
-    let family = FamilyStatus { family: Family::V4, applied, lag: 9 - applied, error: error.to_owned() };
+    let family = FamilyStatus {
+        family: Family::V4,
+        applied,
+        digest: None,
+        differs: false,
+        lag: 9 - applied,
+        error: error.to_owned(),
+    };
     Backend { name: "nft".to_owned(), families: vec![family], ..Backend::default() }
 }
 

@@ -25,12 +25,12 @@ mod special;
 mod tests;
 mod topology;
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, num::NonZeroU64, sync::Arc};
 
 use localnet_core::{Code, Diagnostic, Object, Subject};
 use localnet_proto::{Family, Node, Protocol, Service, ServiceKey, encode};
 
-use crate::objects::{ServiceObject, SliceObject};
+use crate::objects::{Kind, ServiceObject, SliceObject};
 use categorize::Policy;
 pub use front::wanted;
 pub use health::{HEALTH_CHECK_NODE_PORT, HealthCheck, health_check, health_check_port, is_eligible};
@@ -62,7 +62,7 @@ pub struct Localized {
     pub changes: ObjectChanges,
 }
 
-/// The number of changed objects, and the times of their triggers.
+/// The changed objects, and the times of their triggers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectChanges {
     /// The number of changed Services.
@@ -72,6 +72,38 @@ pub struct ObjectChanges {
     /// The trigger times of the changed EndpointSlices, in microseconds since 1970. EndpointSlices without a trigger time
     /// are omitted.
     pub triggered: Vec<i64>,
+    /// The first [`MAX_OBJECTS`](Self::MAX_OBJECTS) objects that have changed.
+    pub objects: Vec<ChangedObject>,
+    /// The number of changed objects that `objects` omits.
+    pub more_objects: u32,
+}
+
+impl ObjectChanges {
+    /// Maximum length of `objects`.
+    pub const MAX_OBJECTS: usize = 16;
+
+    pub(crate) fn add(&mut self, object: ChangedObject) {
+        if self.objects.len() < Self::MAX_OBJECTS {
+            self.objects.push(object);
+        } else {
+            self.more_objects += 1;
+        }
+    }
+}
+
+/// A version of an object that has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChangedObject {
+    /// The kind of the object.
+    pub kind: Kind,
+    /// The namespace of the object. Empty for kinds without namespaces.
+    pub namespace: Arc<str>,
+    /// The name of the object.
+    pub name: Arc<str>,
+    /// The object's `metadata.resourceVersion`, if it is known and a number.
+    pub version: Option<NonZeroU64>,
+    /// Whether the object was deleted.
+    pub deleted: bool,
 }
 
 /// An address and port that a Service claims, but that another Service owns.

@@ -159,6 +159,7 @@ mod tests {
             pod_cidrs: ["10.1.0.0/24", "y"].map(parsed_cidr).into(),
             taints: [].into(),
             deleting: false,
+            version: None,
         };
         let cidrs = [["10.96.0.0/16", "fd00:96::/112"], ["10.95.0.0/16", "w"]];
         let cidrs = cidrs.map(|cidrs| ServiceCidrObject { name: "c".into(), cidrs: cidrs.map(parsed_cidr).into() });
@@ -189,6 +190,7 @@ mod tests {
                 pod_cidrs: cidrs(count),
                 taints: [].into(),
                 deleting: false,
+                version: None,
             };
             let service_cidrs = [ServiceCidrObject { name: "c".into(), cidrs: cidrs(count) }];
             let here = Here::of("n", Some(&object), &NodeIps::default());
@@ -217,6 +219,7 @@ mod tests {
             pod_cidrs: [].into(),
             taints: [].into(),
             deleting: false,
+            version: None,
         };
         let both = &["192.168.0.1", "192.168.0.2", "fd00::1"][..];
         let v6_first = &["fd00::1", "192.168.0.1"][..];

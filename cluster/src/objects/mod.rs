@@ -9,7 +9,11 @@ mod conditions;
 mod event;
 pub mod reduce;
 
-use std::{net::IpAddr, num::NonZeroI64, sync::Arc};
+use std::{
+    net::IpAddr,
+    num::{NonZeroI64, NonZeroU64},
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 use localnet_proto::{Affinity, Family, ServiceKey};
@@ -82,6 +86,9 @@ pub struct ServiceObject {
     pub ipvs_scheduler: Option<Arc<str>>,
     /// Whether the annotation `preserve-destination` is `true`.
     pub preserve_destination: bool,
+    /// `metadata.resourceVersion`, if it is a number. Only the history of changes uses it, and it is not part of the object's
+    /// content.
+    pub version: Option<NonZeroU64>,
 }
 
 impl ServiceObject {
@@ -125,6 +132,9 @@ pub struct SliceObject {
     /// `endpoints.kubernetes.io/last-change-trigger-time`. Only latency metrics use it, and it is not part of the slice's
     /// content.
     pub triggered: Option<NonZeroI64>,
+    /// `metadata.resourceVersion`, if it is a number. Only the history of changes uses it, and it is not part of the object's
+    /// content.
+    pub version: Option<NonZeroU64>,
 }
 
 impl SliceObject {
@@ -178,6 +188,9 @@ pub struct NodeObject {
     pub taints: Box<[Arc<str>]>,
     /// Whether the Node has a `metadata.deletionTimestamp`.
     pub deleting: bool,
+    /// `metadata.resourceVersion`, if it is a number. Only the history of changes uses it, and it is not part of the object's
+    /// content.
+    pub version: Option<NonZeroU64>,
 }
 
 /// A ServiceCIDR.

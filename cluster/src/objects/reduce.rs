@@ -8,7 +8,12 @@
 //!
 //! [`crate::localize`] decides what an object means for this node.
 
-use std::{collections::BTreeMap, net::IpAddr, num::NonZeroI64, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    num::{NonZeroI64, NonZeroU64},
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 use k8s_openapi::{
@@ -57,6 +62,7 @@ impl From<Service> for ServiceObject {
             .collect();
         let cluster_ips = cluster_ip_texts(&spec);
         Self {
+            version: version(&service.metadata),
             created: created(&service.metadata),
             proxy_name: label(service.metadata.labels.as_ref(), SERVICE_PROXY_NAME),
             namespace: text(service.metadata.namespace),
@@ -118,6 +124,7 @@ impl From<EndpointSlice> for SliceObject {
         let triggered = slice.metadata.annotations.as_ref().and_then(|annotations| annotations.get(TRIGGERED));
         Self {
             triggered: triggered.and_then(|text| micros(text)),
+            version: version(&slice.metadata),
             service: label(labels, SERVICE_NAME),
             headless: labels.is_some_and(|labels| labels.contains_key(HEADLESS)),
             namespace: text(slice.metadata.namespace),
@@ -164,6 +171,7 @@ impl From<Node> for NodeObject {
         let pod_cidrs =
             pod_cidrs.unwrap_or_else(|| spec.pod_cidr.into_iter().filter(|cidr| !cidr.is_empty()).collect());
         Self {
+            version: version(&node.metadata),
             zone: label(node.metadata.labels.as_ref(), ZONE).unwrap_or_default(),
             name: text(node.metadata.name),
             addresses: host_addresses.map(|address| parsed_address(&address.address)).collect(),
@@ -193,6 +201,10 @@ fn label(labels: Option<&BTreeMap<String, String>>, name: &str) -> Option<Arc<st
 fn annotation(annotations: Option<&BTreeMap<String, String>>, name: &str) -> Option<Arc<str>> {
     let value = annotations?.get(name)?.trim();
     (!value.is_empty()).then(|| value.into())
+}
+
+fn version(metadata: &ObjectMeta) -> Option<NonZeroU64> {
+    metadata.resource_version.as_deref()?.parse().ok()
 }
 
 fn created(metadata: &ObjectMeta) -> i64 {

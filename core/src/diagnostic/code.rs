@@ -258,6 +258,9 @@ codes! {
     BackendFails = "backend-fails", Error, "Correct the problem that the error names. The backend retries automatically.";
     /// The backend has not applied the newest state.
     BackendBehind = "backend-behind", Error, "Check that the backend runs and reaches the brain. The backend's log has the error.";
+    /// The backend has applied the newest revision, but with another content than the brain sent. Or the brain is newer than the backend,
+    /// and the state has fields that the backend does not know.
+    BackendDiffers = "backend-differs", Warning, "Run the same version of the brain and the backend. If the versions are equal, restart the backend, and report a bug.";
     /// Every backend has stopped: none requests the next state from the brain.
     BackendStopped = "backend-stopped", Error, "Start the backend. Its log has the error.";
     /// The brain does not report its status.

@@ -3,19 +3,31 @@
 use clap::Args;
 use tokio::task::spawn_blocking;
 
-use super::{Answered, Global, OfNode, Output, World, ask_status, unreadable};
-use crate::{diff, kernel::Live};
+use super::{Answered, Global, OfNode, Output, World, ask_status, not_saved, unreadable};
+use crate::{
+    diff,
+    history::Differences,
+    kernel::Live,
+    moment::{Moment, state_at},
+};
 
-/// Compare the nft backend's plan with the live state of the kernel
+/// Compare the nft backend's plan with the live state of the kernel, or two states of the brain with each other
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   localnet diff
   localnet diff --all -o json
+  localnet diff --from 03:00 --to 03:15          # what changed in the brain's state between these times
   localnet diff --cluster-cidr 10.9.0.0/16       # what would change with another configuration")]
 pub(crate) struct Diff {
     /// List all differences, however many
     #[arg(long)]
     all: bool,
+    /// Compare two states of the brain: the older revision or time
+    #[arg(long, value_name = "REVISION|TIME")]
+    from: Option<Moment>,
+    /// The newer revision or time [default: the newest state]
+    #[arg(long, value_name = "REVISION|TIME", requires = "from")]
+    to: Option<Moment>,
     #[command(flatten)]
     output: Output,
     #[command(flatten)]
@@ -24,6 +36,17 @@ pub(crate) struct Diff {
 
 pub(super) async fn run(flags: &Diff, global: &Global) -> Answered {
     let brain = global.brain()?;
+    if let Some(from) = flags.from {
+        let brain = brain.ok_or_else(|| not_saved("has no earlier states"))?;
+        let (newest, history) = (global.newest(Some(&brain)).await?, global.history(&brain).await?);
+        let to = match flags.to {
+            Some(to) => state_at(newest.clone(), &history, to)?,
+            None => newest.clone(),
+        };
+        let differences = Differences::between(&state_at(newest, &history, from)?, &to);
+        flags.output.print(global, &differences)?;
+        return Ok(!differences.changes.is_empty());
+    }
     // Read the kernel while the state arrives and is planned: with many Services, both tasks take long.
     let live = flags.node.reads_kernel(global).then(|| spawn_blocking(Live::read));
     let state = global.snapshot(brain.as_ref()).await?;

@@ -22,6 +22,7 @@ use crate::{
   localnet explain --from 10.244.0.7 --to shop/web:http
   localnet explain --from outside:203.0.113.9 --to 192.0.2.10:443
   localnet explain --from node --to 10.96.0.10:53/udp -o json
+  localnet explain --from pod --to shop/web:80 --at 03:12
   localnet explain --why-not shop/web:80
   localnet explain --why-not shop/web:80 --from outside:203.0.113.9 --to 192.0.2.10:443
 
@@ -55,7 +56,7 @@ pub(super) async fn run(flags: Explain, global: &Global) -> Answered {
             Ok(state) => {
                 let status = ask_status(global, brain).await;
                 let mut world = flags.node.world(global, &status, state).await?;
-                why_not::gather(&mut world, &question, brain, status.ok()).await
+                why_not::gather(&mut world, &question, global.reasoning(brain), status.ok()).await
             }
             Err(failure) => Evidence {
                 service: question.service,
@@ -83,7 +84,7 @@ pub(super) async fn run(flags: Explain, global: &Global) -> Answered {
         return Err(Failure::Usage("--from and --to are both required".to_owned()));
     };
     let (packet, has_source) = packet(&world, from, to).await?;
-    let explanation = explain::explain(&mut world, brain, packet, has_source).await;
+    let explanation = explain::explain(&mut world, global.reasoning(brain), packet, has_source).await;
     flags.output.print(global, &explanation)?;
     Ok(!explanation.arrives())
 }

@@ -18,6 +18,7 @@ use crate::get::{Endpoints, Filter, Kind, NodeFacts, Services};
   localnet get services
   localnet get endpoints web -n shop -o wide
   localnet get services -o name | head
+  localnet get endpoints web -n shop --at 03:12     # as they were at that time
   localnet get state -o yaml > state.yaml        # and later: localnet --state state.yaml explain …
   localnet --api tcp://10.0.0.7:12090 get node")]
 pub(crate) struct Get {
@@ -33,6 +34,9 @@ pub(super) async fn run(flags: Get, global: &Global) -> Answered {
     let brain = global.brain()?;
     if flags.kind == Kind::Revision {
         let brain = brain.ok_or_else(|| not_saved("has no revision"))?;
+        if global.at.is_some() {
+            return Err(Failure::Usage("--at does not apply to get revision; use localnet history".to_owned()));
+        }
         flags.output.print(global, &global.status(&brain).await?)?;
         return Ok(false);
     }
@@ -44,7 +48,7 @@ pub(super) async fn run(flags: Get, global: &Global) -> Answered {
         }
         Kind::Endpoints => {
             // The format `name` prints only endpoints of the state, so the brain's conditions are not needed.
-            let brain = brain.as_ref().filter(|_| flags.output.output != Format::Name);
+            let brain = global.reasoning(brain.as_ref()).filter(|_| flags.output.output != Format::Name);
             let reasons = conditions(brain, filter.services(&state)).await;
             flags.output.print(global, &Endpoints::of(filter.services(&state), &reasons))?;
         }

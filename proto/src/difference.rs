@@ -1,4 +1,4 @@
-//! Describes the difference between two versions of a Service or of the Node, for the log. Pure.
+//! Describes the difference between two versions of a Service or of the Node, for people. Pure.
 
 use std::{
     collections::BTreeMap,
@@ -6,14 +6,14 @@ use std::{
     net::IpAddr,
 };
 
-use localnet_proto::{Endpoint, Node, Port, Service};
+use crate::model::{Endpoint, Node, Port, Service};
 
 /// Maximum number of endpoints that one part of a description lists. The others are only counted.
 const MAX_NAMED: usize = 8;
 
 /// Describes how `now` differs from `before`. The parts of the description, such as `endpoints added: 10.0.0.1,
 /// 10.0.0.2`, are joined by `; `.
-pub(super) fn difference(before: &Service, now: &Service) -> String {
+pub fn difference(before: &Service, now: &Service) -> String {
     let mut parts = Vec::new();
     endpoints(&before.endpoints, &now.endpoints, &mut parts);
     field("type", &before.kind, &now.kind, &mut parts);
@@ -42,7 +42,7 @@ pub(super) fn difference(before: &Service, now: &Service) -> String {
 }
 
 /// Describes how the facts about the Node differ, in the same form as [`difference`].
-pub(super) fn node(before: &Node, now: &Node) -> String {
+pub fn node_difference(before: &Node, now: &Node) -> String {
     let mut parts = Vec::new();
     lists("addresses", &before.addresses, &now.addresses, &mut parts);
     field("zone", &before.zone, &now.zone, &mut parts);
@@ -116,9 +116,8 @@ fn lists<T: Display>(name: &str, before: &[T], now: &[T], parts: &mut Vec<String
 
 #[cfg(test)]
 mod tests {
-    use localnet_proto::{Scopes, ServiceKey};
-
     use super::*;
+    use crate::model::{Scopes, ServiceKey};
 
     fn endpoint(last: u8, scopes: Scopes) -> Endpoint {
         Endpoint { address: [10, 0, 0, last].into(), ports: Vec::new(), local: false, hostname: None, scopes }

@@ -1,0 +1,233 @@
+//! The history of a state: how two versions of a part differ, and how to go from one state to the previous or the next one.
+//!
+//! ```text
+//!  brain: records of the old and of the new version ──► patch ──► Change, stored and served by the brain
+//!  reader: state + Change ──► Past::back ──► previous state        (or Past::forward ──► next state)
+//! ```
+//!
+//! A patch contains both versions of what differs, so a reader can go in both directions, and notices if a patch does not fit.
+
+use std::{collections::HashSet, sync::Arc};
+
+use bytes::Bytes;
+use prost::Message as _;
+
+pub use crate::historyv1alpha1::*;
+use crate::{
+    convert::{DecodeError, Names, endpoint_of, service_of},
+    digest::Digest,
+    model::{Node, Service, ServiceKey, Snapshot},
+    wire,
+};
+
+/// A `NextItem` whose inner messages stay serialized.
+#[derive(Clone, PartialEq, prost::Message)]
+struct RawItem {
+    #[prost(message, optional, tag = "2")]
+    endpoints: Option<RawEndpoints>,
+    #[prost(bytes = "bytes", tag = "3")]
+    node: Bytes,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct RawEndpoints {
+    #[prost(bytes = "bytes", tag = "1")]
+    service: Bytes,
+    #[prost(bytes = "bytes", repeated, tag = "2")]
+    endpoints: Vec<Bytes>,
+}
+
+/// The records of a part of a state, from its serialized `NextItem`s. The result shares the memory of the items.
+pub fn records(items: &[Bytes]) -> Vec<Bytes> {
+    let mut records = Vec::new();
+    for item in items.iter().filter_map(|item| RawItem::decode(item.clone()).ok()) {
+        if !item.node.is_empty() {
+            records.push(item.node);
+        }
+        if let Some(RawEndpoints { service, endpoints }) = item.endpoints {
+            // Further items of a Service only continue the list of its endpoints.
+            records.extend(Some(service).filter(|_| records.is_empty()));
+            records.extend(endpoints);
+        }
+    }
+    records
+}
+
+/// The difference between two lists of records. Records that are in both lists must have the same order in both.
+pub fn hunks(old: &[Bytes], new: &[Bytes]) -> Vec<Hunk> {
+    let all = (old, new);
+    let start = old.iter().zip(new).take_while(|(old, new)| old == new).count();
+    let end = old[start..].iter().rev().zip(new[start..].iter().rev()).take_while(|(old, new)| old == new).count();
+    let (old, new) = (&old[start..old.len() - end], &new[start..new.len() - end]);
+    let kept: HashSet<&Bytes> = new.iter().collect();
+    let kept: HashSet<&Bytes> = old.iter().filter(|record| kept.contains(record)).collect();
+    let (mut old, mut new) = (old.iter().peekable(), new.iter().peekable());
+    let (mut hunks, mut keep) = (Vec::new(), start);
+    while old.peek().is_some() || new.peek().is_some() {
+        let lone = |records: &mut std::iter::Peekable<std::slice::Iter<'_, Bytes>>| {
+            std::iter::from_fn(|| records.next_if(|record| !kept.contains(record)).cloned()).collect::<Vec<_>>()
+        };
+        let (gone, come) = (lone(&mut old), lone(&mut new));
+        if !gone.is_empty() || !come.is_empty() {
+            let keep = u32::try_from(std::mem::take(&mut keep)).unwrap_or(u32::MAX);
+            hunks.push(Hunk { keep, old: gone, new: come });
+        }
+        let (same, other) = (old.next(), new.next());
+        if same != other {
+            // The caller broke the rule about the order.
+            return vec![Hunk { keep: 0, old: all.0.to_vec(), new: all.1.to_vec() }];
+        }
+        keep += usize::from(same.is_some());
+    }
+    hunks
+}
+
+/// The error for a change that does not fit the state, or that is not a valid state.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum Broken {
+    /// The history does not belong to the state, or is damaged.
+    #[error("the change to revision {0} does not fit the state: the history is damaged or belongs to another brain")]
+    Misfit(u64),
+    /// The previous state is not recorded.
+    #[error("the state before revision {0} is not recorded")]
+    Whole(u64),
+    /// A record cannot be decoded.
+    #[error("revision {0}: {1}")]
+    Record(u64, DecodeError),
+}
+
+/// A part of a state before and after a step: a Service, or the node.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// A Service; `None` if it does not exist.
+    Service(ServiceKey, Option<Arc<Service>>, Option<Arc<Service>>),
+    /// The facts about the node.
+    Node(Box<(Node, Node)>),
+}
+
+/// A state that steps through its history.
+#[derive(Clone, Debug)]
+pub struct Past {
+    /// The state. Its revision is the last one that was reached.
+    pub state: Snapshot,
+    /// Its digest.
+    pub digest: Digest,
+}
+
+impl From<Snapshot> for Past {
+    fn from(state: Snapshot) -> Self {
+        Self { digest: Digest::of(&state), state }
+    }
+}
+
+impl Past {
+    /// Undoes a change: goes from its revision to the previous one. Returns what differs; the second value of each step is the
+    /// newer one.
+    ///
+    /// # Errors
+    /// Returns an error if the change does not fit the state. The state is then undefined.
+    pub fn back(&mut self, change: &Change) -> Result<Vec<Step>, Broken> {
+        match change.whole {
+            true => return Err(Broken::Whole(change.rev)),
+            false if self.digest.0 != change.digest => return Err(Broken::Misfit(change.rev)),
+            false => {}
+        }
+        let mut steps = Vec::new();
+        for patch in &change.patches {
+            let hunks = patch.hunks.iter().map(|hunk| (hunk.keep, &hunk.new, &hunk.old));
+            steps.push(match self.step(change.rev, patch, hunks)? {
+                Step::Service(key, after, before) => Step::Service(key, before, after),
+                Step::Node(pair) => Step::Node(Box::new((pair.1, pair.0))),
+            });
+        }
+        self.state.revision.rev = change.rev.saturating_sub(1);
+        Ok(steps)
+    }
+
+    /// Applies a change: goes from the revision before it to its own one. Returns what differs.
+    ///
+    /// # Errors
+    /// Returns an error if the change does not fit the state. The state is then undefined.
+    pub fn forward(&mut self, change: &Change) -> Result<Vec<Step>, Broken> {
+        if change.whole {
+            return Err(Broken::Whole(change.rev));
+        }
+        let mut steps = Vec::new();
+        for patch in &change.patches {
+            let hunks = patch.hunks.iter().map(|hunk| (hunk.keep, &hunk.old, &hunk.new));
+            steps.push(self.step(change.rev, patch, hunks)?);
+        }
+        self.state.revision.rev = change.rev;
+        if self.digest.0 == change.digest { Ok(steps) } else { Err(Broken::Misfit(change.rev)) }
+    }
+
+    fn step<'a>(
+        &mut self,
+        rev: u64,
+        patch: &Patch,
+        hunks: impl Iterator<Item = (u32, &'a Vec<Bytes>, &'a Vec<Bytes>)>,
+    ) -> Result<Step, Broken> {
+        let invalid = |error| Broken::Record(rev, error);
+        let wrong = |object: String, error: prost::DecodeError| {
+            invalid(DecodeError { object, field: "record", problem: error.to_string() })
+        };
+        if patch.namespace.is_empty() && patch.name.is_empty() {
+            let before = vec![Bytes::from(wire::NodeState::from(&self.state.node).encode_to_vec())];
+            let after = replaced(before, hunks).and_then(|mut records| records.pop()).ok_or(Broken::Misfit(rev))?;
+            let node = wire::NodeState::decode(after).map_err(|error| wrong("node".to_owned(), error))?;
+            let node = Node::try_from(&node).map_err(invalid)?;
+            self.digest = self.digest.without(Digest::of_node(&self.state.node)).and(Digest::of_node(&node));
+            let before = std::mem::replace(&mut self.state.node, node.clone());
+            return Ok(Step::Node(Box::new((before, node))));
+        }
+        let key = ServiceKey::new(patch.namespace.as_str(), patch.name.as_str());
+        let before = self.state.services.remove(&key);
+        let records = before.as_ref().map(|service| records_of(service)).unwrap_or_default();
+        let mut records = replaced(records, hunks).ok_or(Broken::Misfit(rev))?.into_iter();
+        let after = match records.next() {
+            None => None,
+            Some(head) => {
+                let of = || format!("service {key}");
+                let head = wire::Service::decode(head).map_err(|error| wrong(of(), error))?;
+                let mut names = Names::default();
+                let endpoints = records.map(|record| {
+                    let endpoint = wire::Endpoint::decode(record).map_err(|error| wrong(of(), error))?;
+                    endpoint_of(&key, &endpoint, &mut names).map_err(invalid)
+                });
+                let endpoints = endpoints.collect::<Result<_, _>>()?;
+                Some(Arc::new(service_of(key.clone(), &head, endpoints, &mut Names::default()).map_err(invalid)?))
+            }
+        };
+        let digest =
+            |service: &Option<Arc<Service>>| service.as_ref().map_or(Digest(0), |service| Digest::of_service(service));
+        self.digest = self.digest.without(digest(&before)).and(digest(&after));
+        self.state.services.extend(after.iter().map(|service| (key.clone(), Arc::clone(service))));
+        Ok(Step::Service(key, before, after))
+    }
+}
+
+fn records_of(service: &Service) -> Vec<Bytes> {
+    let endpoints = service.endpoints.iter().map(|endpoint| wire::Endpoint::from(endpoint).encode_to_vec());
+    [wire::Service::from(service).encode_to_vec()].into_iter().chain(endpoints).map(Bytes::from).collect()
+}
+
+/// Replaces records. Each hunk consists of the number of kept records, the records to replace, and the new ones. `None` if the
+/// records to replace are others.
+fn replaced<'a>(
+    records: Vec<Bytes>,
+    hunks: impl Iterator<Item = (u32, &'a Vec<Bytes>, &'a Vec<Bytes>)>,
+) -> Option<Vec<Bytes>> {
+    let mut rest = records.into_iter();
+    let mut result = Vec::new();
+    for (keep, old, new) in hunks {
+        for _ in 0..keep {
+            result.push(rest.next()?);
+        }
+        for old in old {
+            rest.next().filter(|record| record == old)?;
+        }
+        result.extend(new.iter().cloned());
+    }
+    result.extend(rest);
+    Some(result)
+}
