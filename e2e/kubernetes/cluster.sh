@@ -180,6 +180,8 @@ up() {
     for number in $(numbers); do start_node "n$number" "$number"; done
     for number in $(numbers); do
         await 60 "containerd of n$number answers" containerd_of "n$number" version
+        # While a disk is full, kubelets delete images.
+        rm -f "$run/n$number"/*.imported
         "$here/images.sh" import "n$number"
     done
     start_kubelets dual
