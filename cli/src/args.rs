@@ -102,6 +102,7 @@ mod tests {
             "localnet get svc -A --no-headers",
             "localnet top --interval 2 --count 3",
             "localnet status -o json",
+            "localnet sysdump --output node-a.tar",
             "localnet history --since 03:00 --service shop/web",
             "localnet get svc --at 812",
             "localnet diff --from 812 --to 03:12",

@@ -14,7 +14,7 @@ use localnet_proto::Family;
 use serde::Serialize;
 
 use crate::{
-    kernel::{self, Live},
+    kernel::Live,
     origin::Origin,
     output::Show,
     style::{Style, Tone},
@@ -69,9 +69,10 @@ pub fn differences(plan: &mut Desired, live: &Live, most: usize) -> Differences 
     }
     let mut found = Differences::default();
     for planned in &plan.content() {
+        let has_family = live.has[planned.table.family];
         let live = &live.tables[planned.table.family];
         // A host without IPv6 has no IPv6 table.
-        if live.is_some() || kernel::forwards(planned.table.family).is_some() {
+        if live.is_some() || has_family {
             found.compare(planned, live.as_ref());
         }
     }
@@ -243,7 +244,11 @@ services:
     }
 
     fn compared(tables: ByFamily<Option<TableDump>>, state: &Snapshot, most: usize) -> Differences {
-        differences(&mut plan(state, &Config::default(), &[]), &Live { tables, generation: 1 }, most)
+        differences(
+            &mut plan(state, &Config::default(), &[]),
+            &Live { tables, generation: 1, has: ByFamily::from_fn(|_| true) },
+            most,
+        )
     }
 
     /// Returns the differences in the sets. Comparing the rules needs a kernel.

@@ -12,7 +12,6 @@ mod text;
 use std::{collections::BTreeSet, net::SocketAddr};
 
 use localnet_client::{
-    grpc::Brain,
     route::{Origin, Outcome, Packet, Target},
     vips::VipKey,
 };
@@ -27,6 +26,7 @@ pub use in_kernel::{PathRow, in_kernel};
 use crate::{
     flows::{FlowRow, flows},
     origin::Origin as Configured,
+    peer::Peer,
     world::{Judged, World},
 };
 
@@ -187,7 +187,7 @@ fn why(world: &World, judged: &Judged<'_>) -> String {
 }
 
 /// Returns the complete answer about a packet.
-pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, has_source: bool) -> Explanation {
+pub async fn explain(world: &mut World, brain: Option<&Peer>, packet: Packet, has_source: bool) -> Explanation {
     let judged = world.judge(packet);
     let mut explanation = from_state(world, &judged);
     explanation.configuration = Some(world.configuration.origin.clone());
@@ -217,7 +217,7 @@ pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, h
         let key = VipKey { address: packet.destination, protocol: packet.protocol, port: packet.port };
         explanation.path.extend(in_kernel::affinity_rows(kernel, family, &key));
     }
-    if world.kernel.is_ok() {
+    if world.is_here && world.kernel.is_ok() {
         let source = has_source.then_some(packet.source);
         match flows(&packet, source, &serving) {
             Ok(flows) => {
@@ -234,9 +234,9 @@ pub async fn explain(world: &mut World, brain: Option<&Brain>, packet: Packet, h
 ///
 /// # Errors
 /// Returns the cause in words if there is no brain, or if the brain does not answer.
-pub async fn reasons(brain: Option<&Brain>, key: &ServiceKey) -> Result<Reasons, String> {
+pub async fn reasons(brain: Option<&Peer>, key: &ServiceKey) -> Result<Reasons, String> {
     let Some(brain) = brain else {
         return Err("a saved or earlier state has no reasons; query a brain with --api".to_owned());
     };
-    brain.why(key).await.map_err(|error| error.to_string())
+    brain.why(key).await
 }

@@ -28,7 +28,7 @@ use localnet_nft::{
         sets::{SetId, Sets as _},
     },
 };
-use localnet_proto::{ByFamily, Family};
+use localnet_proto::{ByFamily, Family, sysdump};
 
 use crate::path::{self, Step, Thing};
 
@@ -36,6 +36,10 @@ use crate::path::{self, Step, Thing};
 #[derive(Debug)]
 pub struct Kernel {
     socket: Socket,
+    /// Whether the kernel forwards packets between interfaces; `None` if the setting does not exist.
+    pub forwards: ByFamily<Option<bool>>,
+    /// The number of tracked flows and the kernel's maximum; `None` if unknown.
+    pub tracked: Option<(i64, i64)>,
     chains: HashMap<Family, Option<Vec<ChainDump>>>,
     foreign: Option<foreign::ForeignRules>,
 }
@@ -74,7 +78,8 @@ impl Kernel {
     /// Returns a diagnostic if the kernel has no nf_tables or the process lacks the privilege.
     pub fn open() -> Result<Self, Diagnostic> {
         let opened = Socket::open().and_then(|socket| {
-            let mut kernel = Self { socket, chains: HashMap::new(), foreign: None };
+            let (forwards, tracked) = (ByFamily::from_fn(forwards), tracked());
+            let mut kernel = Self { socket, forwards, tracked, chains: HashMap::new(), foreign: None };
             // A missing privilege shows only at the first request.
             kernel.chains(Family::V4)?;
             Ok(kernel)
@@ -83,6 +88,32 @@ impl Kernel {
             nft::Error::NotPermitted => Diagnostic::new(Code::KernelDenied, Subject::Program, error.to_string()),
             error => unread(error.to_string()),
         })
+    }
+
+    /// Returns the kernel that a sysdump contains.
+    ///
+    /// # Errors
+    /// Returns a diagnostic if this machine has no netlink.
+    pub fn of_sysdump(of: &sysdump::Kernel) -> Result<Self, Diagnostic> {
+        let mut socket = Socket::open().map_err(|error| unread(error.to_string()))?;
+        socket.replay(of.answers.iter().map(answer).collect());
+        let forwards = ByFamily::new(of.forwards_i_pv4, of.forwards_i_pv6);
+        let tracked = (of.max_tracked_flows > 0).then_some((of.tracked_flows, of.max_tracked_flows));
+        Ok(Self { socket, forwards, tracked, chains: HashMap::new(), foreign: None })
+    }
+
+    /// Reads our tables with all elements.
+    ///
+    /// # Errors
+    /// Returns an error if the kernel refuses a request, or other programs change the tables all the time.
+    pub fn live(&mut self) -> Result<Live, nft::Error> {
+        if !self.socket.replays() {
+            return Live::read();
+        }
+        let generation = self.socket.generation()?;
+        let mut table = |family| self.socket.table(&plan::table(family));
+        let tables = ByFamily::new(table(Family::V4)?, table(Family::V6)?);
+        Ok(Live { tables, generation, has: ByFamily::from_fn(|family| self.forwards[family].is_some()) })
     }
 
     /// Returns the chains of our table; `None` if there is no table. Only the first call for a family reads them from the kernel.
@@ -207,6 +238,41 @@ pub struct Live {
     pub tables: ByFamily<Option<TableDump>>,
     /// The ruleset's generation before the tables were read.
     pub generation: u32,
+    /// Whether the node has the family.
+    pub has: ByFamily<bool>,
+}
+
+/// Reads everything about the kernel that a sysdump contains; `None` if the kernel cannot be read.
+pub async fn record() -> Option<sysdump::Kernel> {
+    let answers = || -> Result<nft::Answers, nft::Error> {
+        let mut socket = Socket::open()?;
+        socket.record();
+        for family in Family::BOTH {
+            socket.table(&plan::table(family))?;
+        }
+        socket.foreign_rules(&[plan::TABLE, plan::SUBSTITUTE])?;
+        socket.generation()?;
+        Ok(socket.recorded())
+    };
+    let (tracked_flows, max_tracked_flows) = tracked().unwrap_or_default();
+    let answers = answers().ok()?.into_iter().map(|(request, answer)| sysdump::Answer {
+        request: request.into(),
+        messages: answer.messages.into_iter().map(Into::into).collect(),
+        exists: answer.exists,
+    });
+    Some(sysdump::Kernel {
+        answers: answers.collect(),
+        addresses: addresses().await.unwrap_or_default().iter().map(ToString::to_string).collect(),
+        forwards_i_pv4: forwards(Family::V4),
+        forwards_i_pv6: forwards(Family::V6),
+        tracked_flows,
+        max_tracked_flows,
+    })
+}
+
+fn answer(of: &sysdump::Answer) -> (Vec<u8>, nft::RecordedAnswer) {
+    let messages = of.messages.iter().map(|message| message.to_vec()).collect();
+    (of.request.to_vec(), nft::RecordedAnswer { messages, exists: of.exists })
 }
 
 impl Live {
@@ -218,7 +284,8 @@ impl Live {
         let mut socket = Socket::open()?;
         let generation = socket.generation()?;
         let mut table = |family| read_table(&mut socket, &plan::table(family));
-        Ok(Self { tables: ByFamily::new(table(Family::V4)?, table(Family::V6)?), generation })
+        let has = ByFamily::from_fn(|family| forwards(family).is_some());
+        Ok(Self { tables: ByFamily::new(table(Family::V4)?, table(Family::V6)?), generation, has })
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  brain (socket, TCP) ─┐            ┌─► get, watch: print the state
-//!  saved state (file) ──┴─► source ──┼─► explain: oracle ─► path (what the kernel should hold) ─► kernel (what it holds)
+//!  sysdump, state (file) ┴─► source ──┼─► explain: oracle ─► path (what the kernel should hold) ─► kernel (what it holds)
 //!  brain's reasons ──────────────────┤       └─► causes: what is wrong, the likeliest first
 //!  kernel (netlink) ─────────────────┴─► diff, top, doctor
 //! ```
@@ -11,7 +11,7 @@
 //! |---|---|
 //! | [`args`] | the command line, with a file for each command |
 //! | [`failure`] | the reasons why a command has no answer, and their exit codes |
-//! | [`source`] | reads the state from a brain or a file |
+//! | [`source`], [`peer`] | reads the state and everything else about a node from a brain, a sysdump or a file |
 //! | [`configuration`] | selects the configuration that answers are computed with |
 //! | [`origin`] | the origin and the values of a configuration, as answers show them; pure |
 //! | [`output`] | prints tables, JSON, YAML and names |
@@ -50,6 +50,7 @@ pub mod moment;
 pub mod origin;
 pub mod output;
 pub mod path;
+pub mod peer;
 pub mod question;
 pub mod source;
 pub mod status;

@@ -8,13 +8,14 @@ use std::{
 
 use anyhow::Context as _;
 use clap::{Args, ColorChoice};
-use localnet_client::{Snapshot, Source as _, args::TlsArgs, grpc::Brain};
-use localnet_proto::{Address, DEFAULT_ADDRESS, Revision, history::Entry};
+use localnet_client::{Snapshot, args::TlsArgs, grpc::Brain};
+use localnet_proto::{Address, DEFAULT_ADDRESS, history::Entry};
 use tokio::time::timeout;
 
 use crate::{
     failure::Failure,
     moment::{Moment, state_at},
+    peer::Peer,
     status::Status,
 };
 
@@ -24,7 +25,8 @@ pub struct Global {
     /// Address of the brain: unix:///path or tcp://host:port
     #[arg(long, value_name = "ADDR", env = "LOCALNET_API", default_value = DEFAULT_ADDRESS)]
     pub api: Address,
-    /// Read a state saved by `localnet get state -o yaml` instead of querying a brain; - reads standard input
+    /// Read a sysdump, or a state saved by `localnet get state -o yaml`, instead of querying a brain; - reads a state from standard
+    /// input
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
     /// Use an earlier state of the brain: a revision, or the state at a time, such as 03:12 (UTC), 10m (before now) or
@@ -43,15 +45,27 @@ pub struct Global {
 }
 
 impl Global {
-    /// Returns the brain to query; `None` if a saved state is used. Requires a tokio runtime.
+    /// Returns the brain or the sysdump to query; `None` if a saved state is used. Requires a tokio runtime.
     ///
     /// # Errors
-    /// Returns an error if a TLS file cannot be read.
-    pub fn brain(&self) -> Result<Option<Brain>, Failure> {
-        if self.state.is_some() {
-            return Ok(None);
+    /// Returns an error if a TLS file or the sysdump cannot be read.
+    pub fn brain(&self) -> Result<Option<Peer>, Failure> {
+        match &self.state {
+            Some(path) => Ok(Peer::of_archive(path)?),
+            None => Ok(Some(Peer::Brain(Brain::new(self.api.clone(), self.tls.files().as_ref())?))),
         }
-        Ok(Some(Brain::new(self.api.clone(), self.tls.files().as_ref())?))
+    }
+
+    /// Returns the brain to query.
+    ///
+    /// # Errors
+    /// Returns an error if a TLS file cannot be read, or if a sysdump or a saved state is used. `why` is the reason why the command
+    /// needs a brain: what a file lacks.
+    pub fn live(&self, why: &str) -> Result<Brain, Failure> {
+        match self.brain()? {
+            Some(Peer::Brain(brain)) => Ok(brain),
+            Some(Peer::Sysdump(_)) | None => Err(Failure::Usage(format!("a file {why}; query a brain with --api"))),
+        }
     }
 
     /// The address or file that the state comes from, in words.
@@ -73,7 +87,7 @@ impl Global {
     ///
     /// # Errors
     /// Returns an error if the file cannot be read or the brain sends no state in time.
-    pub async fn snapshot(&self, brain: Option<&Brain>) -> Result<Snapshot, Failure> {
+    pub async fn snapshot(&self, brain: Option<&Peer>) -> Result<Snapshot, Failure> {
         let Some(at) = self.at else { return self.newest(brain).await };
         let brain =
             brain.ok_or_else(|| Failure::Usage("a saved state has no earlier states; remove --at".to_owned()))?;
@@ -84,24 +98,21 @@ impl Global {
     ///
     /// # Errors
     /// Returns an error if the file cannot be read or the brain sends no state in time.
-    pub async fn newest(&self, brain: Option<&Brain>) -> Result<Snapshot, Failure> {
+    pub async fn newest(&self, brain: Option<&Peer>) -> Result<Snapshot, Failure> {
         let Some(brain) = brain else { return Ok(self.saved()?) };
-        let update = self.in_time(brain.next(Revision::default(), false)).await?;
-        let mut snapshot = Snapshot::default();
-        snapshot.apply(update);
-        Ok(snapshot)
+        Ok(self.in_time(brain.state()).await?)
     }
 
     /// Returns the last changes of the state.
     ///
     /// # Errors
     /// Returns an error if the brain does not answer in time, or is too old to record changes.
-    pub async fn history(&self, brain: &Brain) -> anyhow::Result<Vec<Entry>> {
+    pub async fn history(&self, brain: &Peer) -> anyhow::Result<Vec<Entry>> {
         self.in_time(brain.history()).await
     }
 
     /// Returns the brain if its reasons belong to the state. The brain knows the reasons of the newest state only.
-    pub fn reasoning<'a>(&self, brain: Option<&'a Brain>) -> Option<&'a Brain> {
+    pub fn reasoning<'a>(&self, brain: Option<&'a Peer>) -> Option<&'a Peer> {
         brain.filter(|_| self.at.is_none())
     }
 
@@ -109,7 +120,7 @@ impl Global {
     ///
     /// # Errors
     /// Returns an error if the brain does not answer.
-    pub async fn status(&self, brain: &Brain) -> anyhow::Result<Status> {
+    pub async fn status(&self, brain: &Peer) -> anyhow::Result<Status> {
         Ok(Status::from(self.in_time(brain.status()).await?))
     }
 

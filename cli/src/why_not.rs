@@ -7,10 +7,7 @@ use std::{
     time::Duration,
 };
 
-use localnet_client::{
-    grpc::Brain,
-    route::{Origin, Outcome, Packet},
-};
+use localnet_client::route::{Origin, Outcome, Packet};
 use localnet_linux::{
     nft::{HookPoint, foreign},
     routes::Route,
@@ -24,6 +21,7 @@ use crate::{
     flows::flows,
     kernel,
     path::{self, Path},
+    peer::Peer,
     question::{self, At, From, To},
     status::Status,
     world::{Judged, World},
@@ -70,7 +68,7 @@ impl Question {
 }
 
 /// Gathers the evidence about a port of a Service. `status` is the status of the brain and the backends.
-pub async fn gather(world: &mut World, question: &Question, brain: Option<&Brain>, status: Option<Status>) -> Evidence {
+pub async fn gather(world: &mut World, question: &Question, brain: Option<&Peer>, status: Option<Status>) -> Evidence {
     let why = match brain {
         Some(brain) => timeout(PATIENCE, brain.why(&question.service)).await.ok().and_then(Result::ok),
         None => None,
@@ -110,8 +108,8 @@ pub async fn gather(world: &mut World, question: &Question, brain: Option<&Brain
             return evidence;
         }
     }
-    let is_full = kernel::tracked().is_some_and(|(count, max)| max > 0 && count >= max);
-    evidence.tracking_is_full = world.kernel.is_ok() && is_full;
+    let tracked = world.kernel.as_ref().ok().and_then(|kernel| kernel.tracked);
+    evidence.tracking_is_full = tracked.is_some_and(|(count, max)| max > 0 && count >= max);
     for destination in destinations {
         let front = check(world, question, &service, port, destination).await;
         evidence.fronts.push(front);
@@ -180,14 +178,18 @@ async fn check(world: &mut World, question: &Question, service: &Service, port: 
     drop(judged);
 
     let (rows, _) = explain::in_kernel(world, family, &steps);
+    let leaves = choices.iter().any(|endpoint| !world.has(endpoint.ip()));
     let Ok(kernel) = &mut world.kernel else { return front };
     let node = &mut front.node;
     node.no_table = matches!(kernel.chains(family), Ok(None));
     node.missing = rows.into_iter().filter(|row| matches!(row.held, "no" | "other")).collect();
     node.damaged = kernel.damaged(family, &chains).unwrap_or_default();
+    node.does_not_forward = packet.origin != Origin::Node && leaves && kernel.forwards[family] == Some(false);
     node.stops = stops(world, &packet, has_source, &choices);
-    let leaves = choices.iter().any(|endpoint| !world.has(endpoint.ip()));
-    node.does_not_forward = packet.origin != Origin::Node && leaves && kernel::forwards(family) == Some(false);
+    if !world.is_here {
+        // The routes and flows of this machine are not those of the node.
+        return front;
+    }
     if let Ok(routes) = kernel::routes(choices.iter().map(SocketAddr::ip).collect::<BTreeSet<_>>()).await {
         let none = routes.into_iter().filter_map(|(address, route)| match route {
             Route::None(why) => Some((address, why)),

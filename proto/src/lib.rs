@@ -11,6 +11,7 @@
 //! - [`Digest`] identifies the content of a state.
 //! - [`history`] describes the changes of a state, and goes back to earlier states.
 //! - [`reasons`] explains a state: the typed form of the answers of `Reasons.Why`, and its conversions.
+//! - [`sysdump`] is everything that is needed to examine a node elsewhere.
 //! - [`encode`] (model → wire) and [`decode`] (wire → model) handle the items of an answer. The module `convert` converts
 //!   single objects in both directions.
 
@@ -23,6 +24,7 @@ pub mod encode;
 pub mod history;
 pub mod model;
 pub mod reasons;
+pub mod sysdump;
 mod update;
 
 pub use address::{Address, DEFAULT_ADDRESS, InvalidAddress};
@@ -49,6 +51,10 @@ pub mod localv1 {
 #[expect(clippy::allow_attributes, reason = "generated code; the proto file documents it")]
 mod historyv1alpha1 {
     tonic::include_proto!("historyv1alpha1");
+}
+/// The content of a sysdump, generated from `sysdumpv1alpha1.proto`. [`sysdump`] contains it as well.
+mod sysdumpv1alpha1 {
+    tonic::include_proto!("sysdumpv1alpha1");
 }
 // The generated code of these packages refers to the package `localnetv1`.
 use wire as localnetv1;

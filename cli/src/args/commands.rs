@@ -8,18 +8,20 @@ mod explain;
 mod get;
 mod history;
 mod status;
+mod sysdump;
 mod top;
 mod version;
 mod watch;
 
 use clap::{Args, Subcommand, ValueEnum};
-use localnet_client::{Snapshot, grpc::Brain};
+use localnet_client::Snapshot;
 
 use crate::{
     configuration::{Configuration, ConfigurationArgs},
     failure::Failure,
     kernel::{self, Kernel},
     output::{self, Format, Show},
+    peer::Peer,
     source::Global,
     status::Status,
     style::Style,
@@ -35,6 +37,7 @@ pub(super) enum Command {
     Diff(diff::Diff),
     Top(top::Top),
     Doctor(doctor::Doctor),
+    Sysdump(sysdump::Sysdump),
     Status(status::Status),
     History(history::History),
     Version(version::Version),
@@ -55,6 +58,7 @@ impl Command {
             Self::Explain(flags) => explain::run(flags, global).await,
             Self::Diff(flags) => diff::run(&flags, global).await,
             Self::Top(flags) => top::run(&flags, global).await,
+            Self::Sysdump(flags) => sysdump::run(flags, global).await,
             Self::Doctor(flags) => doctor::run(&flags, global).await,
             Self::History(flags) => history::run(flags, global).await,
             Self::Status(flags) => status::run(&flags, global).await,
@@ -117,33 +121,46 @@ impl OfNode {
     }
 
     /// Gathers the evidence: the state, the configuration, and access to the kernel if the command reads it.
-    async fn world(&self, global: &Global, status: &Result<Status, String>, state: Snapshot) -> Result<World, Failure> {
+    async fn world(
+        &self,
+        global: &Global,
+        brain: Option<&Peer>,
+        status: &Result<Status, String>,
+        state: Snapshot,
+    ) -> Result<World, Failure> {
         let configuration = configured(&self.configuration, status)?;
         let is_here = self.reads_kernel(global);
-        let local = match is_here {
-            true => kernel::addresses().await.unwrap_or_default(),
-            false => state.node.addresses.clone(),
+        // The sysdump contains the kernel that belongs to its newest state.
+        let dumped = match brain {
+            Some(Peer::Sysdump(sysdump)) if self.kernel == When::Auto && global.at.is_none() => sysdump.kernel.as_ref(),
+            _ => None,
         };
+        let local = match (is_here, dumped) {
+            (true, _) => kernel::addresses().await.unwrap_or_default(),
+            (false, Some(dumped)) => dumped.addresses.iter().filter_map(|address| address.parse().ok()).collect(),
+            (false, None) => state.node.addresses.clone(),
+        };
+        let is_local = is_here || dumped.is_some();
         let newest = status.as_ref().ok().and_then(Status::newest).map(|backend| &backend.name);
         let kernel = match newest.filter(|name| *name != "nft" && self.kernel == When::Auto) {
-            _ if !is_here && global.at.is_some() => Err(kernel::unread(
+            _ if !is_local && global.at.is_some() => Err(kernel::unread(
                 "the state is an earlier one (--kernel yes compares it with the kernel as it is now)",
             )),
-            _ if !is_here => Err(kernel::unread(
+            _ if !is_local => Err(kernel::unread(
                 "the state may describe another node (--kernel yes reads this node's kernel anyway)",
             )),
             Some(other) => {
                 Err(kernel::unread(format!("the node's backend is {other}; this command reads only the rules of nft")))
             }
-            None => Kernel::open(),
+            None => dumped.map_or_else(Kernel::open, Kernel::of_sysdump),
         };
-        let facts = configuration.facts(&state.node, is_here.then_some(&local));
+        let facts = configuration.facts(&state.node, is_local.then_some(&local));
         Ok(World { state, configuration, facts, local, is_here, kernel })
     }
 }
 
 /// Returns the status of the brain and its backends, or why it is unknown.
-async fn ask_status(global: &Global, brain: Option<&Brain>) -> Result<Status, String> {
+async fn ask_status(global: &Global, brain: Option<&Peer>) -> Result<Status, String> {
     match brain {
         Some(brain) => global.status(brain).await.map_err(|error| format!("{error:#}")),
         None => Err("a saved state has no reports of backends".to_owned()),

@@ -58,6 +58,9 @@ pub enum Error {
     /// The kernel did not answer the transaction, so its outcome is unknown.
     #[error("the kernel did not answer the transaction, so its outcome is unknown")]
     Unanswered,
+    /// The recording that replaces the kernel does not contain the answer.
+    #[error("the recording does not contain the kernel's answer")]
+    Unrecorded,
     /// The kernel's answer to a read was lost.
     #[error("the kernel's answer about nf_tables was lost for lack of memory: try again later")]
     Lost,
@@ -89,7 +92,12 @@ impl Error {
             Error::Refused { errno, .. } | Error::TransactionRefused { errno, .. } => Some(*errno),
             Error::NotPermitted | Error::Owned => Some(Errno::PERM.raw_os_error()),
             Error::Io(error) => error.raw_os_error(),
-            Error::Unsupported | Error::Lacking { .. } | Error::Unanswered | Error::Lost | Error::Changing => None,
+            Error::Unsupported
+            | Error::Lacking { .. }
+            | Error::Unanswered
+            | Error::Unrecorded
+            | Error::Lost
+            | Error::Changing => None,
         }
     }
 }

@@ -28,6 +28,7 @@ mod socket;
 pub mod spread;
 mod statement;
 mod subscription;
+mod tape;
 mod text;
 mod text_value;
 mod transaction;
@@ -49,6 +50,7 @@ pub use ruleset::{Chain, ChainKind, Hook, HookPoint, Set, SetData, SetFlags, Tab
 pub use socket::{Socket, TransactionSize};
 pub use statement::{InterfacePattern, Rule, Statement};
 pub use subscription::Subscription;
+pub use tape::{Answer as RecordedAnswer, Answers};
 pub use text::{element_line, listing, script};
 pub use transaction::{Change, Transaction};
 pub use types::{FieldType, Name, Op, family_name};

@@ -12,6 +12,7 @@ use rustix::net::sockopt;
 use super::Transaction;
 use super::answer::{Answer, Error};
 use super::encode::{Batch, encode};
+use super::tape::{self, Answers, Tape};
 use super::wire::{self, Message, messages};
 
 /// The size of the receive buffer in bytes. The answers fit into it even if many changes are refused.
@@ -27,6 +28,8 @@ pub struct Socket {
     sequence: u32,
     send_buffer: usize,
     buffer: Vec<u8>,
+    /// A recording of the answers, if there is one.
+    tape: Option<Tape>,
 }
 
 /// The size of a transaction.
@@ -53,7 +56,7 @@ impl Socket {
         let port = address.port_number();
         // A smaller buffer is enough for small batches.
         wire::enlarge_receive_buffer(&netlink, RECEIVE_BUFFER)?;
-        Ok(Self { netlink, port, sequence: 0, send_buffer: 0, buffer: vec![0; 256 << 10] })
+        Ok(Self { netlink, port, sequence: 0, send_buffer: 0, buffer: vec![0; 256 << 10], tape: None })
     }
 
     /// The netlink port, by which notifications identify this socket's commits.
@@ -79,14 +82,8 @@ impl Socket {
         Ok(TransactionSize { messages: batch.messages.len(), bytes: batch.bytes.len(), elements: batch.elements })
     }
 
-    /// Sends a request and calls `each` for every message of the answer. Returns whether the requested object exists, or
-    /// [`Error::Changing`] if the ruleset changed during the dump.
-    pub(super) fn dump(
-        &mut self,
-        request: &[u8],
-        sequence: u32,
-        mut each: impl FnMut(&Message<'_>),
-    ) -> Result<bool, Error> {
+    /// As [`Self::dump`], but never uses a recording.
+    fn ask(&mut self, request: &[u8], sequence: u32, mut each: impl FnMut(&Message<'_>)) -> Result<bool, Error> {
         wire::discard(&self.netlink, &mut self.buffer)?;
         self.send(request)?;
         loop {
@@ -112,6 +109,59 @@ impl Socket {
                 }
             }
         }
+    }
+
+    /// Records the answers to all further requests that read.
+    pub fn record(&mut self) {
+        self.tape = Some(Tape::Recording(Answers::new()));
+    }
+
+    /// Answers all further requests that read from a recording. Requests that were not recorded fail.
+    pub fn replay(&mut self, answers: Answers) {
+        self.tape = Some(Tape::Replaying(answers));
+    }
+
+    /// Whether the socket replays a recording.
+    pub fn replays(&self) -> bool {
+        matches!(self.tape, Some(Tape::Replaying(_)))
+    }
+
+    /// Ends a recording and returns it.
+    pub fn recorded(&mut self) -> Answers {
+        match self.tape.take() {
+            Some(Tape::Recording(answers) | Tape::Replaying(answers)) => answers,
+            None => Answers::new(),
+        }
+    }
+
+    /// Sends a request and calls `each` for every message of the answer. Returns whether the requested object exists, or
+    /// [`Error::Changing`] if the ruleset changed during the dump.
+    pub(super) fn dump(
+        &mut self,
+        request: &[u8],
+        sequence: u32,
+        mut each: impl FnMut(&Message<'_>),
+    ) -> Result<bool, Error> {
+        if self.tape.is_none() {
+            return self.ask(request, sequence, each);
+        }
+        let key = tape::key(request);
+        if let Some(Tape::Replaying(answers)) = &self.tape {
+            let answer = answers.get(&key).ok_or(Error::Unrecorded)?;
+            for payload in &answer.messages {
+                each(&Message { kind: 0, flags: 0, sequence: 0, port: 0, payload });
+            }
+            return Ok(answer.exists);
+        }
+        let mut messages = Vec::new();
+        let exists = self.ask(request, sequence, |message| {
+            messages.push(message.payload.to_vec());
+            each(message);
+        })?;
+        if let Some(Tape::Recording(answers)) = &mut self.tape {
+            answers.insert(key, tape::Answer { messages, exists });
+        }
+        Ok(exists)
     }
 
     /// The next sequence number.

@@ -3,7 +3,7 @@
 use clap::Args;
 use tokio::task::spawn_blocking;
 
-use super::{Answered, Global, OfNode, Output, World, ask_status, not_saved, unreadable};
+use super::{Answered, Failure, Global, OfNode, Output, World, ask_status, not_saved, unreadable};
 use crate::{
     diff,
     history::Differences,
@@ -47,18 +47,27 @@ pub(super) async fn run(flags: &Diff, global: &Global) -> Answered {
         flags.output.print(global, &differences)?;
         return Ok(!differences.changes.is_empty());
     }
+    let most = if flags.all { usize::MAX } else { diff::MOST };
+    let differences = of_kernel(most, &flags.node, global).await?;
+    flags.output.print(global, &differences)?;
+    Ok(differences.count > 0)
+}
+
+/// Compares the kernel with the plan. At most `most` differences are listed.
+pub(super) async fn of_kernel(most: usize, node: &OfNode, global: &Global) -> Result<diff::Differences, Failure> {
+    let brain = global.brain()?;
+    let brain = brain.as_ref();
     // Read the kernel while the state arrives and is planned: with many Services, both tasks take long.
-    let live = flags.node.reads_kernel(global).then(|| spawn_blocking(Live::read));
-    let state = global.snapshot(brain.as_ref()).await?;
-    let status = ask_status(global, brain.as_ref()).await;
-    let World { state, local, kernel, configuration, .. } = flags.node.world(global, &status, state).await?;
+    let live = node.reads_kernel(global).then(|| spawn_blocking(Live::read));
+    let state = global.snapshot(brain).await?;
+    let status = ask_status(global, brain).await;
+    let World { state, local, kernel, configuration, .. } = node.world(global, brain, &status, state).await?;
     let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error}"));
     let mut kernel = kernel.map_err(|error| wrong(&error))?;
-    let most = if flags.all { usize::MAX } else { diff::MOST };
     let mut plan = diff::plan(&state, &configuration.config, &local);
     let mut live = match live {
         Some(reading) => reading.await.map_err(anyhow::Error::from)?,
-        None => Live::read(),
+        None => kernel.live(),
     }
     .map_err(|error| wrong(&error))?;
     let mut differences = diff::differences(&mut plan, &live, most);
@@ -68,6 +77,5 @@ pub(super) async fn run(flags: &Diff, global: &Global) -> Answered {
         differences = diff::differences(&mut plan, &live, most);
     }
     differences.configuration = configuration.origin;
-    flags.output.print(global, &differences)?;
-    Ok(differences.count > 0)
+    Ok(differences)
 }

@@ -3,10 +3,11 @@
 use clap::Args;
 use localnet_proto::{ByFamily, Family};
 
-use super::{Answered, Global, OfNode, Output, Snapshot, ask_status};
+use super::{Answered, Failure, Global, OfNode, Output, Snapshot, ask_status};
 use crate::{
     doctor::{self, Evidence, Findings},
     path::{self, Path},
+    peer::Peer,
 };
 
 /// Check the health of the whole node
@@ -22,6 +23,18 @@ pub(crate) struct Doctor {
 }
 
 pub(super) async fn run(flags: &Doctor, global: &Global) -> Answered {
+    if matches!(global.brain()?, Some(Peer::Sysdump(_))) {
+        return Err(Failure::Usage(
+            "doctor checks the running node; the file doctor.txt of the sysdump contains its result".to_owned(),
+        ));
+    }
+    let findings = findings(&flags.node, global).await?;
+    flags.output.print(global, &findings)?;
+    Ok(findings.fail())
+}
+
+/// Checks the node.
+pub(super) async fn findings(node: &OfNode, global: &Global) -> Result<Findings, Failure> {
     let brain = global.brain()?;
     let brain = brain.as_ref();
     let mut evidence = Evidence { api: global.describe(), ..Evidence::default() };
@@ -37,7 +50,7 @@ pub(super) async fn run(flags: &Doctor, global: &Global) -> Answered {
         // The check of the state already reports that the brain is unavailable.
         evidence.status = evidence.status.filter(Result::is_ok);
     }
-    let mut world = flags.node.world(global, &status, state).await?;
+    let mut world = node.world(global, brain, &status, state).await?;
     evidence.configuration = Some(world.configuration.origin.clone());
     let affinity = ByFamily::from_fn(|family| path::has_affinity(&world.state, &world.facts, family));
     let planned = |family: Family| match error {
@@ -46,7 +59,5 @@ pub(super) async fn run(flags: &Doctor, global: &Global) -> Answered {
         None => Path::new(&world.facts, family, affinity[family]).chains().to_vec(),
     };
     doctor::read_kernel(&mut world.kernel, &mut evidence, planned);
-    let findings = Findings::of(&evidence);
-    flags.output.print(global, &findings)?;
-    Ok(findings.fail())
+    Ok(Findings::of(&evidence))
 }

@@ -55,7 +55,7 @@ pub(super) async fn run(flags: Explain, global: &Global) -> Answered {
         let evidence = match global.snapshot(brain).await {
             Ok(state) => {
                 let status = ask_status(global, brain).await;
-                let mut world = flags.node.world(global, &status, state).await?;
+                let mut world = flags.node.world(global, brain, &status, state).await?;
                 why_not::gather(&mut world, &question, global.reasoning(brain), status.ok()).await
             }
             Err(failure) => Evidence {
@@ -74,7 +74,7 @@ pub(super) async fn run(flags: Explain, global: &Global) -> Answered {
         return Ok(!answer.causes.is_empty());
     }
     let state = global.snapshot(brain).await?;
-    let mut world = flags.node.world(global, &ask_status(global, brain).await, state).await?;
+    let mut world = flags.node.world(global, brain, &ask_status(global, brain).await, state).await?;
     if let Some(path) = &flags.packets {
         let many = many(&world, &text_of(path)?).await?;
         flags.output.print(global, &many)?;

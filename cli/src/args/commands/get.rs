@@ -6,11 +6,13 @@ use std::{
 };
 
 use clap::Args;
-use localnet_client::grpc::Brain;
 use localnet_proto::{Service, ServiceKey, reasons::Reasons};
 
 use super::{Answered, Failure, Format, Global, Output, not_saved};
-use crate::get::{Endpoints, Filter, Kind, NodeFacts, Services};
+use crate::{
+    get::{Endpoints, Filter, Kind, NodeFacts, Services},
+    peer::Peer,
+};
 
 /// List the Services, endpoints or facts in the state of the node
 #[derive(Debug, Args)]
@@ -69,7 +71,7 @@ pub(super) async fn run(flags: Get, global: &Global) -> Answered {
 const MAX_QUERIED: usize = 1000;
 
 /// Returns the brain's reasons about each Service. The result is empty without a brain or for too many Services.
-async fn conditions(brain: Option<&Brain>, services: impl Iterator<Item = &Service>) -> BTreeMap<ServiceKey, Reasons> {
+async fn conditions(brain: Option<&Peer>, services: impl Iterator<Item = &Service>) -> BTreeMap<ServiceKey, Reasons> {
     let mut reasons = BTreeMap::new();
     let services: Vec<&Service> = services.take(MAX_QUERIED + 1).collect();
     let Some(brain) = brain else { return reasons };

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{Answered, Global, Output, not_saved};
+use super::{Answered, Global, Output};
 use crate::{get::Filter, watch};
 
 /// Print changes of Services as they happen
@@ -21,7 +21,7 @@ pub(crate) struct Watch {
 }
 
 pub(super) async fn run(flags: Watch, global: &Global) -> Answered {
-    let brain = global.brain()?.ok_or_else(|| not_saved("does not change"))?;
+    let brain = global.live("does not change")?;
     let options = watch::Options {
         filter: flags.filter,
         format: flags.output.output,

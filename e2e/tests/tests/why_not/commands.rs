@@ -51,6 +51,56 @@ fn every_command_finds_no_problem_on_a_healthy_node() {
     assert!(versions.starts_with("localnet 0.") && versions.contains("\nlocalnet-brain 0."), "{versions}");
 }
 
+/// The backend holds what the brain sent, and the history shows when it had applied the first state.
+#[test]
+fn digests_of_the_brain_and_the_backend_agree_and_the_history_shows_the_progress() {
+    let node = well();
+    let json = |arguments: &[&str]| -> serde_json::Value {
+        let answer = node.localnet(arguments).unwrap();
+        assert_eq!(answer.code, 0, "{arguments:?}: {answer:?}");
+        serde_json::from_str(&answer.out).unwrap()
+    };
+    let status = json(&["get", "revision", "-o", "json"]);
+    let applied = &status["backends"][0]["families"][0]["digest"];
+    assert!(status["digest"].is_string() && status["digest"] == *applied, "{status}");
+    let history = json(&["history", "-o", "json"]);
+    let newest = history["history"].as_array().unwrap().last().unwrap();
+    assert_eq!((&newest["revision"], &newest["digest"]), (&status["revision"], &status["digest"]), "{history}");
+    assert!(newest["applied"][0]["millis"].is_u64(), "{history}");
+    assert_eq!(node.localnet(&["get", "services", "--at", "99"]).unwrap().code, 4);
+}
+
+/// The commands answer from a sysdump as they do on the node. The fault damages the kernel's tables, so that the answers depend on
+/// the kernel as well.
+#[test]
+fn a_sysdump_answers_like_the_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let archive = folder.path().join("node-a.tar");
+    let archive = archive.to_str().unwrap();
+    for (fault, steps) in [("service-misspelt", vec!["backend".to_owned()]), ("ruleset-flushed", vec![])] {
+        let path = named(fault);
+        let steps = if steps.is_empty() { crate::scenario::steps(&path) } else { steps };
+        let node = Scenario::build(&path, &steps).unwrap();
+        let written = node.localnet(&["sysdump", "--output", archive]).unwrap();
+        assert_eq!((written.code, written.out), (0, format!("{archive}\n")), "{}", written.error);
+        for arguments in [
+            &["get", "services"][..],
+            &["get", "endpoints"],
+            &["get", "revision", "-o", "name"],
+            &["diff"],
+            &["history", "--service", "shop/web"],
+            &["explain", "--from", "pod:10.180.0.2", "--to", "shop/web:http"],
+            &["explain", "--why-not", "shop/web:http"],
+        ] {
+            let there = node.localnet(arguments).unwrap();
+            let mut command = Command::new(program("localnet").unwrap());
+            let here = command.args(["--state", archive]).args(arguments).output().unwrap();
+            let out = String::from_utf8(here.stdout).unwrap();
+            assert_eq!((here.status.code(), out), (Some(there.code), there.out), "{fault}: {arguments:?}");
+        }
+    }
+}
+
 /// Regression: only the backend has flags, and without its configuration each command failed on a healthy node. Every command
 /// uses the configuration that the backend has reported, and names it.
 #[test]
