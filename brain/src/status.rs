@@ -105,8 +105,9 @@ impl Pages {
 
     fn mode(&self) -> String {
         let reports = self.reports.all();
-        // If one backend has replaced another, there are reports of both. The newest report counts.
-        let newest = reports.values().max_by_key(|received| received.at);
+        // If one backend has replaced another, there are reports of both. The newest report counts. A backend without a mode may
+        // run beside one with a mode, as the eBPF backend does.
+        let newest = reports.values().max_by_key(|received| (received.mode().is_some(), received.at));
         match newest.map(|received| (received, received.mode())) {
             Some((_, Some(mode))) => mode.to_string(),
             Some((received, None)) => received.report.backend.clone(),
@@ -216,6 +217,8 @@ mod tests {
         assert_eq!(get("/proxyMode"), text("ipvs"));
         report("nft", "nftables");
         assert_eq!(get("/proxyMode"), text("nftables"));
+        report("ebpf", "");
+        assert_eq!(get("/proxyMode"), text("nftables"), "a backend beside another has no mode");
         report("nft", "no mode");
         assert_eq!(get("/proxyMode"), text("nft"));
         let (status, kind, body) = get("/configz");
