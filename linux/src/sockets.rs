@@ -13,7 +13,7 @@ use std::{
 };
 
 use localnet_core::Family;
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_SOCK_DIAG};
+use netlink_sys::{Socket, protocols::NETLINK_SOCK_DIAG};
 use rustix::{
     io::Errno,
     thread::{LinkNameSpaceType, move_into_link_name_space},
@@ -114,9 +114,7 @@ const RECEIVE: usize = 64 << 10;
 
 /// Ends the sockets in the namespace of this thread. Returns how many.
 fn end_here(cookies: &BTreeSet<u64>) -> io::Result<usize> {
-    let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
+    let socket = netlink::connect(NETLINK_SOCK_DIAG)?;
     let mut ended = 0;
     for family in Family::BOTH {
         let mut found = Vec::new();
