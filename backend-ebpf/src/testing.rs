@@ -1,5 +1,6 @@
 //! The kernel of the tests: maps in memory, which a test can also use as the programs in the kernel do.
 
+mod config;
 mod decisions;
 
 use std::{
@@ -8,8 +9,6 @@ use std::{
 };
 
 use anyhow::bail;
-use localnet_client::vips::{Config, Detector, NodePortAddresses};
-use localnet_lab::{DetectLocal, Flows};
 
 use crate::{
     decide::Maps,
@@ -136,19 +135,4 @@ impl Maps for Call<'_> {
     fn namespace_cookie(&self) -> u64 {
         self.namespace
     }
-}
-
-/// The configuration of a Case.
-pub(crate) fn config(flows: &Flows) -> Config {
-    let detector = match &flows.node.detect_local {
-        None => Detector::None,
-        Some(DetectLocal::ClusterCidr(cidrs)) => Detector::ClusterCidr(cidrs.clone()),
-        Some(DetectLocal::NodeCidr) => Detector::NodeCidr,
-        Some(DetectLocal::BridgeInterface(name)) => Detector::BridgeInterface(name.as_str().into()),
-        Some(DetectLocal::InterfaceNamePrefix(prefix)) => Detector::InterfaceNamePrefix(prefix.as_str().into()),
-    };
-    let given = flows.node.node_port_addresses.clone();
-    let mut node_port_addresses = given.map_or(NodePortAddresses::PRIMARY, NodePortAddresses::in_cidrs);
-    node_port_addresses.localhost = flows.node.localhost;
-    Config { masquerade_all: flows.node.masquerade_all, detector, node_port_addresses, ..Config::default() }
 }

@@ -17,7 +17,7 @@ use crate::{
     kernel::Content,
     layout::{Client, ClientKey, EndpointKey, MemberKey, OriginKey, Socket, Vip, VipKey},
     plan::{self, socket, socket_addr},
-    testing::{Call, config},
+    testing::{Call, config::config},
 };
 
 /// The maps, and the processes that use them.

@@ -7,10 +7,10 @@ use std::{
 };
 
 use anyhow::Context as _;
-use localnet_client::vips::{self, Config, Detector, NodePortAddresses};
+use localnet_client::vips;
 use localnet_ebpf::{LinuxBackend as _, desired::Desired, plan};
 use localnet_lab::{
-    Case, DetectLocal, Flow, Flows, Network, Sender, Servers, cases,
+    Case, Flow, Flows, Network, Sender, Servers, cases,
     flow::{Expect, Source},
     probe_flows,
     topology::Place,
@@ -20,23 +20,11 @@ use localnet_proto::{Changes, Snapshot};
 
 use crate::Sandbox;
 
-const AT_A_TIME: usize = 4;
+#[path = "../../src/testing/config.rs"]
+mod case;
+use case::config;
 
-fn config(flows: &Flows) -> Config {
-    let detector = match &flows.node.detect_local {
-        None => Detector::None,
-        Some(DetectLocal::ClusterCidr(cidrs)) => Detector::ClusterCidr(cidrs.clone()),
-        Some(DetectLocal::NodeCidr) => Detector::NodeCidr,
-        Some(DetectLocal::BridgeInterface(name)) => Detector::BridgeInterface(name.as_str().into()),
-        Some(DetectLocal::InterfaceNamePrefix(prefix)) => Detector::InterfaceNamePrefix(prefix.as_str().into()),
-    };
-    let given = flows.node.node_port_addresses.clone();
-    let node_port_addresses = NodePortAddresses {
-        localhost: flows.node.localhost,
-        ..given.map_or(NodePortAddresses::PRIMARY, NodePortAddresses::in_cidrs)
-    };
-    Config { masquerade_all: flows.node.masquerade_all, detector, node_port_addresses, ..Config::default() }
-}
+const AT_A_TIME: usize = 4;
 
 /// Adapts the expectations about packets that the programs translate to the differences 1, 3 and 7 in docs/backends/ebpf.md.
 fn adapted(flows: &Flows, state: &Snapshot) -> Flows {
