@@ -287,7 +287,8 @@ impl<K: Kernel> IptablesBackend<K> {
         }
         self.read.insert(family);
         if self.desired.counts_packets() {
-            // A program that deleted the rules may also have deleted the counters. Without the counters, the sync fails.
+            // A program that deleted the rules may also have deleted the counters; the kernel keeps the counters of existing rules.
+            // Without the counters, the sync fails.
             _ = self.kernel.ensure_counters();
         }
         let mut reader = Reader::default();
