@@ -64,6 +64,9 @@ fn the_program_follows_a_brain_through_changes_and_restarts() {
         windows.await_balancers(&[("172.30.0.41:80", endpoints), ("node:30080", endpoints)]).unwrap();
     };
     both(&[POD, "0ab40101"]);
+    // With address randomization, a few of ten thousand starts failed: "failed to map the shared user data".
+    let personality = fs::read_to_string(format!("/proc/{}/personality", program.id())).unwrap();
+    assert_eq!(personality.trim(), "00040000", "not ADDR_NO_RANDOMIZE");
     write(&file, &cluster(&[1, 2]));
     both(&[POD, "0ab40101", "0ab40102"]);
     assert!(windows.log().contains("HcnModifyLoadBalancer"), "{}", windows.log());
