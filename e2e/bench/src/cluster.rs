@@ -30,11 +30,13 @@ pub(crate) const TARGET_PORT: u16 = 8080;
 
 const FIRST_SERVICE: u32 = u32::from_be_bytes([172, 16, 1, 0]);
 const FIRST_ENDPOINT: u32 = u32::from_be_bytes([10, 64, 0, 0]);
+const ENDPOINTS: u64 = 1 << 20;
 /// Endpoints that replace others: about a million addresses, and then from the first one again.
 const FIRST_REPLACEMENT: u32 = u32::from_be_bytes([10, 80, 0, 0]);
 const REPLACEMENTS: u32 = 1 << 20;
 
 const PROBE: Ipv4Addr = Ipv4Addr::new(172, 31, 255, 1);
+const SERVER: Ipv4Addr = Ipv4Addr::new(172, 31, 255, 2);
 const PROBE_SLICE: &str = "probe-1";
 
 /// The number of Services, and of endpoints of each. Written as `10000x3`.
@@ -50,8 +52,9 @@ impl FromStr for Size {
     fn from_str(text: &str) -> anyhow::Result<Self> {
         let (services, endpoints) = text.split_once('x').context("expected SERVICESxENDPOINTS, such as 10000x3")?;
         let size = Self { services: services.parse()?, endpoints: endpoints.parse()? };
-        ensure!((1..=60_000).contains(&size.services), "1 to 60000 Services fit into the addresses, not {services}");
-        ensure!((1..=10).contains(&size.endpoints), "1 to 10 endpoints each, not {endpoints}");
+        ensure!((1..=100_000).contains(&size.services), "1 to 100000 Services fit into the names, not {services}");
+        let all = u64::from(size.services) * u64::from(size.endpoints);
+        ensure!((1..=ENDPOINTS).contains(&all), "1 to {ENDPOINTS} endpoints fit into the addresses, not {all}");
         Ok(size)
     }
 }
@@ -152,6 +155,39 @@ impl Probe {
     }
 }
 
+/// The Service whose server reads what it gets, on TCP and on UDP. It exists from the measurement of the traffic on.
+pub(crate) struct Server;
+
+impl Server {
+    /// The port of the server.
+    pub(crate) const PORT: u16 = 8081;
+
+    /// The address and port of the Service, for TCP and for UDP.
+    pub(crate) fn vip() -> SocketAddr {
+        SocketAddrV4::new(SERVER, PORT).into()
+    }
+
+    /// The only endpoint, which is also one of the first Service.
+    pub(crate) fn direct(size: Size) -> SocketAddr {
+        SocketAddrV4::new(size.endpoint(0, 0), Self::PORT).into()
+    }
+
+    pub(crate) fn service() -> Value {
+        let mut body = service("server", SERVER);
+        let port =
+            |name, protocol| json!({ "name": name, "port": PORT, "targetPort": Self::PORT, "protocol": protocol });
+        body["spec"]["ports"] = json!([port("tcp", "TCP"), port("udp", "UDP")]);
+        body
+    }
+
+    pub(crate) fn slice(size: Size) -> Slice {
+        let mut slice = slice("server", [size.endpoint(0, 0)].into_iter(), "node-b");
+        let port = |name, protocol| json!({ "name": name, "port": Self::PORT, "protocol": protocol });
+        slice.body["ports"] = json!([port("tcp", "TCP"), port("udp", "UDP")]);
+        slice
+    }
+}
+
 /// An EndpointSlice.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Slice {
@@ -244,7 +280,7 @@ mod tests {
     #[test]
     fn sizes_are_text() {
         assert_eq!("45000x2".parse::<Size>().unwrap(), Size { services: 45_000, endpoints: 2 });
-        for wrong in ["", "10", "0x1", "x", "10x0", "100000x1", "10x11"] {
+        for wrong in ["", "10", "0x1", "x", "10x0", "100001x1", "10x200000"] {
             assert!(wrong.parse::<Size>().is_err(), "{wrong}");
         }
     }

@@ -107,6 +107,10 @@ pub(crate) const WITH_IPVS: [Contestant; 2] = [
     },
 ];
 
+/// The brain without a backend, see [`crate::measure::alone`].
+pub(crate) const ALONE: Contestant =
+    Contestant { name: BRAIN, role: Role::AlsoOurs, rest: Duration::ZERO, programs: |place| Ok(vec![brain(place)?]) };
+
 /// The names that identify the memory of the brain and of the backend.
 pub(crate) const BRAIN: &str = "localnet-brain";
 pub(crate) const NFT: &str = "localnet-nft";
@@ -170,6 +174,9 @@ conntrack: {{maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeo
 /// A folder in which `iptables` and related tools have the legacy flavour. The nf_tables flavour is too slow to finish.
 fn legacy_tools(place: &Place<'_>) -> anyhow::Result<PathBuf> {
     let folder = place.folder.join("legacy");
+    if folder.is_dir() {
+        return Ok(folder);
+    }
     fs::create_dir(&folder).with_context(|| format!("creating {}", folder.display()))?;
     let tool = legacy_tool()?;
     for name in ["iptables", "ip6tables"] {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::{machine::Machine, statistics::Times};
 
 /// All results.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Figures {
     pub(crate) machine: Machine,
     /// Whether the sizes and times were reduced, to test the benchmark and not to compare.
@@ -16,6 +16,12 @@ pub(crate) struct Figures {
     /// The requested number of changes per second.
     pub(crate) rate: u32,
     pub(crate) runs: Vec<Run>,
+    /// The brain without a backend.
+    #[serde(default)]
+    pub(crate) alone: Vec<Alone>,
+    /// What reaches a reader of a busy cluster's activity.
+    #[serde(default)]
+    pub(crate) reduction: Option<Reduction>,
     /// Programming the kernel from a state in memory, without brain and API server.
     #[serde(default)]
     pub(crate) kernel: Vec<Kernel>,
@@ -41,6 +47,10 @@ pub(crate) struct Run {
     /// The time from a flush by another program until packets are answered again.
     #[serde(default)]
     pub(crate) repair: Option<Times>,
+    #[serde(default)]
+    pub(crate) traffic: Option<Traffic>,
+    #[serde(default)]
+    pub(crate) kills: Option<Kills>,
     /// The share of the machine's CPU time in percent that neither contestant, control plane nor benchmark used during the run.
     pub(crate) others_percent: f64,
 }
@@ -133,6 +143,65 @@ pub(crate) struct Readers {
     pub(crate) change: [Times; 2],
     /// The time from the first reader's answer to the last one's, without stalled readers.
     pub(crate) spread: Times,
+}
+
+/// The rate of connections and the throughput.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Traffic {
+    /// Directly to the endpoint.
+    pub(crate) direct: Flow,
+    /// Through the VIP.
+    pub(crate) vip: Flow,
+}
+
+/// Means.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Flow {
+    /// New TCP connections per second, one after the other.
+    pub(crate) connections: f64,
+    /// Megabits per second of one TCP connection.
+    pub(crate) tcp_megabits: f64,
+    /// Megabits per second that arrived in datagrams of 1,400 bytes from one sender.
+    pub(crate) udp_megabits: f64,
+}
+
+/// Kills of the contestant's programs with SIGKILL, under load.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Kills {
+    pub(crate) kills: usize,
+    /// The number of connections that a pod opened in the meantime.
+    pub(crate) connections: usize,
+    /// The number of those that were not accepted.
+    pub(crate) failed: usize,
+    /// The time from the start of a program until the change of an endpoint, written at that moment, has reached packets.
+    pub(crate) recovery: Times,
+}
+
+/// The brain with one reader and without a backend, at one size.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Alone {
+    pub(crate) services: u32,
+    pub(crate) endpoints: u32,
+    /// The time from the start of the brain until the reader has the whole state.
+    pub(crate) start: f64,
+    /// The brain's CPU time until then.
+    pub(crate) cpu: f64,
+    pub(crate) memory: Memory,
+    /// The time since the API server's first message about a changed endpoint, until the reader has the change.
+    pub(crate) change: Times,
+}
+
+/// The counts of `benches/reduction.rs`.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Reduction {
+    /// Writes to the API server.
+    pub(crate) writes: usize,
+    /// Events that the brain's watches delivered, and their bytes as JSON.
+    pub(crate) events: usize,
+    pub(crate) event_bytes: usize,
+    /// Revisions of the node's state, and the bytes that a reader got for them.
+    pub(crate) revisions: usize,
+    pub(crate) reader_bytes: usize,
 }
 
 /// The time from an empty kernel to all rules.

@@ -35,7 +35,7 @@ pub(crate) fn judge(figures: &Figures) -> Vec<Judged> {
             "≤ 100 ms",
             100.0,
         ),
-        kernel(figures, HUGE, "nft: time to write all rules, as in the row above, 45000x2", "≤ 500 ms", 500.0),
+        kernel(figures, HUGE, "nft: time to write all rules, as in the row above, 45000x2", "≤ 400 ms", 400.0),
         growth(figures),
         commit(figures),
         change(figures),
@@ -44,8 +44,11 @@ pub(crate) fn judge(figures: &Figures) -> Vec<Judged> {
         memory(figures, BRAIN, "resident memory of the brain, 10000x3", "≤ 64 MiB", 64.0),
         memory(figures, NFT, "resident memory of the nft backend, 10000x3", "≤ 32 MiB", 32.0),
         memory_of_both(figures),
+        peak(figures),
+        cpu(figures),
         readers(figures),
         repair(figures),
+        kills(figures),
         connections(figures),
         flat(figures),
         iptables_start(figures),
@@ -95,11 +98,11 @@ fn change(figures: &Figures) -> Judged {
     let measured = change.map(|change| {
         let times = change.event;
         let text = format!("p99 {}, p50 {} (n = {})", text::time(times.p99), text::time(times.p50), times.n);
-        (text, times.p99 <= 20.0 && change.lost == 0)
+        (text, times.p99 <= 8.0 && change.lost == 0)
     });
     judged(
         "one endpoint changed: time from the API event until packets go to the new endpoint, 10000x3",
-        "p99 ≤ 20 ms",
+        "p99 ≤ 8 ms",
         measured,
     )
 }
@@ -113,22 +116,18 @@ fn under_load(figures: &Figures) -> Judged {
         let text = format!("p99 {}, p50 {} (n = {}) at {at}", text::time(times.p99), text::time(times.p50), times.n);
         // If the API server could not take the load, the result is not valid.
         let loaded = load.rate >= f64::from(figures.rate) * 0.9;
-        Some((text, loaded && times.p99 <= 100.0 && change.lost == 0))
+        Some((text, loaded && times.p99 <= 60.0 && change.lost == 0))
     });
-    judged("the time in the row above, while 1,000 other endpoints change per second", "p99 ≤ 100 ms", measured)
+    judged("the time in the row above, while 1,000 other endpoints change per second", "p99 ≤ 60 ms", measured)
 }
 
 fn repair(figures: &Figures) -> Judged {
     let times = figures.run(OURS, LARGE).and_then(|run| run.repair);
     let measured = times.map(|times| {
         let text = format!("p99 {}, p50 {} (n = {})", text::time(times.p99), text::time(times.p50), times.n);
-        (text, times.p99 <= 100.0)
+        (text, times.p99 <= 50.0)
     });
-    judged(
-        "another program deletes one table: time until packets are answered again, 10000x3",
-        "p99 ≤ 100 ms",
-        measured,
-    )
+    judged("another program deletes one table: time until packets are answered again, 10000x3", "p99 ≤ 50 ms", measured)
 }
 
 fn start(figures: &Figures) -> Judged {
@@ -139,11 +138,11 @@ fn start(figures: &Figures) -> Judged {
             // Writing to a string cannot fail.
             _ = write!(text, ", 1/{:.1} of {}", other / ours, PEERS[1]);
         }
-        (text, ours <= peer / 10.0)
+        (text, ours <= 800.0)
     });
     judged(
         "time from the start of brain and backend, with a live API server, until every Service answers, 10000x3",
-        "≤ 1/10 of kube-proxy's time (nftables)",
+        "≤ 0.8 s",
         measured,
     )
 }
@@ -170,6 +169,46 @@ fn memory_of_both(figures: &Figures) -> Judged {
         "less",
         ours.zip(least)
             .map(|(ours, least)| (format!("{} against {}", text::memory(ours), text::memory(least)), ours < least)),
+    )
+}
+
+fn peak(figures: &Figures) -> Judged {
+    let of = |process| {
+        let run = figures.run(OURS, LARGE)?;
+        let peak = run.load.as_ref()?.memory.get(process)?.peak;
+        Some((peak, peak / most(run, process)?))
+    };
+    judged(
+        "largest resident memory of brain and nft backend until the end of the load, relative to what stays, 10000x3",
+        "≤ × 1.2 each",
+        of(BRAIN).zip(of(NFT)).map(|((brain, brain_factor), (nft, nft_factor))| {
+            let text =
+                format!("{} (× {brain_factor:.2}), {} (× {nft_factor:.2})", text::memory(brain), text::memory(nft));
+            (text, brain_factor <= 1.2 && nft_factor <= 1.2)
+        }),
+    )
+}
+
+fn cpu(figures: &Figures) -> Judged {
+    let load = figures.run(OURS, LARGE).and_then(|run| run.load.as_ref());
+    judged(
+        "CPU time of brain and nft backend for one of 1,000 changes per second, 10000x3",
+        "≤ 0.15 ms",
+        load.map(|load| {
+            let each = load.cpu_per_second / load.rate * 1e3;
+            (text::time(each), each <= 0.15)
+        }),
+    )
+}
+
+fn kills(figures: &Figures) -> Judged {
+    judged(
+        "SIGKILL of brain and nft backend in turns, 500 connections per second, 10000x3",
+        "no connection fails",
+        figures.run(OURS, LARGE).and_then(|run| run.kills).map(|kills| {
+            let text = format!("{} of {} failed, {} kills", kills.failed, kills.connections, kills.kills);
+            (text, kills.failed == 0)
+        }),
     )
 }
 
@@ -272,25 +311,25 @@ mod tests {
     }
 
     fn memory(of: &[(&str, f64)]) -> Value {
-        of.iter().map(|(name, resident)| (*name, json!({ "resident": resident, "peak": 500.0 }))).collect()
+        of.iter().map(|(name, resident)| (*name, json!({ "resident": resident, "peak": resident * 1.2 }))).collect()
     }
 
     fn run(contestant: &str, services: u32, took: f64, process: &[(&str, f64)]) -> Value {
-        let change = json!({ "event": times(20.0), "write": times(200.0), "lost": 0 });
+        let change = json!({ "event": times(8.0), "write": times(200.0), "lost": 0 });
         json!({
             "contestant": contestant, "services": services, "endpoints": 3, "others_percent": 1.0, "delete": null,
             "start": { "took": took, "cpu": 10.0, "memory": memory(process) },
             "connect": { "n": 9, "bare_us": 19.0, "direct_us": 20.0, "first_us": 22.0, "middle_us": 23.0, "last_us": 21.0 },
             "change": change,
             "load": {
-                "change": { "event": times(100.0), "write": times(200.0), "lost": 0 }, "rate": 990.0, "seconds": 30.0,
-                "cpu_per_second": 0.1, "surroundings_per_second": 1.0, "memory": memory(process),
+                "change": { "event": times(60.0), "write": times(200.0), "lost": 0 }, "rate": 1000.0, "seconds": 30.0,
+                "cpu_per_second": 0.11, "surroundings_per_second": 1.0, "memory": memory(process),
             },
             "readers": {
                 "readers": 256, "stalled": 32, "memory": [50.0, 55.0], "change": [times(20.0), times(20.0)],
                 "spread": times(1.0),
             },
-            "repair": times(100.0),
+            "repair": times(50.0), "kills": { "kills": 200, "connections": 9, "failed": 0, "recovery": times(1.0) },
         })
     }
 
@@ -305,13 +344,13 @@ mod tests {
             },
             "quick": false, "rate": 1000,
             "runs": [
-                run(OURS, 10, 1.0, &ours), run(OURS, LARGE, 100.0, &ours), run(OURS, HUGE, 900.0, &ours),
+                run(OURS, 10, 1.0, &ours), run(OURS, LARGE, 800.0, &ours), run(OURS, HUGE, 900.0, &ours),
                 run(PEERS[0], LARGE, 1_000.0, &[("kube-proxy", 97.0)]), peer,
                 run(IPTABLES, LARGE, 250.0, &[(BRAIN, 64.0), (IPTABLES, 25.0)]),
             ],
             "kernel": [
                 { "services": LARGE, "endpoints": 3, "median": 100.0, "longest": 100.0, "nft": 1.0 },
-                { "services": HUGE, "endpoints": 2, "median": 500.0, "longest": 250.0, "nft": null },
+                { "services": HUGE, "endpoints": 2, "median": 400.0, "longest": 250.0, "nft": null },
             ],
         })
     }
@@ -325,7 +364,7 @@ mod tests {
     fn a_run_at_the_limits_meets_all_goals() {
         let judged = judge(&serde_json::from_value(good()).unwrap());
         assert!(judged.iter().all(|judged| judged.met == Some(true)), "{judged:#?}");
-        assert_eq!(judged.len(), 17);
+        assert_eq!(judged.len(), 20);
     }
 
     #[test]
@@ -337,7 +376,7 @@ mod tests {
                 101.0,
                 "nft: time to write all rules into an empty kernel, from a state in memory, 10000x3",
             ),
-            ("/kernel/1/median".to_owned(), 501.0, "nft: time to write all rules, as in the row above, 45000x2"),
+            ("/kernel/1/median".to_owned(), 401.0, "nft: time to write all rules, as in the row above, 45000x2"),
             (
                 "/kernel/1/longest".to_owned(),
                 251.0,
@@ -345,22 +384,22 @@ mod tests {
             ),
             (
                 "/kernel/0/median".to_owned(),
-                60.0,
+                50.0,
                 "nft: time per Service or endpoint in the two rows above, 45000x2 relative to 10000x3",
             ),
             (
                 format!("{large}/change/event/p99"),
-                20.1,
+                8.1,
                 "one endpoint changed: time from the API event until packets go to the new endpoint, 10000x3",
             ),
             (
                 format!("{large}/repair/p99"),
-                101.0,
+                51.0,
                 "another program deletes one table: time until packets are answered again, 10000x3",
             ),
             (
                 format!("{large}/load/change/event/p99"),
-                101.0,
+                61.0,
                 "the time in the row above, while 1,000 other endpoints change per second",
             ),
             (
@@ -370,7 +409,7 @@ mod tests {
             ),
             (
                 format!("{large}/start/took"),
-                101.0,
+                801.0,
                 "time from the start of brain and backend, with a live API server, until every Service answers, 10000x3",
             ),
             (format!("{large}/start/memory/{BRAIN}/resident"), 65.0, "resident memory of the brain, 10000x3"),
@@ -384,6 +423,21 @@ mod tests {
                 format!("{large}/readers/memory/1"),
                 56.0,
                 "effect of 256 more clients of the brain, 32 of which stop reading, 10000x3",
+            ),
+            (
+                format!("{large}/load/memory/{BRAIN}/peak"),
+                77.0,
+                "largest resident memory of brain and nft backend until the end of the load, relative to what stays, 10000x3",
+            ),
+            (
+                format!("{large}/load/cpu_per_second"),
+                0.16,
+                "CPU time of brain and nft backend for one of 1,000 changes per second, 10000x3",
+            ),
+            (
+                format!("{large}/kills/failed"),
+                1.0,
+                "SIGKILL of brain and nft backend in turns, 500 connections per second, 10000x3",
             ),
             (
                 "/runs/2/connect/last_us".to_owned(),
@@ -407,7 +461,8 @@ mod tests {
             ),
         ] {
             let mut figures = good();
-            *figures.pointer_mut(&pointer).unwrap_or_else(|| panic!("{pointer}")) = value.into();
+            let number = if f64::fract(value) == 0.0 { json!(value as u64) } else { json!(value) };
+            *figures.pointer_mut(&pointer).unwrap_or_else(|| panic!("{pointer}")) = number;
             assert_eq!(missed(&figures), [goal], "{pointer} = {value}");
         }
     }

@@ -11,7 +11,7 @@ use localnet_controlplane::binary;
 use serde::{Deserialize, Serialize};
 
 /// Facts that affect the results.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Machine {
     pub(crate) date: String,
     pub(crate) revision: String,

@@ -18,6 +18,7 @@
 //! | [`mod@measure`] | the measured steps |
 //! | [`steps`] | criterion's measurements of single steps |
 //! | [`etcd`] | writes many objects faster than through the API server |
+//! | [`quiet`] | waits for an idle machine |
 //! | [`figures`] | the results |
 //! | [`goals`] | the goals for the results; pure |
 //! | [`report`] | renders the results; pure |
@@ -36,6 +37,7 @@ mod number_text;
 mod options;
 mod packets;
 mod plane;
+mod quiet;
 mod report;
 mod site;
 mod statistics;
@@ -50,13 +52,13 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Parser as _;
 use serde::de::DeserializeOwned;
 
 use crate::{
     cluster::Size,
-    contestants::ALL,
+    contestants::{ALL, BRAIN},
     figures::{Figures, Run},
     machine::Machine,
     options::{Options, RATE},
@@ -74,10 +76,16 @@ fn main() -> anyhow::Result<()> {
         Some(path) => read(path)?,
         None => measure(&options)?,
     };
-    report::write(&figures, &options.output)?;
+    let objection = if options.quick { None } else { quiet::objection(&figures) };
+    // The figures are not lost: `--report` reads them.
+    let output = if objection.is_some() { Path::new("target/bench/unpublished") } else { &options.output };
+    report::write(&figures, output)?;
     // If no one reads the output, the result is still written to files.
     _ = std::io::stdout().write_all(report::print(&figures).as_bytes());
-    Ok(())
+    match objection {
+        Some(objection) => bail!("the figures are in {}, and not published: {objection}", output.display()),
+        None => Ok(()),
+    }
 }
 
 fn measure(options: &Options) -> anyhow::Result<Figures> {
@@ -90,6 +98,8 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
         machine: Machine::of_this()?,
         quick: options.quick,
         rate: RATE,
+        alone: Vec::new(),
+        reduction: options.reduction.as_deref().map(read).transpose()?,
         runs: options.runs.as_deref().map_or_else(|| Ok(Vec::new()), measured)?,
         kernel,
         steps: options.criterion.as_deref().map_or_else(|| Ok(BTreeMap::new()), steps::read)?,
@@ -118,6 +128,14 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
                 writeln!(file, "{line}").with_context(|| format!("writing {}", path.display()))?;
             }
             figures.runs.push(run);
+        }
+    }
+    if options.only.is_empty() || options.only.iter().any(|part| BRAIN.contains(part.as_str())) {
+        for size in options.sizes_alone() {
+            let alone = measure::alone::run(runtime.handle(), size, &options.lengths(size), &options.cache)
+                .with_context(|| format!("measuring the brain alone at {size}"))?;
+            print_progress(&serde_json::to_string(&alone)?);
+            figures.alone.push(alone);
         }
     }
     Ok(figures)

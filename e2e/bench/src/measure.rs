@@ -1,12 +1,15 @@
 //! Measures a contestant step by step. The steps are the same for all contestants, and observe packets from outside.
 
+pub(crate) mod alone;
 mod change;
 mod connect;
 mod delete;
+mod kills;
 mod load;
 mod readers;
 mod repair;
 mod start;
+mod traffic;
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +24,8 @@ use crate::{
     figures::{Memory, Run},
     options::Lengths,
     plane, print_progress,
-    site::{Site, Team, settle},
+    quiet::settle,
+    site::{Site, Team},
     usage,
 };
 
@@ -43,7 +47,7 @@ pub(crate) fn run(
 ) -> anyhow::Result<Run> {
     let data = runtime.block_on(plane::filled(size, cache))?;
     let site = Site::build(runtime, size, &data)?;
-    settle()?;
+    lengths.await_idle()?;
     print_progress(&format!("{} at {size}", contestant.name));
     let others = Others::begin(&site)?;
     let mut run = Run {
@@ -58,6 +62,7 @@ pub(crate) fn run(
     if run.start.is_some() {
         settle()?;
         run.connect = Some(connect::measure(&site, bare, lengths.connections)?);
+        run.traffic = Some(traffic::measure(&site, lengths.traffic, lengths.give_up)?);
         run.change = change::measure(&site, contestant.rest, lengths)?;
         run.load = Some(load::measure(&site, &team, lengths)?);
         if let Some(change) = &run.change
@@ -70,6 +75,11 @@ pub(crate) fn run(
         if contestant.role != Role::Peer {
             settle()?;
             run.repair = repair::measure(&site, contestant, lengths.repairs, lengths.give_up)?;
+        }
+        if size.services >= READERS_FROM || lengths.patience.is_none() {
+            let kills = if contestant.role == Role::Peer { lengths.kills_of_peers } else { lengths.kills };
+            settle()?;
+            run.kills = Some(kills::measure(&site, contestant, &mut team, kills)?);
         }
         let deleted_up_to = if contestant.is_iptables() { ALL_DELETED_UP_TO } else { DELETED_UP_TO };
         if size.services <= deleted_up_to {

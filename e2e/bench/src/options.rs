@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Parser;
 
-use crate::cluster::Size;
+use crate::{cluster::Size, quiet};
 
 /// Measures localnet beside kube-proxy, in network namespaces of its own (needs root).
 #[derive(Debug, Parser)]
@@ -35,6 +35,9 @@ pub(crate) struct Options {
     /// What `cargo bench -p localnet-nft` wrote
     #[arg(long, value_name = "FILE")]
     pub(crate) kernel: Option<PathBuf>,
+    /// What `cargo bench -p localnet-bench --bench reduction` wrote
+    #[arg(long, value_name = "FILE")]
+    pub(crate) reduction: Option<PathBuf>,
     /// The folder that criterion wrote to
     #[arg(long, value_name = "FOLDER")]
     pub(crate) criterion: Option<PathBuf>,
@@ -53,6 +56,12 @@ impl Options {
         }
     }
 
+    /// The sizes at which the brain is measured alone.
+    pub(crate) fn sizes_alone(&self) -> Vec<Size> {
+        let size = |services, endpoints| Size { services, endpoints };
+        if self.quick { vec![size(1_000, 10)] } else { vec![size(10_000, 3), size(100_000, 5), size(10_000, 100)] }
+    }
+
     pub(crate) fn lengths(&self, size: Size) -> Lengths {
         // A few Services only serve to compare connections.
         if self.quick || size.services < 1_000 {
@@ -63,7 +72,11 @@ impl Options {
                 rate: RATE,
                 load: Duration::from_secs(6),
                 connections: 2_000,
+                traffic: Duration::from_secs(1),
                 repairs: 20,
+                kills: 5,
+                kills_of_peers: 2,
+                patience: (!self.quick).then_some(PATIENCE),
             }
         } else {
             Lengths {
@@ -74,7 +87,11 @@ impl Options {
                 rate: RATE,
                 load: Duration::from_secs(30),
                 connections: 10_000,
+                traffic: Duration::from_secs(5),
                 repairs: 200,
+                kills: 100,
+                kills_of_peers: 3,
+                patience: Some(PATIENCE),
             }
         }
     }
@@ -82,6 +99,8 @@ impl Options {
 
 /// Changes per second of the load.
 pub(crate) const RATE: u32 = 1_000;
+
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Durations and counts of the steps.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +117,23 @@ pub(crate) struct Lengths {
     pub(crate) load: Duration,
     /// The number of connections through each VIP.
     pub(crate) connections: usize,
+    /// How long each kind of traffic goes to each destination.
+    pub(crate) traffic: Duration,
     /// The number of flushes that our backend repairs.
     pub(crate) repairs: usize,
+    /// How often each program of ours is killed, and each of a peer, which may need a minute to recover.
+    pub(crate) kills: usize,
+    pub(crate) kills_of_peers: usize,
+    /// Maximum time to wait for an idle machine. `None` if it need not be idle.
+    pub(crate) patience: Option<Duration>,
+}
+
+impl Lengths {
+    /// Waits for an idle machine.
+    pub(crate) fn await_idle(&self) -> anyhow::Result<()> {
+        match self.patience {
+            Some(patience) => quiet::wait(patience),
+            None => quiet::settle().map(|_| ()),
+        }
+    }
 }

@@ -13,7 +13,6 @@ use std::{
     net::SocketAddr,
     path::Path,
     process::{Command, Stdio},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -76,6 +75,11 @@ impl Site {
         self.network.pod(CONNECTS.parse().context("reading the address of a pod")?)
     }
 
+    /// The namespace of the pods of other nodes.
+    pub(crate) fn outside(&self) -> &Namespace {
+        self.network.outside()
+    }
+
     /// Runs a function in the pod that connects.
     pub(crate) fn inside<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
         self.pod()?.run(work)
@@ -99,20 +103,30 @@ impl Site {
     /// Starts all programs of a contestant.
     pub(crate) fn start(&self, contestant: &Contestant) -> anyhow::Result<Team> {
         let programs = (contestant.programs)(&self.place())?;
-        let mut running = Vec::new();
         let started = Instant::now();
-        for program in &programs {
-            let path = self.folder.path().join(format!("{}.log", program.name));
-            let log = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
-            let out = log.try_clone()?;
-            let Program { name, command } = program;
-            let spawned = self.network.node().spawn(command.get_program(), |started| {
-                let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
-                started.args(command.get_args()).envs(set).stdin(Stdio::null()).stdout(out).stderr(log)
-            });
-            running.push((*name, spawned?));
-        }
-        Ok(Team { started, running })
+        let running = programs.iter().map(|program| anyhow::Ok((program.name, self.spawn(program)?)));
+        Ok(Team { started, running: running.collect::<Result<_, _>>()? })
+    }
+
+    /// Kills a program of a contestant with SIGKILL, and starts it again. Returns when it started.
+    pub(crate) fn restart(&self, contestant: &Contestant, team: &mut Team, name: &str) -> anyhow::Result<Instant> {
+        let programs = (contestant.programs)(&self.place())?;
+        let program = programs.iter().find(|program| program.name == name).context("no such program")?;
+        let (_, running) = team.running.iter_mut().find(|(running, _)| *running == name).context("it does not run")?;
+        running.kill().and_then(|()| running.wait()).with_context(|| format!("killing {name}"))?;
+        let started = Instant::now();
+        *running = self.spawn(program)?;
+        Ok(started)
+    }
+
+    fn spawn(&self, Program { name, command }: &Program) -> anyhow::Result<Running> {
+        let path = self.folder.path().join(format!("{name}.log"));
+        let log = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
+        let out = log.try_clone()?;
+        self.network.node().spawn(command.get_program(), |started| {
+            let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+            started.args(command.get_args()).envs(set).stdin(Stdio::null()).stdout(out).stderr(log)
+        })
     }
 
     /// The end of a program's output.
@@ -149,19 +163,4 @@ impl Team {
         }
         Ok(())
     }
-}
-
-/// Waits until the machine is idle, up to a time limit, because other programs may use it, too.
-pub(crate) fn settle() -> anyhow::Result<()> {
-    const LOOK: Duration = Duration::from_millis(500);
-    const IDLE: f64 = 0.1;
-    const PATIENCE: u32 = 20;
-    for _ in 0..PATIENCE {
-        let (busy, started) = (usage::busy()?, Instant::now());
-        thread::sleep(LOOK);
-        if (usage::busy()? - busy).as_secs_f64() / started.elapsed().as_secs_f64() < IDLE {
-            break;
-        }
-    }
-    Ok(())
 }

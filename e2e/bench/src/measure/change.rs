@@ -89,8 +89,8 @@ impl Prober<'_, '_> {
         self.event.len() + self.lost
     }
 
-    /// Changes the endpoint, and waits until connections show the change.
-    pub(super) fn change(&mut self) -> anyhow::Result<()> {
+    /// Changes the endpoint, and waits until connections show the change. Returns when they did, or `None` if they never did.
+    pub(super) fn change(&mut self) -> anyhow::Result<Option<Instant>> {
         let next = self.now.other();
         self.observer.be_watchful();
         while self.events.try_recv().is_ok() {}
@@ -104,7 +104,7 @@ impl Prober<'_, '_> {
         };
         let Some(seen) = self.observer.await_answer(expected, PATIENCE) else {
             self.lost += 1;
-            return Ok(());
+            return Ok(None);
         };
         let deadline = Instant::now() + PATIENCE;
         let reported = loop {
@@ -116,7 +116,7 @@ impl Prober<'_, '_> {
         };
         self.event.push(seen.saturating_duration_since(reported.min(answered)));
         self.write.push(seen - written);
-        Ok(())
+        Ok(Some(seen))
     }
 }
 

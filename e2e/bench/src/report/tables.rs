@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use crate::{
     contestants::{ALL, Role},
-    figures::{Change, Figures, Memory, Run},
+    figures::{Change, Figures, Memory, Run, Traffic},
     goals::Judged,
     number_text::{memory, or_dash, ratio, time},
 };
@@ -75,9 +75,13 @@ pub(crate) fn all(figures: &Figures) -> Vec<Table> {
         load(figures),
         resident(figures),
         connect(figures),
+        traffic(figures),
         delete(figures),
         readers(figures),
         repair(figures),
+        kills(figures),
+        alone(figures),
+        reduction(figures),
         kernel(figures),
         steps(figures),
     ];
@@ -252,6 +256,25 @@ fn connect(figures: &Figures) -> Table {
     })
 }
 
+fn traffic(figures: &Figures) -> Table {
+    let table = Table::new(
+        "Connection rate and throughput",
+        "A pod sends to a server on another node, directly and through a VIP: TCP connections one after the other, one TCP \
+         connection that is kept full, and UDP datagrams of 1,400 bytes. The table shows what arrives at the server. Sender \
+         and server share the processors of the machine.",
+        &["size", "contestant", "connections per second: direct / VIP", "TCP: direct / VIP", "UDP: direct / VIP"],
+    );
+    each(figures, table, |run, _| {
+        let Traffic { direct, vip } = run.traffic?;
+        let gigabits = |direct: f64, vip: f64| format!("{:.2} / {:.2} Gbit/s", direct / 1e3, vip / 1e3);
+        Some(vec![
+            format!("{:.0} / {:.0}", direct.connections, vip.connections),
+            gigabits(direct.tcp_megabits, vip.tcp_megabits),
+            gigabits(direct.udp_megabits, vip.udp_megabits),
+        ])
+    })
+}
+
 fn delete(figures: &Figures) -> Table {
     let table = Table::new(
         "Everything deleted → nothing answers",
@@ -296,6 +319,78 @@ fn readers(figures: &Figures) -> Table {
             pair(readers.spread),
         ])
     })
+}
+
+fn kills(figures: &Figures) -> Table {
+    let table = Table::new(
+        "Programs killed under load",
+        "The benchmark kills each program of the contestant with SIGKILL again and again, and starts it again at once. A pod \
+         opens 500 TCP connections per second to a sample of the Services. “Failed” is the number of connections that were not \
+         accepted. “Recovery” is the time from the start of the program until the change of an endpoint, which the \
+         benchmark writes at that moment, has reached packets.",
+        &["size", "contestant", "kills", "connections", "failed", "recovery p50 / p99"],
+    );
+    each(figures, table, |run, _| {
+        let kills = run.kills?;
+        let recovery = format!("{} / {}", time(kills.recovery.p50), time(kills.recovery.p99));
+        Some(vec![kills.kills.to_string(), kills.connections.to_string(), kills.failed.to_string(), recovery])
+    })
+}
+
+fn alone(figures: &Figures) -> Table {
+    let mut table = Table::new(
+        "The brain alone",
+        "No backend runs. One reader requests the state. “Start” is the time from the start of the brain until the reader \
+         has the whole state. “Change” is the time of one changed endpoint, from the API server's first message until the \
+         reader has the change. The memory is that after the start.",
+        &[
+            "size",
+            "start",
+            "CPU time",
+            "CPU time per endpoint",
+            "memory",
+            "peak",
+            "memory per endpoint",
+            "change p50 / p99",
+        ],
+    );
+    for alone in &figures.alone {
+        let endpoints = f64::from(alone.services) * f64::from(alone.endpoints);
+        table.rows.push(vec![
+            format!("{}x{}", alone.services, alone.endpoints),
+            time(alone.start),
+            time(alone.cpu),
+            time(alone.cpu / endpoints),
+            memory(alone.memory.resident),
+            memory(alone.memory.peak),
+            format!("{:.0} B", alone.memory.resident * f64::from(1 << 20) / endpoints),
+            format!("{} / {}", time(alone.change.p50), time(alone.change.p99)),
+        ]);
+    }
+    table
+}
+
+fn reduction(figures: &Figures) -> Table {
+    let mut table = Table::new(
+        "What reaches a reader",
+        "The activity is a model of ten minutes in a cluster of 1,000 nodes with 10,000 Services of three endpoints \
+         (`e2e/bench/benches/reduction.rs`): Leases, status of nodes and pods, rolling updates, failing readiness probes, \
+         and controllers that write metadata. KEP-2104 expects that the state of one node changes less often than the \
+         cluster by two orders of magnitude. “Bytes” are those of the objects as JSON, or those of the answers to the reader.",
+        &["", "count", "relative to the writes", "bytes"],
+    );
+    if let Some(counts) = figures.reduction {
+        let part = |count: usize| format!("1/{:.0}", counts.writes as f64 / count.max(1) as f64);
+        let kibibytes = |bytes: usize| format!("{:.0} KiB", bytes as f64 / 1024.0);
+        for (name, count, bytes) in [
+            ("writes to the API server", counts.writes, None),
+            ("events that the brain gets", counts.events, Some(counts.event_bytes)),
+            ("revisions that a reader gets", counts.revisions, Some(counts.reader_bytes)),
+        ] {
+            table.rows.push(vec![name.to_owned(), count.to_string(), part(count), or_dash(bytes.map(kibibytes))]);
+        }
+    }
+    table
 }
 
 fn kernel(figures: &Figures) -> Table {

@@ -1,0 +1,93 @@
+//! Whether the machine is idle, which decides whether figures are published.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::ensure;
+
+use crate::{figures::Figures, print_progress, usage};
+
+/// The share of all processors' time in percent that other programs may use during a measurement. This includes the work that the kernel does
+/// for the contestant in its own threads.
+const OTHERS: f64 = 5.0;
+/// The number of busy processors at which the machine counts as idle.
+const IDLE: f64 = 0.1;
+
+/// Waits until the machine is idle, because other programs may use it, too. Goes on after ten seconds. Returns the number of busy processors.
+pub(crate) fn settle() -> anyhow::Result<f64> {
+    const LOOK: Duration = Duration::from_millis(500);
+    const LOOKS: u32 = 20;
+    let mut processors = f64::MAX;
+    for _ in 0..LOOKS {
+        let (busy, began) = (usage::busy()?, Instant::now());
+        thread::sleep(LOOK);
+        processors = (usage::busy()? - busy).as_secs_f64() / began.elapsed().as_secs_f64();
+        if processors < IDLE {
+            break;
+        }
+    }
+    Ok(processors)
+}
+
+/// Waits until the machine is idle. Fails if it is still not idle after `patience`.
+pub(crate) fn wait(patience: Duration) -> anyhow::Result<()> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let processors = settle()?;
+        if processors < IDLE {
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "other programs keep {processors:.1} processors busy, so the times would be too long: end these programs, or run \
+             `make bench QUICK=1`, which publishes nothing"
+        );
+        print_progress(&format!("waiting for an idle machine: {processors:.1} processors are busy"));
+    }
+}
+
+/// Why the figures must not be published.
+pub(crate) fn objection(figures: &Figures) -> Option<String> {
+    let revision = &figures.machine.revision;
+    if revision.ends_with("-dirty") || revision == "unknown" {
+        return Some(format!("no one can check out the measured revision, {revision}: commit the changes first"));
+    }
+    let disturbed = figures.runs.iter().find(|run| run.others_percent > OTHERS)?;
+    Some(format!(
+        "other programs used {:.0} % of the processors while {} was measured at {}x{}; the limit is {OTHERS} %",
+        disturbed.others_percent, disturbed.contestant, disturbed.services, disturbed.endpoints
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{figures::Run, machine::Machine};
+
+    #[test]
+    fn only_figures_of_an_idle_machine_and_a_commit_are_published() {
+        for (revision, others_percent, expected) in [
+            ("6ec08c261dec", 1.0, None),
+            ("6ec08c261dec-dirty", 1.0, Some("commit the changes")),
+            ("unknown", 1.0, Some("check out")),
+            ("6ec08c261dec", 11.0, Some("11 % of the processors while localnet-nft was measured at 10x3")),
+        ] {
+            let machine = Machine { revision: revision.to_owned(), ..Machine::default() };
+            let run = Run {
+                contestant: "localnet-nft".to_owned(),
+                services: 10,
+                endpoints: 3,
+                others_percent,
+                ..Run::default()
+            };
+            let objection = objection(&Figures { machine, runs: vec![run], ..Figures::default() });
+            assert_eq!(objection.is_some(), expected.is_some(), "{objection:?}");
+            assert!(
+                expected.is_none_or(|part| objection.as_ref().is_some_and(|text| text.contains(part))),
+                "{objection:?}"
+            );
+        }
+    }
+}
