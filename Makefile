@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine ebpf python examples cluster build demo test conformance-ipvs chart images packages differential differential-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine ebpf python examples cluster build demo test conformance-ipvs chart images packages differential differential-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-scale bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -149,6 +149,13 @@ bench: deps controlplane ## Measure localnet and kube-proxy for docs/PERFORMANCE
 	$(if $(QUICK),SERVICES=1000) $(CARGO) bench --locked --workspace --bench from_yaml
 	target/release/localnet-bench --kernel target/bench/kernel.json --criterion target/criterion --runs target/bench/runs.jsonl \
 		$(if $(QUICK),--quick --output target/bench,--output docs)
+
+bench-scale: deps controlplane ## Measure localnet and kube-proxy in a cluster of 5,000 real Deployments for docs/scale.md (20 minutes, and once 12 more; QUICK=1: 200 Deployments, 5 minutes, into target/bench; CONTINUE=1: resume an interrupted run; needs root)
+	@[ "$$(id -u)" = 0 ] || { echo "make bench-scale creates network namespaces: run it as root" >&2; exit 1; }
+	$(CARGO) build --release --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet-bench
+	mkdir -p target/bench
+	$(if $(CONTINUE),,rm -f target/bench/scale.jsonl)
+	target/release/localnet-bench --runs target/bench/scale.jsonl --scale $(if $(QUICK),target/bench/scale.md --quick,docs/scale.md)
 
 bench-ipvs: deps controlplane vm ## Measure localnet-ipvs and kube-proxy's mode ipvs in the guest for docs/backends/ipvs.md (up to two hours; needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make bench-ipvs creates network namespaces: run it as root" >&2; exit 1; }

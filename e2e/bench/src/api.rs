@@ -1,6 +1,7 @@
 //! Writes to the API server, either many objects at once or at a rate.
 
 use std::{
+    fmt::Debug,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -13,9 +14,11 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use http::Request;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{
-    Client,
+    Client, ResourceExt,
+    api::{ListParams, WatchEvent, WatchParams},
     runtime::{WatchStreamExt as _, watcher},
 };
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::{
     sync::Semaphore,
@@ -27,40 +30,72 @@ use crate::cluster::{NAMESPACE, Probe, Size, Slice};
 /// The number of concurrent requests. On two processors, more do not make an API server faster.
 const PARALLEL: usize = 64;
 
+/// The version of the newest object, from which [`watch_from`] continues.
+pub(crate) async fn newest_version<K>(objects: &kube::Api<K>) -> anyhow::Result<String>
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    let first = objects.list(&ListParams::default().limit(1)).await.context("listing one object")?;
+    first.metadata.resource_version.context("a list has no version")
+}
+
+/// Calls `changed` with each object that is created or changed after a version. Does not list the older objects, which may be
+/// many. Ends only with an error.
+pub(crate) async fn watch_from<K>(
+    objects: &kube::Api<K>,
+    mut version: String,
+    mut changed: impl FnMut(K),
+) -> anyhow::Result<()>
+where
+    K: Clone + Debug + DeserializeOwned + ResourceExt,
+{
+    loop {
+        let params = WatchParams::default().timeout(290);
+        let mut events = std::pin::pin!(objects.watch(&params, &version).await.context("watching objects")?);
+        while let Some(event) = events.next().await {
+            match event.context("watching objects")? {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                    version = object.resource_version().unwrap_or_default();
+                    changed(object);
+                }
+                WatchEvent::Deleted(object) => version = object.resource_version().unwrap_or_default(),
+                WatchEvent::Bookmark(bookmark) => version = bookmark.metadata.resource_version,
+                WatchEvent::Error(status) => anyhow::bail!("watching objects: {status:?}"),
+            }
+        }
+    }
+}
+
 /// A kind of objects to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Services,
     EndpointSlices,
+    Deployments,
 }
 
 impl Kind {
-    fn path(self) -> String {
+    fn path(self, namespace: &str) -> String {
         match self {
-            Self::Services => format!("/api/v1/namespaces/{NAMESPACE}/services"),
-            Self::EndpointSlices => format!("/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"),
+            Self::Services => format!("/api/v1/namespaces/{namespace}/services"),
+            Self::EndpointSlices => format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"),
+            Self::Deployments => format!("/apis/apps/v1/namespaces/{namespace}/deployments"),
         }
     }
 
     /// The path of an object.
     pub(crate) fn item(self, name: &str) -> String {
-        format!("{}/{name}", self.path())
-    }
-
-    /// The bodies of the objects for a size.
-    pub(crate) fn bodies(self, size: Size) -> Box<dyn Iterator<Item = Value>> {
-        match self {
-            Self::Services => Box::new(size.services()),
-            Self::EndpointSlices => Box::new(size.slices()),
-        }
+        format!("{}/{name}", self.path(NAMESPACE))
     }
 }
 
 /// Creates the objects.
 pub(crate) async fn create(client: &Client, kind: Kind, bodies: impl Iterator<Item = Value>) -> anyhow::Result<()> {
-    let path = kind.path();
     let requests = bodies.map(|body| {
-        let request = Request::post(&path).header("Content-Type", "application/json").body(body.to_string().into());
+        let namespace = body.pointer("/metadata/namespace").and_then(Value::as_str).unwrap_or(NAMESPACE);
+        let request = Request::post(kind.path(namespace))
+            .header("Content-Type", "application/json")
+            .body(body.to_string().into());
         async { anyhow::Ok(client.request_text(request?).await?) }
     });
     stream::iter(requests).buffer_unordered(PARALLEL).try_for_each(|_| async { Ok(()) }).await?;
@@ -84,7 +119,7 @@ pub(crate) async fn replace(client: &Client, slice: &Slice) -> anyhow::Result<()
 /// Deletes these objects one by one, because `deletecollection` takes an API server several times as long. Returns once the last
 /// one is deleted.
 pub(crate) async fn delete(client: &Client, kind: Kind, bodies: impl Iterator<Item = Value>) -> anyhow::Result<()> {
-    let path = kind.path();
+    let path = kind.path(NAMESPACE);
     let requests = bodies.map(|body| {
         let name = body.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
         let request = Request::delete(format!("{path}/{name}")).body(Vec::new());

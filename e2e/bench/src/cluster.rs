@@ -18,6 +18,8 @@ use serde_json::{Value, json};
 
 /// The name of the measured node.
 pub(crate) const NODE: &str = "node-a";
+/// The name of the node of all endpoints but the probe's.
+pub(crate) const OTHER_NODE: &str = "node-b";
 
 /// The namespace of all objects.
 pub(crate) const NAMESPACE: &str = "bench";
@@ -27,6 +29,9 @@ pub(crate) const SERVICE_CIDRS: [&str; 2] = ["172.16.0.0/12", "fd00:172:30::/112
 pub(crate) const PORT: u16 = 80;
 /// The port of the endpoints.
 pub(crate) const TARGET_PORT: u16 = 8080;
+
+/// A port at which each connection receives the address that it reached.
+pub(crate) const TELLING_PORT: u16 = 8081;
 
 const FIRST_SERVICE: u32 = u32::from_be_bytes([172, 16, 1, 0]);
 const FIRST_ENDPOINT: u32 = u32::from_be_bytes([10, 64, 0, 0]);
@@ -111,7 +116,7 @@ impl Size {
             Some(address) if slot == 0 => address,
             _ => self.endpoint(number, slot),
         });
-        slice(&name(number), endpoints, "node-b")
+        slice(&name(number), endpoints, OTHER_NODE)
     }
 }
 
@@ -151,7 +156,7 @@ impl Probe {
 
     /// The slice with this endpoint.
     pub(crate) fn slice(self) -> Slice {
-        slice("probe", [self.address()].into_iter(), "node-a")
+        slice("probe", [self.address()].into_iter(), NODE)
     }
 }
 

@@ -56,7 +56,7 @@ pub(crate) struct Run {
 }
 
 /// The time from the start of the programs until every Service answers, and its costs.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Start {
     pub(crate) took: f64,
     pub(crate) cpu: f64,

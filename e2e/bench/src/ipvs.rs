@@ -61,7 +61,7 @@ pub(crate) fn measure(options: &Options, page: &Path) -> anyhow::Result<()> {
         let mut runs = Vec::new();
         let mut place = String::new();
         for (number, contestant) in WITH_IPVS.iter().enumerate() {
-            if !options.only.is_empty() && !options.only.iter().any(|part| contestant.name.contains(part.as_str())) {
+            if !options.includes(contestant.name) {
                 continue;
             }
             print_progress(&format!("{} at {size}", contestant.name));

@@ -22,6 +22,7 @@
 //! | [`figures`] | the results |
 //! | [`goals`] | the goals for the results; pure |
 //! | [`report`] | renders the results; pure |
+//! | [`mod@scale`] | a separate benchmark in a cluster of real Deployments: from a change to a packet |
 //! | [`mod@ipvs`] | a separate benchmark of two contestants that need a kernel with IPVS: only start and change |
 
 mod api;
@@ -39,6 +40,7 @@ mod packets;
 mod plane;
 mod quiet;
 mod report;
+mod scale;
 mod site;
 mod statistics;
 mod steps;
@@ -54,7 +56,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     cluster::Size,
@@ -72,11 +74,18 @@ fn main() -> anyhow::Result<()> {
     if let Some(page) = &options.ipvs {
         return ipvs::measure(&options, page);
     }
+    if let Some(page) = &options.scale {
+        return scale::measure(&options, page);
+    }
     let figures = match &options.report {
         Some(path) => read(path)?,
         None => measure(&options)?,
     };
-    let objection = if options.quick { None } else { quiet::objection(&figures) };
+    let shares = figures
+        .runs
+        .iter()
+        .map(|run| (format!("{} at {}x{}", run.contestant, run.services, run.endpoints), run.others_percent));
+    let objection = if options.quick { None } else { quiet::objection(&figures.machine, shares) };
     // The figures are not lost: `--report` reads them.
     let output = if objection.is_some() { Path::new("target/bench/unpublished") } else { &options.output };
     report::write(&figures, output)?;
@@ -106,7 +115,7 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
     };
     for size in options.sizes() {
         for contestant in ALL {
-            if !options.only.is_empty() && !options.only.iter().any(|part| contestant.name.contains(part.as_str())) {
+            if !options.includes(contestant.name) {
                 continue;
             }
             let done = |run: &Run| {
@@ -121,12 +130,7 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
             }
             let run = measure::run(runtime.handle(), contestant, size, &options.lengths(size), &options.cache)
                 .with_context(|| format!("measuring {} at {size}", contestant.name))?;
-            let line = serde_json::to_string(&run)?;
-            print_progress(&line);
-            if let Some(path) = &options.runs {
-                let mut file = File::options().create(true).append(true).open(path)?;
-                writeln!(file, "{line}").with_context(|| format!("writing {}", path.display()))?;
-            }
+            record(&run, options.runs.as_deref())?;
             figures.runs.push(run);
         }
     }
@@ -156,13 +160,24 @@ fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
 }
 
 /// The runs of an interrupted benchmark, one per line.
-fn measured(path: &Path) -> anyhow::Result<Vec<Run>> {
+fn measured<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Vec<T>> {
     let text = match fs::read_to_string(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         text => text.with_context(|| format!("reading {}", path.display()))?,
     };
-    let runs: Result<Vec<Run>, _> = text.lines().map(serde_json::from_str).collect();
+    let runs: Result<Vec<T>, _> = text.lines().map(serde_json::from_str).collect();
     runs.with_context(|| format!("reading runs from {}", path.display()))
+}
+
+/// Prints a run, and adds it to the file of an interruptible benchmark.
+fn record(run: &impl Serialize, path: Option<&Path>) -> anyhow::Result<()> {
+    let line = serde_json::to_string(run)?;
+    print_progress(&line);
+    if let Some(path) = path {
+        let mut file = File::options().create(true).append(true).open(path)?;
+        writeln!(file, "{line}").with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
 }
 
 /// Prints progress.

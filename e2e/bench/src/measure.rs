@@ -8,7 +8,7 @@ mod kills;
 mod load;
 mod readers;
 mod repair;
-mod start;
+pub(crate) mod start;
 mod traffic;
 
 use std::{
@@ -46,7 +46,7 @@ pub(crate) fn run(
     cache: &std::path::Path,
 ) -> anyhow::Result<Run> {
     let data = runtime.block_on(plane::filled(size, cache))?;
-    let site = Site::build(runtime, size, &data)?;
+    let site = Site::build(runtime, size, plane::options(None, Some(data)))?;
     lengths.await_idle()?;
     print_progress(&format!("{} at {size}", contestant.name));
     let others = Others::begin(&site)?;
@@ -93,7 +93,7 @@ pub(crate) fn run(
 }
 
 /// The memory of each process.
-fn memory(team: &Team) -> anyhow::Result<BTreeMap<String, Memory>> {
+pub(crate) fn memory(team: &Team) -> anyhow::Result<BTreeMap<String, Memory>> {
     let of = |(name, process): (&str, u32)| {
         let (resident, peak) = usage::memory(process)?;
         Ok((name.to_owned(), Memory { resident, peak }))
@@ -102,19 +102,19 @@ fn memory(team: &Team) -> anyhow::Result<BTreeMap<String, Memory>> {
 }
 
 /// CPU time of programs that do not belong to the benchmark.
-struct Others {
+pub(crate) struct Others {
     began: Instant,
     busy: Duration,
     known: Duration,
 }
 
 impl Others {
-    fn begin(site: &Site) -> anyhow::Result<Self> {
+    pub(crate) fn begin(site: &Site) -> anyhow::Result<Self> {
         Ok(Self { began: Instant::now(), busy: usage::busy()?, known: surroundings(site)? })
     }
 
     /// Returns this time in percent of all processors.
-    fn end(self, site: &Site, team: &Team) -> anyhow::Result<f64> {
+    pub(crate) fn end(self, site: &Site, team: &Team) -> anyhow::Result<f64> {
         let known = surroundings(site)? + team.cpu()? - self.known;
         let others = (usage::busy()? - self.busy).saturating_sub(known);
         let processors = std::thread::available_parallelism()?.get() as f64;
@@ -123,7 +123,7 @@ impl Others {
 }
 
 /// CPU time of the control plane and of this program.
-fn surroundings(site: &Site) -> anyhow::Result<Duration> {
+pub(crate) fn surroundings(site: &Site) -> anyhow::Result<Duration> {
     let mut all = usage::own()?;
     for process in site.control_plane() {
         all += usage::cpu(process)?;

@@ -32,6 +32,10 @@ pub(crate) struct Options {
     /// page [size: those given, or 1000x3 and 10000x3; quick: 1000x3]
     #[arg(long, value_name = "FILE")]
     pub(crate) ipvs: Option<PathBuf>,
+    /// Instead, measure how long after the change of a Deployment packets reach its new pods, and write the figures as this page
+    /// [size: that given, or 5000x10; quick: 200x10]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) scale: Option<PathBuf>,
     /// What `cargo bench -p localnet-nft` wrote
     #[arg(long, value_name = "FILE")]
     pub(crate) kernel: Option<PathBuf>,
@@ -47,6 +51,11 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    /// Whether to measure the contestant with this name.
+    pub(crate) fn includes(&self, contestant: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| contestant.contains(part.as_str()))
+    }
+
     pub(crate) fn sizes(&self) -> Vec<Size> {
         let size = |services, endpoints| Size { services, endpoints };
         match (self.size.is_empty(), self.quick) {

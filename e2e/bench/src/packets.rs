@@ -21,8 +21,9 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     net::{
-        AddressFamily, Shutdown, SocketFlags, SocketType, accept, bind, connect, listen, shutdown, socket_with,
-        sockopt::{set_socket_linger, set_socket_reuseaddr, socket_error},
+        AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, accept, bind, connect, getsockname,
+        listen, recv, send, shutdown, socket_with,
+        sockopt::{Timeout, set_socket_linger, set_socket_reuseaddr, set_socket_timeout, socket_error},
     },
 };
 
@@ -70,6 +71,24 @@ pub(crate) fn ask(to: SocketAddr, patience: Duration) -> anyhow::Result<Answer> 
     }
 }
 
+/// Connects once from the namespace of this thread to a listener that [tells its address](Listener::start). `None` if the
+/// connection failed.
+pub(crate) fn reached(to: SocketAddr) -> anyhow::Result<Option<Ipv4Addr>> {
+    let socket = new_socket(SocketFlags::empty())?;
+    for wait in [Timeout::Send, Timeout::Recv] {
+        set_socket_timeout(&socket, wait, Some(PATIENCE)).context("setting a time limit")?;
+    }
+    let mut address = [0; 4];
+    let told = connect(&socket, &to).and_then(|()| recv(&socket, &mut address, RecvFlags::WAITALL));
+    match told {
+        Ok((_, length)) => Ok((length == address.len()).then(|| address.into())),
+        // The first two mean that the time is over.
+        Err(Errno::INPROGRESS | Errno::AGAIN | Errno::TIMEDOUT | Errno::CONNREFUSED | Errno::CONNRESET) => Ok(None),
+        Err(Errno::ACCESS | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::NOPROTOOPT) => Ok(None),
+        Err(error) => bail!("connecting to {to}: {error}"),
+    }
+}
+
 /// How long a new connection from the namespace of this thread takes.
 pub(crate) fn time_to_connect(to: SocketAddr) -> anyhow::Result<Duration> {
     let socket = new_socket(SocketFlags::empty())?;
@@ -113,7 +132,8 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    pub(crate) fn start(home: &Namespace, port: u16) -> anyhow::Result<Self> {
+    /// If `tells`, each connection receives the IPv4 address at which it arrived, in four bytes.
+    pub(crate) fn start(home: &Namespace, port: u16, tells: bool) -> anyhow::Result<Self> {
         let address = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port);
         let socket = home.run(|| {
             let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -126,9 +146,24 @@ impl Listener {
         let accepting = Arc::clone(&socket);
         let thread = thread::Builder::new().name("listener".to_owned()).spawn(move || {
             // A reset of a waiting connection is an error of that connection only. EINVAL means the end of the socket.
-            while !matches!(accept(&accepting), Err(Errno::INVAL)) {}
+            loop {
+                match accept(&accepting) {
+                    Err(Errno::INVAL) => break,
+                    Ok(connection) if tells => tell_address(&connection),
+                    _ => {}
+                }
+            }
         })?;
         Ok(Self { socket, thread: Some(thread) })
+    }
+}
+
+fn tell_address(connection: &OwnedFd) {
+    if let Ok(own) = getsockname(connection)
+        && let Ok(own) = SocketAddrV4::try_from(own)
+    {
+        // The client notices a missing address.
+        _ = send(connection, &own.ip().octets(), SendFlags::NOSIGNAL);
     }
 }
 

@@ -12,11 +12,11 @@ use std::{
 use anyhow::Context as _;
 use localnet_controlplane::{ControlPlane, NewNode, Options, binary};
 use localnet_lab::topology::{NODE as NODE_ADDRESSES, POD_CIDRS};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     api::{self, Kind},
-    cluster::{NAMESPACE, NODE, SERVICE_CIDRS, Size},
+    cluster::{NAMESPACE, NODE, OTHER_NODE, SERVICE_CIDRS, Size},
     etcd::{self, Entry, like},
     machine::version,
     print_progress,
@@ -50,23 +50,35 @@ pub(crate) fn options(place: Option<(PathBuf, IpAddr)>, data: Option<PathBuf>) -
 
 /// The data of an etcd with all objects of this size, from the cache if possible.
 pub(crate) async fn filled(size: Size, cache: &Path) -> anyhow::Result<PathBuf> {
-    let folder = cache.join(format!("{size}-{:016x}", digest(size)?));
+    let name = format!("{size}-{:016x}", digest(size.services().chain(size.slices()))?);
+    cached(cache, &name, options(None, None), async |plane| fill(plane, size).await).await
+}
+
+/// The data of an etcd that `fill` has filled, from the cache if possible. The control plane has the two Nodes and the namespace.
+pub(crate) async fn cached(
+    cache: &Path,
+    name: &str,
+    options: Options,
+    fill: impl AsyncFnOnce(&ControlPlane) -> anyhow::Result<()>,
+) -> anyhow::Result<PathBuf> {
+    let folder = cache.join(name);
     if folder.is_dir() {
         return Ok(folder);
     }
-    print_progress(&format!("filling a control plane with {size}"));
+    print_progress(&format!("filling a control plane for {}", folder.display()));
     let new = cache.join("new");
     fs::create_dir_all(cache).with_context(|| format!("creating {}", cache.display()))?;
     if new.exists() {
         fs::remove_dir_all(&new).with_context(|| format!("removing {}", new.display()))?;
     }
-    let plane = ControlPlane::start(options(None, None)).await?;
+    let plane = ControlPlane::start(options).await?;
     let objects = plane.objects(NAMESPACE);
     objects.ensure_namespace().await?;
     let labels = [("topology.kubernetes.io/zone", "zone-a")];
     let node = NewNode { name: NODE, addresses: &NODE_ADDRESSES, labels: &labels, pod_cidrs: &POD_CIDRS };
     objects.ensure_node(node).await?;
-    fill(&plane, size).await?;
+    objects.ensure_node(NewNode { name: OTHER_NODE, labels: &labels, ..NewNode::default() }).await?;
+    fill(&plane).await?;
     plane.save(&new)?;
     fs::rename(&new, &folder).with_context(|| format!("renaming {}", new.display()))?;
     Ok(folder)
@@ -75,12 +87,8 @@ pub(crate) async fn filled(size: Size, cache: &Path) -> anyhow::Result<PathBuf> 
 /// Writes all objects of a size.
 async fn fill(plane: &ControlPlane, size: Size) -> anyhow::Result<()> {
     let client = plane.client();
-    // The first Service and the probe's.
-    let pair = [0, size.services];
-    for kind in [Kind::Services, Kind::EndpointSlices] {
-        let bodies = pair.into_iter().filter_map(|number| kind.bodies(size).nth(number as usize));
-        api::create(&client, kind, bodies).await.with_context(|| format!("making {kind:?}"))?;
-    }
+    api::create(&client, Kind::Services, first_and_probe(size, size.services())).await?;
+    api::create(&client, Kind::EndpointSlices, first_and_probe(size, size.slices())).await?;
     let service = api::get(&client, &Kind::Services.item(&size.name(0))).await?;
     let slice = api::get(&client, &Kind::EndpointSlices.item(&size.slice(0, None).name)).await?;
     let address = api::get(&client, &format!("/apis/networking.k8s.io/v1/ipaddresses/{}", size.vip(0).ip())).await?;
@@ -104,13 +112,18 @@ async fn fill(plane: &ControlPlane, size: Size) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The objects of the first Service and of the probe.
+fn first_and_probe(size: Size, bodies: impl Iterator<Item = Value>) -> impl Iterator<Item = Value> {
+    bodies.step_by(size.services as usize)
+}
+
 /// A hash of the objects to write and of the programs that write them.
-fn digest(size: Size) -> anyhow::Result<u64> {
+pub(crate) fn digest(bodies: impl Iterator<Item = Value>) -> anyhow::Result<u64> {
     let mut hasher = DefaultHasher::new();
     for program in ["etcd", "kube-apiserver"] {
         version(&binary(program)?)?.hash(&mut hasher);
     }
     ARGUMENTS.hash(&mut hasher);
-    size.services().chain(size.slices()).for_each(|body| body.to_string().hash(&mut hasher));
+    bodies.for_each(|body| body.to_string().hash(&mut hasher));
     Ok(hasher.finish())
 }

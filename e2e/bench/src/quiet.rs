@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::ensure;
 
-use crate::{figures::Figures, print_progress, usage};
+use crate::{machine::Machine, print_progress, usage};
 
 /// The share of all processors' time in percent that other programs may use during a measurement. This includes the work that the kernel does
 /// for the contestant in its own threads.
@@ -48,41 +48,33 @@ pub(crate) fn wait(patience: Duration) -> anyhow::Result<()> {
     }
 }
 
-/// Why the figures must not be published.
-pub(crate) fn objection(figures: &Figures) -> Option<String> {
-    let revision = &figures.machine.revision;
+/// Why the figures must not be published. Each run has a description, and the share of all processors' time in percent that other
+/// programs used.
+pub(crate) fn objection(machine: &Machine, mut runs: impl Iterator<Item = (String, f64)>) -> Option<String> {
+    let revision = &machine.revision;
     if revision.ends_with("-dirty") || revision == "unknown" {
         return Some(format!("no one can check out the measured revision, {revision}: commit the changes first"));
     }
-    let disturbed = figures.runs.iter().find(|run| run.others_percent > OTHERS)?;
+    let (run, others) = runs.find(|(_, others)| *others > OTHERS)?;
     Some(format!(
-        "other programs used {:.0} % of the processors while {} was measured at {}x{}; the limit is {OTHERS} %",
-        disturbed.others_percent, disturbed.contestant, disturbed.services, disturbed.endpoints
+        "other programs used {others:.0} % of the processors while {run} was measured; the limit is {OTHERS} %"
     ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{figures::Run, machine::Machine};
 
     #[test]
     fn only_figures_of_an_idle_machine_and_a_commit_are_published() {
-        for (revision, others_percent, expected) in [
+        for (revision, others, expected) in [
             ("6ec08c261dec", 1.0, None),
             ("6ec08c261dec-dirty", 1.0, Some("commit the changes")),
             ("unknown", 1.0, Some("check out")),
-            ("6ec08c261dec", 11.0, Some("11 % of the processors while localnet-nft was measured at 10x3")),
+            ("6ec08c261dec", 11.0, Some("11 % of the processors while localnet-nft at 10x3 was measured")),
         ] {
             let machine = Machine { revision: revision.to_owned(), ..Machine::default() };
-            let run = Run {
-                contestant: "localnet-nft".to_owned(),
-                services: 10,
-                endpoints: 3,
-                others_percent,
-                ..Run::default()
-            };
-            let objection = objection(&Figures { machine, runs: vec![run], ..Figures::default() });
+            let objection = objection(&machine, [("localnet-nft at 10x3".to_owned(), others)].into_iter());
             assert_eq!(objection.is_some(), expected.is_some(), "{objection:?}");
             assert!(
                 expected.is_none_or(|part| objection.as_ref().is_some_and(|text| text.contains(part))),

@@ -1,9 +1,9 @@
 //! Renders the report for people: tables on the terminal, a page and plots, only from [`crate::figures::Figures`].
 
 mod chart;
-mod page;
+pub(crate) mod page;
 mod plots;
-mod tables;
+pub(crate) mod tables;
 
 use std::{fs, path::Path};
 

@@ -5,29 +5,28 @@
 //!   client 203.0.113.2 ── router ── node ──┬── 10.180.0.1: connects
 //!   etcd, kube-apiserver            │      ├── 10.180.0.2: nobody listens
 //!                                outside   └── 10.180.0.3: listens
-//!                       every other address: listens on 8080
+//!                       every other address: listens on 8080 and 8081
 //! ```
 
 use std::{
     fs::File,
     net::SocketAddr,
-    path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
 use kube::Client;
-use localnet_controlplane::ControlPlane;
+use localnet_controlplane::{ControlPlane, Options};
 use localnet_lab::{Namespace, Network, Running, Topology, topology::CLIENT};
 use tempfile::TempDir;
 use tokio::runtime::Handle;
 
 use crate::{
-    cluster::{Probe, Size, TARGET_PORT},
+    cluster::{Probe, Size, TARGET_PORT, TELLING_PORT},
     contestants::{Contestant, Place, Program},
     packets::Listener,
-    plane, usage,
+    usage,
 };
 
 const CONNECTS: &str = "10.180.0.1";
@@ -42,19 +41,26 @@ pub(crate) struct Site {
     pub(crate) size: Size,
     pub(crate) runtime: Handle,
     plane: ControlPlane,
-    _listeners: [Listener; 2],
+    _listeners: [Listener; 3],
     network: Network,
     folder: TempDir,
 }
 
 impl Site {
-    pub(crate) fn build(runtime: &Handle, size: Size, data: &Path) -> anyhow::Result<Self> {
+    /// Starts a control plane with these options in a new network.
+    pub(crate) fn build(runtime: &Handle, size: Size, mut options: Options) -> anyhow::Result<Self> {
         let pods = [Probe::Open, Probe::Closed].map(|probe| probe.address().to_string());
         let network = Network::build(Topology::with_pods([CONNECTS, &pods[0], &pods[1]])?)?;
         network.node().sysctl(CONNTRACK)?;
         let pod = network.pod(Probe::Open.address().into())?;
-        let listeners = [Listener::start(network.outside(), TARGET_PORT)?, Listener::start(pod, TARGET_PORT)?];
-        let options = plane::options(Some((network.client().path(), CLIENT[0])), Some(data.to_owned()));
+        let outside = network.outside();
+        let listeners = [
+            Listener::start(outside, TARGET_PORT, false)?,
+            Listener::start(pod, TARGET_PORT, false)?,
+            Listener::start(outside, TELLING_PORT, true)?,
+        ];
+        options.netns = Some(network.client().path());
+        options.bind_address = CLIENT[0];
         let plane = runtime.block_on(ControlPlane::start(options))?;
         let folder = tempfile::tempdir().context("creating a temporary folder")?;
         Ok(Self { size, runtime: runtime.clone(), plane, _listeners: listeners, network, folder })

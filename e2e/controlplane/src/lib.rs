@@ -59,6 +59,8 @@ pub struct Options {
     pub apiserver_arguments: Vec<String>,
     /// Whether controllers run that create EndpointSlices and empty deleted Kubernetes namespaces.
     pub controllers: bool,
+    /// Further arguments for kube-controller-manager. Its option `--controllers` adds to ours.
+    pub controller_arguments: Vec<String>,
     /// `GOGC` of all processes, in percent: how much the heap may grow between garbage collections.
     pub gogc: u32,
     /// The initial data of etcd: a folder that [`ControlPlane::save`] wrote, with the same `service_cidrs`. The control plane
@@ -75,6 +77,7 @@ impl Default for Options {
             service_cidrs: vec!["10.96.0.0/16".to_owned(), "fd00:96::/112".to_owned()],
             apiserver_arguments: Vec::new(),
             controllers: true,
+            controller_arguments: Vec::new(),
             // Tests have more memory than time.
             gogc: 400,
             data: None,
@@ -300,7 +303,7 @@ impl ControlPlane {
     }
 
     fn spawn_controllers(&self) -> anyhow::Result<Process> {
-        let arguments = [
+        let mut arguments = vec![
             format!("--kubeconfig={}", self.credentials.admin.display()),
             "--controllers=endpointslice-controller,namespace-controller".to_owned(),
             "--leader-elect=false".to_owned(),
@@ -309,6 +312,7 @@ impl ControlPlane {
             "--kube-api-qps=2000".to_owned(),
             "--kube-api-burst=4000".to_owned(),
         ];
+        arguments.extend(self.options.controller_arguments.iter().cloned());
         self.spawn("kube-controller-manager", &arguments, "kube-controller-manager.log")
     }
 

@@ -73,7 +73,8 @@ pub(super) fn measure(task: &Task) -> anyhow::Result<Figures> {
     nic::connect(0, None, &[task.server])?;
     nic::connect(1, Some(network.node().name()), &[task.server])?;
     let pod = network.pod(Probe::Open.address().into())?;
-    let _listeners = [Listener::start(network.outside(), TARGET_PORT)?, Listener::start(pod, TARGET_PORT)?];
+    let _listeners =
+        [Listener::start(network.outside(), TARGET_PORT, false)?, Listener::start(pod, TARGET_PORT, false)?];
     let runtime = Runtime::new()?;
     let client = runtime.block_on(client(&task.admin))?;
     let folder = tempfile::tempdir().context("creating a temporary folder")?;

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Measures the brain at one size, in a new environment.
 pub(crate) fn run(runtime: &Handle, size: Size, lengths: &Lengths, cache: &std::path::Path) -> anyhow::Result<Alone> {
     let data = runtime.block_on(plane::filled(size, cache))?;
-    let site = Site::build(runtime, size, &data)?;
+    let site = Site::build(runtime, size, plane::options(None, Some(data)))?;
     lengths.await_idle()?;
     print_progress(&format!("the brain alone at {size}"));
     let team = site.start(&ALONE)?;

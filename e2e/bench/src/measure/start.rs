@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// `None` if a Service did not answer before the time limit.
-pub(super) fn measure(site: &Site, team: &mut Team, give_up: Duration) -> anyhow::Result<Option<Start>> {
+pub(crate) fn measure(site: &Site, team: &mut Team, give_up: Duration) -> anyhow::Result<Option<Start>> {
     let deadline = team.started + give_up;
     let sample = site.size.sample();
     let Some(mut complete) = site.inside(|| await_all(&sample, true, deadline))? else {

@@ -3,16 +3,17 @@
 use std::fmt::Write as _;
 
 use super::{PLOTS, tables};
-use crate::{contestants::ALL, figures::Figures, goals::Judged};
+use crate::{contestants::ALL, figures::Figures, goals::Judged, machine::Machine};
 
 /// The page. `plots` contains the file names of the plots.
 pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> String {
-    let machine = &figures.machine;
     let mut page = String::from(
         "# Performance\n\n\
          This page compares the speed and memory of localnet and kube-proxy. To measure both, run `make bench` as \
          root. The command writes this page, [performance.json](performance.json) and the plots. `make bench QUICK=1` \
-         only checks that the benchmark works, and writes to `target/bench`.\n\n",
+         only checks that the benchmark works, and writes to `target/bench`. A separate benchmark, `make bench-scale`, \
+         measures how long after a change of a Deployment packets reach its new pods, with the real controllers of \
+         Kubernetes. It writes the page `docs/scale.md`.\n\n",
     );
     // Writing to a string cannot fail, here and below.
     _ = write!(
@@ -34,16 +35,7 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
          less than 100, p99 is the maximum.\n\n",
         ALL.iter().map(|contestant| contestant.name).collect::<Vec<_>>().join(", "),
     );
-    page += "## Machine\n\n| | |\n|---|---|\n";
-    let mut row = |name: &str, value: &str| _ = writeln!(page, "| {name} | {value} |");
-    row("date, commit", &format!("{}, {}", machine.date, machine.revision));
-    row("processors", &format!("{} × {}", machine.processors, machine.processor));
-    row("memory", &format!("{:.0} GiB", machine.memory_gib));
-    row("kernel", &machine.kernel);
-    for (name, version) in &machine.versions {
-        row(name, version);
-    }
-    row("CPU time that other programs used during the measurements", &others(figures));
+    page += &machine(&figures.machine, figures.runs.iter().map(|run| run.others_percent));
     page += "\nTimes depend on the machine and on its load: compare a time only with other times on this page.\n\n";
     _ = write!(page, "## Goals\n\n{}\n", tables::goals(goals).markdown());
     for name in plots {
@@ -59,11 +51,25 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
     page
 }
 
+/// The machine, with the shares of its CPU time in percent that other programs used.
+pub(crate) fn machine(machine: &Machine, shares: impl Iterator<Item = f64> + Clone) -> String {
+    let mut text = "## Machine\n\n| | |\n|---|---|\n".to_owned();
+    let mut row = |name: &str, value: &str| _ = writeln!(text, "| {name} | {value} |");
+    row("date, commit", &format!("{}, {}", machine.date, machine.revision));
+    row("processors", &format!("{} × {}", machine.processors, machine.processor));
+    row("memory", &format!("{:.0} GiB", machine.memory_gib));
+    row("kernel", &machine.kernel);
+    for (name, version) in &machine.versions {
+        row(name, version);
+    }
+    row("CPU time that other programs used during the measurements", &others(shares));
+    text
+}
+
 /// The share of other programs in the machine's CPU time.
-fn others(figures: &Figures) -> String {
-    let shares = || figures.runs.iter().map(|run| run.others_percent);
-    let (least, most) = (shares().fold(f64::MAX, f64::min), shares().fold(0.0, f64::max));
-    if figures.runs.is_empty() {
+fn others(shares: impl Iterator<Item = f64> + Clone) -> String {
+    let (least, most) = (shares.clone().fold(f64::MAX, f64::min), shares.fold(0.0, f64::max));
+    if least > most {
         return "–".to_owned();
     }
     let busy = if most > 10.0 {

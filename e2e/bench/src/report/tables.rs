@@ -19,8 +19,13 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    fn new(title: &'static str, note: &'static str, head: &[&'static str]) -> Self {
+    pub(crate) fn new(title: &'static str, note: &'static str, head: &[&'static str]) -> Self {
         Self { title, note, head: head.to_vec(), rows: Vec::new() }
+    }
+
+    pub(crate) fn with(mut self, rows: impl Iterator<Item = Vec<String>>) -> Self {
+        self.rows.extend(rows);
+        self
     }
 
     /// The table as plain text, for a terminal.
