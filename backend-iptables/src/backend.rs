@@ -1,5 +1,5 @@
-//! [`IptablesBackend`]: applies the diff of each state with one `iptables-restore` per family. It reads tables whose content is
-//! unknown, and skips Services that the kernel refuses.
+//! [`IptablesBackend`]: applies the diff of each state with `iptables-restore`. It reads tables whose content is unknown, and skips
+//! Services that the kernel refuses.
 
 use std::{
     cell::Cell,
@@ -56,7 +56,8 @@ const MAX_KEPT: usize = 64;
 
 impl<K: Kernel> IptablesBackend<K> {
     /// A backend that has neither read nor written anything yet.
-    pub fn new(desired: Desired, kernel: K) -> Self {
+    pub fn new(mut desired: Desired, kernel: K) -> Self {
+        desired.limit_sections(kernel.section_lines());
         Self {
             kernel,
             desired,
@@ -171,7 +172,7 @@ impl<K: Kernel> IptablesBackend<K> {
                 }
                 _ => None,
             };
-            // The kernel may have written one of the two tables.
+            // The kernel may have applied earlier sections.
             self.desired.forget(family);
             let Some((Refusal { subject, rule, subjects }, message)) = refusal else {
                 if fresh || !matches!(error, Error::Refused { .. }) {

@@ -32,18 +32,26 @@ pub struct Desired {
     /// The VIPs of the node. [`Self::update`] and [`Self::refuse`] plan their rules.
     pub vips: Vips,
     tables: Tables,
+    /// See [`Self::limit_sections`].
+    section_lines: usize,
 }
 
 impl Desired {
     /// An empty desired state.
     pub fn new(config: Config) -> Self {
-        Self { vips: Vips::new(config), tables: Tables::new() }
+        Self { vips: Vips::new(config), tables: Tables::new(), section_lines: usize::MAX }
     }
 
     /// Groups the VIPs of a family by network if the family has more than `vips` VIPs. The default is 1000. Call this before
     /// anything else.
     pub fn set_many_vips(&mut self, vips: usize) {
         self.tables.many_vips = vips;
+    }
+
+    /// Splits an input whose chains have more lines than this into several sections. By default, all chains of a table are in one
+    /// section, so they change at once.
+    pub fn limit_sections(&mut self, lines: usize) {
+        self.section_lines = lines;
     }
 
     /// Forwards packets that connection tracking calls invalid. By default they are dropped, as in kube-proxy. Call this before
@@ -92,13 +100,13 @@ impl Desired {
     /// The input that makes a family's tables hold the desired state. If `wanted` is set, it selects which chains and lines of
     /// Services the input contains.
     pub fn input<'a>(&'a self, family: Family, wanted: Option<&'a dyn Fn(&Subject) -> bool>) -> Input<'a> {
-        let chains = move |chain: &mut dyn FnMut(&ChainId, &[String])| self.tables.chains(family, false, chain);
-        Input { ruleset: self.ruleset(family), chains: Box::new(chains), wanted }
+        let chains = move |each: &mut dyn FnMut(&[(ChainId, Vec<String>)])| self.tables.chains(family, false, each);
+        Input { ruleset: self.ruleset(family), chains: Box::new(chains), wanted, section_lines: self.section_lines }
     }
 
     /// The whole desired state of a family, as `iptables-restore` reads it.
     pub fn listing(&self, family: Family) -> String {
-        self.ruleset(family).listing(&|chain| self.tables.chains(family, true, chain))
+        self.ruleset(family).listing(&|each| self.tables.chains(family, true, each))
     }
 
     /// Sets the applied state to what was read from the kernel.

@@ -29,6 +29,22 @@ impl Flavour {
         format!("{tables}-{flavour}-{tool}")
     }
 
+    /// If the chains of a table have more lines than this, they are written in several sections. With nf_tables, `iptables-restore`
+    /// searches the names of a section in a list, so its time grows with the square of a section's length. With ip_tables, the
+    /// kernel replaces the whole table for each section, so there should be few.
+    pub(crate) fn section_lines(self) -> usize {
+        match self {
+            Self::Legacy => usize::MAX,
+            Self::Nft => 4000,
+        }
+    }
+
+    /// After this many lines, a new process of `iptables-restore` reads the next sections. With nf_tables, a process remembers the
+    /// names of all sections, and searches them for each jump.
+    pub(crate) fn process_lines(self) -> usize {
+        self.section_lines().saturating_mul(8)
+    }
+
     /// The flavour with a chain that the kubelet creates as a hint. If neither flavour has such a chain, the flavour with more
     /// rules.
     pub fn of_host() -> Self {
@@ -64,7 +80,7 @@ impl Flavour {
 
 fn saved(flavour: Flavour, family: Family) -> String {
     let mut text = String::new();
-    let read = run(&flavour.program(family, "save"), &[], None, &mut |line| text.extend([line, "\n"]));
+    let read = run(&flavour.program(family, "save"), &[], &mut |line| text.extend([line, "\n"]));
     if read.is_ok() { text } else { String::new() }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     flavour::Flavour,
     plan::{Table, names},
     ruleset::Lines,
-    tool::{Error, find, run},
+    tool::{Error, find, restore, run},
 };
 
 /// The operations on the kernel that the backend needs. [`Tools`] implements them, and so does a fake for tests.
@@ -20,7 +20,9 @@ pub trait Kernel: Send {
     /// As [`Self::save`], for the table mangle, in which a kube-proxy may have left a chain. Does not call `line` if
     /// the table is unused.
     fn save_mangle(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error>;
-    /// Applies the input as `iptables-restore --noflush` does. Each table is changed atomically.
+    /// The value for [`Desired::limit_sections`](crate::desired::Desired::limit_sections).
+    fn section_lines(&self) -> usize;
+    /// Applies the input as `iptables-restore --noflush` does. Each section, from a table's name to `COMMIT`, is applied atomically.
     fn restore(&mut self, family: Family, input: &dyn Lines) -> Result<(), Error>;
     /// Returns an error if `restore` would refuse the text. Changes nothing.
     fn test(&mut self, family: Family, text: &str) -> Result<(), Error>;
@@ -69,21 +71,21 @@ impl Tools {
         self.flavour
     }
 
-    /// How many tables these tools have written.
+    /// How many sections these tools have applied.
     pub fn commits(&self) -> u32 {
         self.commits
     }
 
-    /// How many times the tools took the lock of ip_tables: once for each table that they reached.
+    /// How many times the tools took the lock of ip_tables: once for each section that they reached.
     pub fn locks(&self) -> u32 {
         self.locks
     }
 
-    /// Runs the tool `restore`. Returns the number of tables in the input.
+    /// Runs the tool `restore`. Returns the number of sections in the input.
     fn run_restore(&mut self, family: Family, input: &dyn Lines, flags: &[&str]) -> Result<u32, Error> {
         let program = self.flavour.program(family, "restore");
         let tables = Tables { input, begin: RefCell::default() };
-        let result = run(&program, flags, Some(&tables), &mut |_| {});
+        let result = restore(&program, flags, &tables, self.flavour.process_lines());
         let last = match &result {
             Err(Error::Refused { line, .. }) => *line,
             _ => usize::MAX,
@@ -95,7 +97,7 @@ impl Tools {
     }
 }
 
-/// Wraps the lines of an input, and remembers at which lines tables begin.
+/// Wraps the lines of an input, and remembers at which lines sections begin.
 struct Tables<'a> {
     input: &'a dyn Lines,
     begin: RefCell<Vec<usize>>,
@@ -119,7 +121,7 @@ impl Kernel for Tools {
     fn save(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error> {
         let program = self.flavour.program(family, "save");
         for table in Table::ALL {
-            run(&program, &["-t", table.as_str()], None, line)?;
+            run(&program, &["-t", table.as_str()], line)?;
         }
         Ok(())
     }
@@ -127,10 +129,14 @@ impl Kernel for Tools {
     fn save_mangle(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error> {
         // A tool that reads an ip_tables table makes the kernel load the table, so unused tables are not read.
         if self.flavour.has_table(family, "mangle") {
-            run(&self.flavour.program(family, "save"), &["-t", "mangle"], None, line)
+            run(&self.flavour.program(family, "save"), &["-t", "mangle"], line)
         } else {
             Ok(())
         }
+    }
+
+    fn section_lines(&self) -> usize {
+        self.flavour.section_lines()
     }
 
     fn restore(&mut self, family: Family, input: &dyn Lines) -> Result<(), Error> {

@@ -203,10 +203,9 @@ impl Ruleset {
     pub fn listing(&self, all: &Chains<'_>) -> String {
         let mut text = String::new();
         let mut known = BTreeMap::new();
-        all(&mut |chain, rules| {
-            if self.chains.desired(chain) == Some(&Digest::of(rules)) {
-                known.insert(*chain, rules.to_vec());
-            }
+        all(&mut |chains| {
+            let wanted = chains.iter().filter(|(chain, rules)| self.chains.desired(chain) == Some(&Digest::of(rules)));
+            known.extend(wanted.cloned());
         });
         for table in Table::ALL {
             _ = writeln!(text, "*{table}");

@@ -20,6 +20,8 @@ pub(crate) struct Fake {
     /// Whether refusals report a shortage of memory, which the rule did not cause.
     pub(crate) short: bool,
     pub(crate) saves: usize,
+    /// The longest section, as in [`Kernel::section_lines`].
+    pub(crate) section_lines: usize,
     /// The packet counters; `None` for a kernel without them.
     pub(crate) counters: Option<BTreeMap<String, u64>>,
     /// The tables after each commit.
@@ -41,6 +43,7 @@ impl Default for Fake {
             refuses: None,
             short: false,
             saves: 0,
+            section_lines: usize::MAX,
             counters: Some(BTreeMap::new()),
             committed: Vec::new(),
         }
@@ -149,6 +152,10 @@ impl Kernel for Fake {
 
     fn save_mangle(&mut self, _family: Family, _line: &mut dyn FnMut(&str)) -> Result<(), Error> {
         Ok(())
+    }
+
+    fn section_lines(&self) -> usize {
+        self.section_lines
     }
 
     fn restore(&mut self, family: Family, input: &dyn Lines) -> Result<(), Error> {

@@ -3,8 +3,8 @@
 use std::{
     io::{self, BufRead as _, BufReader, BufWriter, Read, Write},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
-    thread,
+    process::{Child, ChildStdin, Command, Stdio},
+    thread::{self, JoinHandle},
 };
 
 use crate::ruleset::Lines;
@@ -12,7 +12,7 @@ use crate::ruleset::Lines;
 /// Why the tables could not be read or written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The tool refused a line. Earlier tables of the input may have been written.
+    /// The tool refused a line. Earlier sections of the input may have been applied.
     #[error("line {line} of the input was refused: {message}")]
     Refused {
         /// The number of the line, from 1.
@@ -30,56 +30,88 @@ pub enum Error {
     },
 }
 
-/// Runs a program to its end. Writes `input` to its standard input and calls `line` for each line of its output.
-pub(crate) fn run(
-    program: &str,
-    flags: &[&str],
-    input: Option<&dyn Lines>,
-    line: &mut dyn FnMut(&str),
-) -> Result<(), Error> {
-    let failed = |message: String| Error::Failed { program: program.to_owned(), message };
-    let path = find(program).ok_or_else(|| failed("is not installed: install the package iptables".to_owned()))?;
-    let stdin = if input.is_some() { Stdio::piped() } else { Stdio::null() };
-    let mut command = Command::new(path);
-    command.args(flags).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
-    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let (read, message) = thread::scope(|scope| {
-        // A thread reads stderr, because the program blocks when a pipe is full.
-        let message = scope.spawn(move || {
-            let mut message = Vec::new();
-            let read = stderr.map_or(Ok(0), |mut stderr| stderr.read_to_end(&mut message));
-            read.map(|_| message)
-        });
-        if let Some((input, stdin)) = input.zip(stdin) {
-            // The program may exit before it has read everything. Its exit status and message then give the reason.
-            _ = write(input, stdin);
-        }
-        let read = stdout.map_or(Ok(()), |stdout| read_lines(stdout, line));
-        (read, message.join().unwrap_or_else(|_| Ok(Vec::new())))
-    });
-    let status = child.wait().map_err(|error| failed(error.to_string()))?;
-    let message = read.and(message).map_err(|error| failed(error.to_string()))?;
-    if status.success() {
-        return Ok(());
-    }
-    let message = String::from_utf8_lossy(&message).trim().to_owned();
-    Err(match line_number(&message) {
-        Some(line) if input.is_some() => Error::Refused { line, message: one_line(&message) },
-        _ if message.is_empty() => failed(format!("ended with {status}")),
-        _ => failed(one_line(&message)),
-    })
+/// Runs a program to its end. Calls `line` for each line of its output.
+pub(crate) fn run(program: &str, flags: &[&str], line: &mut dyn FnMut(&str)) -> Result<(), Error> {
+    let mut running = Running::start(program, flags, Stdio::null(), Stdio::piped())?;
+    let read = running.child.stdout.take().map_or(Ok(()), |stdout| read_lines(stdout, line));
+    running.end(read)
 }
 
-fn write(input: &dyn Lines, to: impl Write) -> io::Result<()> {
-    let mut to = BufWriter::with_capacity(ROOM, to);
-    let mut written = Ok(());
+/// Runs a program that reads `input`. If a section begins after more than `lines` lines, the process ends, and a new one reads the
+/// rest.
+pub(crate) fn restore(program: &str, flags: &[&str], input: &dyn Lines, lines: usize) -> Result<(), Error> {
+    let (mut running, mut result) = (None, Ok(()));
+    // The number of lines so far, and how many of them earlier processes have read.
+    let (mut number, mut before) = (0, 0);
+    let end = |running: Option<Running>, before| match running.map_or(Ok(()), |running| running.end(Ok(()))) {
+        Err(Error::Failed { program, message }) => Err(match line_number(&message) {
+            Some(line) => Error::Refused { line: before + line, message },
+            None => Error::Failed { program, message },
+        }),
+        other => other,
+    };
     input.each(&mut |line| {
-        if written.is_ok() {
-            written = to.write_all(line.as_bytes()).and_then(|()| to.write_all(b"\n"));
+        if line.starts_with('*') && number - before > lines && result.is_ok() {
+            result = end(running.take(), before);
+            before = number;
+        }
+        if running.is_none() && result.is_ok() {
+            let started = Running::start(program, flags, Stdio::piped(), Stdio::null());
+            result = started.map(|started| running = Some(started));
+        }
+        number += 1;
+        if let Some(running) = &mut running {
+            running.write(line);
         }
     });
-    written.and_then(|()| to.flush())
+    result.and_then(|()| end(running, before))
+}
+
+/// A program that runs.
+struct Running {
+    program: String,
+    child: Child,
+    /// Its standard input.
+    input: Option<BufWriter<ChildStdin>>,
+    /// A thread reads the standard error, because the program blocks when a pipe is full.
+    message: JoinHandle<io::Result<Vec<u8>>>,
+}
+
+impl Running {
+    fn start(program: &str, flags: &[&str], input: Stdio, output: Stdio) -> Result<Self, Error> {
+        let failed = |message: String| Error::Failed { program: program.to_owned(), message };
+        let path = find(program).ok_or_else(|| failed("is not installed: install the package iptables".to_owned()))?;
+        let mut command = Command::new(path);
+        command.args(flags).stdin(input).stdout(output).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
+        let input = child.stdin.take().map(|input| BufWriter::with_capacity(ROOM, input));
+        let stderr = child.stderr.take();
+        let message = thread::spawn(move || {
+            let mut message = Vec::new();
+            stderr.map_or(Ok(0), |mut stderr| stderr.read_to_end(&mut message)).map(|_| message)
+        });
+        Ok(Self { program: program.to_owned(), child, input, message })
+    }
+
+    /// Writes a line to the standard input. The program may end before it has read everything. Its exit status and message then
+    /// give the reason.
+    fn write(&mut self, line: &str) {
+        self.input.take_if(|input| input.write_all(line.as_bytes()).and_then(|()| input.write_all(b"\n")).is_err());
+    }
+
+    /// Waits for the end. `read`: whether the standard output was read.
+    fn end(mut self, read: io::Result<()>) -> Result<(), Error> {
+        drop(self.input.take());
+        let message = self.message.join().unwrap_or_else(|_| Ok(Vec::new()));
+        let ended = self.child.wait().and_then(|status| Ok((status, read.and(message)?)));
+        let message = match ended {
+            Ok((status, _)) if status.success() => return Ok(()),
+            Ok((status, message)) if message.is_empty() => format!("ended with {status}"),
+            Ok((_, message)) => one_line(&String::from_utf8_lossy(&message)),
+            Err(error) => error.to_string(),
+        };
+        Err(Error::Failed { program: self.program, message })
+    }
 }
 
 fn read_lines(from: impl Read, line: &mut dyn FnMut(&str)) -> io::Result<()> {
@@ -117,6 +149,19 @@ fn one_line(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The program `sh` stands in for `iptables-restore`: it refuses lines that contain `bad`.
+    #[test]
+    fn lines_are_counted_across_processes() {
+        const REFUSE: &str =
+            r#"at=$(grep -n bad | cut -d: -f1); [ -z "$at" ] || { echo "line $at failed" >&2; exit 1; }"#;
+        for lines in [0, 2, 3, usize::MAX] {
+            let run = |input: &str| restore("sh", &["-c", REFUSE], &input, lines);
+            assert_eq!(run("*a\n:c\nCOMMIT\n*a\n:c\nCOMMIT\n*a\n:c\nCOMMIT"), Ok(()));
+            let refused = run("*a\n:c\nCOMMIT\n*a\n:c\n:bad\nCOMMIT\n*a\n:c\nCOMMIT");
+            assert!(matches!(refused, Err(Error::Refused { line: 6, .. })), "{lines}: {refused:?}");
+        }
+    }
 
     #[test]
     fn the_refused_line_is_found_in_the_message() {

@@ -240,15 +240,12 @@ impl Tables {
         self.rulesets[family].replace(chains, lines);
     }
 
-    /// Calls `chain` with the rules of each chain of a family. Unless `all` is set, it skips chains that cannot differ from the
-    /// live state.
-    pub(super) fn chains(&self, family: Family, all: bool, chain: &mut dyn FnMut(&ChainId, &[String])) {
+    /// Calls `each` with the chains of a family, as [`Chains`](crate::ruleset::Chains) describes. Unless `all` is set, it skips
+    /// chains that cannot differ from the live state.
+    pub(super) fn chains(&self, family: Family, all: bool, each: &mut dyn FnMut(&[(ChainId, Vec<String>)])) {
         let Some(facts) = &self.facts else { return };
-        fixed::chains(facts, self.drop_invalid, self.counts_packets).iter().for_each(|(id, rules)| chain(id, rules));
-        let mut port = |key: &PortKey, port: &Port| {
-            let rules = self.plan(key, port, facts, family);
-            rules.chains.iter().for_each(|(id, rules)| chain(id, rules));
-        };
+        each(&fixed::chains(facts, self.drop_invalid, self.counts_packets));
+        let mut port = |key: &PortKey, port: &Port| each(&self.plan(key, port, facts, family).chains);
         let groups: Vec<IpNet> = match &self.stale[family] {
             Stale::Some { ports, groups } if !all => {
                 let known = ports.iter().filter_map(|key| self.ports[family].get_key_value(key));
@@ -262,7 +259,7 @@ impl Tables {
         };
         for network in groups {
             let group = self.groups[family].group(network);
-            chain(&group.chain, &group.rules);
+            each(&[(group.chain, group.rules)]);
         }
     }
 

@@ -18,8 +18,10 @@ impl Lines for &str {
     }
 }
 
-/// A function that passes each chain and its rules to its argument. It may omit chains that do not differ from the live state.
-pub type Chains<'a> = dyn Fn(&mut dyn FnMut(&ChainId, &[String])) + 'a;
+/// A function that passes chains with their rules to its argument: the chains that do not depend on Services, then the chains of
+/// each port, and then each group of VIPs. A chain jumps only to chains of the same call or of earlier calls. The function may
+/// omit chains that do not differ from the live state.
+pub type Chains<'a> = dyn Fn(&mut dyn FnMut(&[(ChainId, Vec<String>)])) + 'a;
 
 /// The diff of a `Ruleset` as lines of input.
 pub struct Input<'a> {
@@ -30,6 +32,8 @@ pub struct Input<'a> {
     /// If set, nothing is removed, and this function decides by the origin of a line whether the line is written. Lines that
     /// do not depend on Services are always written.
     pub wanted: Option<&'a dyn Fn(&Subject) -> bool>,
+    /// If more lines than this are needed to set and remove the chains of a table, they are written in several sections.
+    pub section_lines: usize,
 }
 
 impl Lines for Input<'_> {
@@ -60,7 +64,10 @@ impl About<'_> {
     }
 }
 
-/// Changes to one table that are committed together.
+/// Receives the origin of a line, and the line in parts.
+type Write<'a> = dyn FnMut(About<'_>, &[&str]) + 'a;
+
+/// Changes to one table that are committed together if they are few.
 struct Changed<'a> {
     table: Table,
     set: BTreeSet<&'a ChainId>,
@@ -139,7 +146,7 @@ impl Input<'_> {
         };
         let entries = ruleset.entries.iter().filter(|((of, _), _)| *of == table).collect();
         let rewritten = rewritten.into_iter().filter(|chain| chain.table == table).collect();
-        let changed = Changed { table, set, removed, rewritten, kept: Vec::new(), new, gone, entries };
+        let changed = Changed { set, removed, rewritten, new, gone, entries, ..Changed::nothing(table) };
         (!changed.is_empty()).then_some(changed)
     }
 
@@ -151,7 +158,7 @@ impl Input<'_> {
             out(about, &room);
         };
         for changed in self.sections() {
-            self.write_table(&changed, &mut write);
+            self.write_table(changed, &mut write);
         }
     }
 
@@ -184,14 +191,10 @@ impl Input<'_> {
         let is_rewritten = |line: &&Line| whole.rewritten.contains(&line.chain);
         let (kept, gone) = ending.iter().copied().partition(is_rewritten);
         let after = Changed {
-            table: whole.table,
-            set: BTreeSet::new(),
             removed: std::mem::take(&mut whole.removed),
             rewritten: whole.rewritten.iter().copied().filter(|chain| of(&ending, *chain)).collect(),
-            kept: Vec::new(),
-            new: Vec::new(),
             gone,
-            entries: Vec::new(),
+            ..Changed::nothing(whole.table)
         };
         let set: Vec<&Line> = lines.set.iter().map(|set| set.key).collect();
         // If a chain is rewritten only because many of its lines are removed, the first section has nothing to add to the chain.
@@ -203,7 +206,56 @@ impl Input<'_> {
         ((!whole.is_empty()).then_some(whole), Some(after))
     }
 
-    fn write_table(&self, changed: &Changed<'_>, write: &mut dyn FnMut(About<'_>, &[&str])) {
+    /// Writes the changes of a table in one section if they are small enough. Otherwise, writes the new and changed chains first
+    /// and removes chains last. A packet therefore never meets a jump to a chain that is not written yet. If a section fails, the
+    /// earlier ones stay; the next sync finds them when it reads the tables.
+    fn write_table(&self, mut changed: Changed<'_>, write: &mut Write<'_>) {
+        let rules = |id: &&ChainId| self.ruleset.chains.desired(id).map_or(0, |digest| digest.rules());
+        let lines = changed.set.len() + changed.set.iter().map(rules).sum::<usize>() + 2 * changed.removed.len();
+        if lines <= self.section_lines {
+            return self.write_section(&changed, &*self.chains, write);
+        }
+        let nothing = || Changed::nothing(changed.table);
+        let (set, removed) = (std::mem::take(&mut changed.set), std::mem::take(&mut changed.removed));
+        let section = |chains: &[(ChainId, Vec<String>)], write: &mut Write<'_>| {
+            let set = chains.iter().map(|(id, _)| id).collect();
+            self.write_section(&Changed { set, ..nothing() }, &|each| each(chains), write);
+        };
+        let (mut part, mut lines): (Vec<(ChainId, Vec<String>)>, _) = (Vec::new(), 0);
+        (self.chains)(&mut |chains| {
+            let chains = chains.iter().filter(|(id, rules)| self.is_in(&set, id, rules));
+            let more: usize = chains.clone().map(|(_, rules)| 1 + rules.len()).sum();
+            if lines + more > self.section_lines && !part.is_empty() {
+                section(&part, write);
+                (part, lines) = (Vec::new(), 0);
+            }
+            part.extend(chains.cloned());
+            lines += more;
+        });
+        if !part.is_empty() {
+            section(&part, write);
+        }
+        if !changed.is_empty() {
+            self.write_section(&changed, &|_| (), write);
+        }
+        // Removed chains may jump to each other, so all of them are emptied first.
+        let parts = || removed.chunks((self.section_lines / 2).max(1));
+        for part in parts() {
+            let set = part.iter().copied().collect();
+            self.write_section(&Changed { set, ..nothing() }, &|_| (), write);
+        }
+        for part in parts() {
+            self.write_section(&Changed { removed: part.to_vec(), ..nothing() }, &|_| (), write);
+        }
+    }
+
+    /// Whether the chain belongs to `set`. Two ports can produce a chain of the same name. Only the rules of the desired chain are
+    /// written.
+    fn is_in(&self, set: &BTreeSet<&ChainId>, id: &ChainId, rules: &[String]) -> bool {
+        set.contains(id) && self.ruleset.chains.desired(id) == Some(&Digest::of(rules))
+    }
+
+    fn write_section(&self, changed: &Changed<'_>, chains: &Chains<'_>, write: &mut Write<'_>) {
         let Changed { table, set, removed, rewritten, kept, new, gone, entries } = changed;
         write(About::Fixed, &["*", table.as_str()]);
         // In a measurement with 40,000 new chains, iptables-restore (legacy) took 0.3 s if their names were in descending order,
@@ -223,15 +275,13 @@ impl Input<'_> {
         for ((_, from), found) in entries {
             found.iter().for_each(|rule| write(About::Fixed, &["-D ", from, " ", rule]));
         }
-        (self.chains)(&mut |chain, rules| {
-            // Two ports can produce a chain of the same name. Only the rules of the desired chain are written.
-            if !set.contains(chain) || self.ruleset.chains.desired(chain) != Some(&Digest::of(rules)) {
-                return;
-            }
-            for rule in rules {
-                let about = about(chain, rule);
-                if self.allows(about) {
-                    write(about, &["-A ", &chain.name, " ", rule]);
+        chains(&mut |chains| {
+            for (chain, rules) in chains.iter().filter(|(chain, rules)| self.is_in(set, chain, rules)) {
+                for rule in rules {
+                    let about = about(chain, rule);
+                    if self.allows(about) {
+                        write(about, &["-A ", &chain.name, " ", rule]);
+                    }
                 }
             }
         });
@@ -263,6 +313,19 @@ impl Input<'_> {
 }
 
 impl Changed<'_> {
+    fn nothing(table: Table) -> Self {
+        Self {
+            table,
+            set: BTreeSet::new(),
+            removed: Vec::new(),
+            rewritten: Vec::new(),
+            kept: Vec::new(),
+            new: Vec::new(),
+            gone: Vec::new(),
+            entries: Vec::new(),
+        }
+    }
+
     /// Whether the changes add anything.
     fn adds(&self) -> bool {
         !(self.set.is_empty() && self.rewritten.is_empty() && self.new.is_empty() && self.entries.is_empty())

@@ -13,7 +13,7 @@ use localnet_client::{
 };
 use localnet_iptables::{Flavour, IptablesBackend, Tools, desired::Desired};
 use localnet_lab::{Namespace, Network, Topology};
-use localnet_proto::{Changes, ServiceKey, Snapshot};
+use localnet_proto::{Changes, Port, Service, ServiceKey, Snapshot};
 
 const TABLES: [&str; 3] = ["filter", "nat", "mangle"];
 const FLAVOURS: [Flavour; 2] = [Flavour::Nft, Flavour::Legacy];
@@ -31,7 +31,7 @@ fn network() -> Network {
     Network::build(Topology::default()).unwrap()
 }
 
-/// Syncs with a backend that has just started. Returns the number of tables that it wrote, and the outcome.
+/// Syncs with a backend that has just started. Returns the number of sections that it wrote, and the outcome.
 fn sync(node: &Namespace, flavour: Flavour, state: &Snapshot) -> (u32, Synced) {
     let work = || {
         let mut backend = IptablesBackend::new(Desired::new(config()), Tools::find(flavour)?);
@@ -100,6 +100,37 @@ fn deleted_services_leave_no_rules() {
         };
         let (before, after) = network.node().run(work).unwrap();
         assert_eq!(after, before, "{flavour:?}");
+    }
+}
+
+/// With nf_tables, the chains of so many Services are written and removed in several sections.
+#[test]
+fn many_services_are_written_adopted_and_deleted() {
+    for flavour in FLAVOURS {
+        let network = network();
+        let node = network.node();
+        let mut many = state();
+        let web = many.services[&ServiceKey::new("default", "web")].clone();
+        for number in 0..400_u16 {
+            let [high, low] = number.to_be_bytes();
+            let key = ServiceKey::new("many", number.to_string());
+            let service = Service {
+                key: key.clone(),
+                cluster_ips: vec![[172, 30, 1 + high, low].into()],
+                load_balancer_ips: Vec::new(),
+                source_filters: Vec::new(),
+                ports: vec![Port { node_port: None, ..web.ports[0].clone() }],
+                ..(*web).clone()
+            };
+            many.services.insert(key, service.into());
+        }
+        sync(node, flavour, &state()).1.whole().unwrap();
+        let before = list(node, flavour);
+        let written = sync(node, flavour, &many).0;
+        assert_eq!(written, if flavour == Flavour::Nft { 4 } else { 2 }, "{flavour:?}");
+        assert_eq!(sync(node, flavour, &many).0, 0, "{flavour:?}");
+        sync(node, flavour, &state()).1.whole().unwrap();
+        assert!(list(node, flavour) == before, "{flavour:?}");
     }
 }
 
