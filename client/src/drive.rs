@@ -3,9 +3,12 @@
 //!
 //! ```text
 //! source ──► read ──Update──► sync ──► backend
-//!    ▲                          │
+//!    ▲         ▲──────ready─────┤
 //!    └──────── report ◄─Report──┘
 //! ```
+//!
+//! The next state is requested only after a sync and a pause of [`PAUSE`]. If states change faster, the brain merges them
+//! into one answer, so that a thousand changes per second cost neither a thousand requests nor a thousand syncs.
 //!
 //! The three parts run concurrently in one task. A slow sync or a repair therefore never discards a state that is
 //! partly received, and an unavailable brain never delays a repair.
@@ -24,7 +27,7 @@ use localnet_core::{Code, Diagnostic, Subject};
 use localnet_proto::{ByFamily, Changes, Digest, Revision, Snapshot, Update};
 use tokio::{
     pin, select,
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc, watch},
     time::{self, Instant},
 };
 use tracing::{debug, info, warn};
@@ -74,8 +77,8 @@ impl Default for Options {
     }
 }
 
-/// How many updates may wait for the backend. If this many updates wait, the reader also waits.
-const WAITING: usize = 16;
+/// The shortest pause between two syncs. The first change after a pause does not wait.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Runs a backend on a source until `shutdown`; with [`Options::once`], until the first sync succeeds.
 ///
@@ -87,7 +90,9 @@ pub async fn run(
     options: Options,
     shutdown: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
-    let (updates, inbox) = mpsc::channel(WAITING);
+    let (updates, inbox) = mpsc::channel(1);
+    let ready = Notify::new();
+    ready.notify_one();
     let (outbox, reports) = watch::channel(None);
     let sync = Sync {
         state: Snapshot { revision: options.resume, ..Snapshot::default() },
@@ -107,6 +112,7 @@ pub async fn run(
         retry_at: None,
         backend,
         inbox,
+        ready: &ready,
         outbox,
         options: options.clone(),
     };
@@ -114,18 +120,25 @@ pub async fn run(
     select! {
         biased;
         result = sync.run(shutdown) => result,
-        result = read(&source, &updates, &options) => result.map(|never| match never {}),
+        result = read(&source, &updates, &ready, &options) => result.map(|never| match never {}),
         never = report(&source, reports, &options) => match never {},
     }
 }
 
-/// Requests one state after the other from the source. Never returns, except after a failure with [`Options::once`].
-async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Options) -> anyhow::Result<Infallible> {
+/// Requests a state from the source each time the sync is ready for one. Never returns, except after a failure with
+/// [`Options::once`].
+async fn read(
+    source: &impl Source,
+    updates: &mpsc::Sender<Update>,
+    ready: &Notify,
+    options: &Options,
+) -> anyhow::Result<Infallible> {
     let mut backoff = Backoff::new(options.max_backoff);
-    // `have` is ahead of `Sync::state` only by the updates in the channel. Only these updates change `Sync::state`, in the
+    // `have` is ahead of `Sync::state` only by the update in the channel. Only these updates change `Sync::state`, in the
     // order in which they arrived. Each delta is therefore applied to the state for which it was requested. `fold` is set
     // only after the first update, which is a full state.
     let (mut have, mut fold, mut failing) = (options.resume, false, false);
+    ready.notified().await;
     loop {
         match source.next(have, fold).await {
             Ok(update) => {
@@ -138,6 +151,7 @@ async fn read(source: &impl Source, updates: &mpsc::Sender<Update>, options: &Op
                     // The sync has ended, and this task ends with it.
                     std::future::pending::<()>().await;
                 }
+                ready.notified().await;
             }
             Err(error) if options.once => {
                 return Err(error).with_context(|| format!("failed to get the state from {}", source.describe()));
@@ -192,10 +206,12 @@ async fn report(source: &impl Source, mut reports: watch::Receiver<Option<Report
     }
 }
 
-struct Sync<B> {
+struct Sync<'a, B> {
     backend: B,
     options: Options,
     inbox: mpsc::Receiver<Update>,
+    /// Lets [`read`] request the next state.
+    ready: &'a Notify,
     outbox: watch::Sender<Option<Report>>,
     /// The newest state received.
     state: Snapshot,
@@ -228,20 +244,24 @@ struct Sync<B> {
     retry_at: Option<Instant>,
 }
 
-impl<B: Backend> Sync<B> {
+impl<B: Backend> Sync<'_, B> {
     /// Runs until `shutdown`, but finishes a sync in progress first.
     async fn run(mut self, mut shutdown: Pin<&mut impl Future<Output = ()>>) -> anyhow::Result<()> {
         let mut received = false;
         loop {
+            let mut taken = false;
             select! {
                 biased;
                 () = shutdown.as_mut() => return Ok(()),
                 // These branches come before the inbox. Otherwise a burst of new states could delay them. The sync
-                // below also applies the states that wait in the inbox.
+                // below also applies a state that waits in the inbox.
                 () = self.backend.disturbed(), if received => info!("resyncing: the kernel may differ from the applied state"),
                 () = at(self.refusals.due()), if received => self.retry_refused(),
                 update = self.inbox.recv() => match update {
-                    Some(update) => self.fold(update),
+                    Some(update) => {
+                        taken = true;
+                        self.fold(update);
+                    }
                     None => return Ok(()),
                 },
                 () = at(self.retry_at) => {}
@@ -259,7 +279,8 @@ impl<B: Backend> Sync<B> {
                 }
             }
             received = true;
-            while let Ok(update) = self.inbox.try_recv() {
+            if let Ok(update) = self.inbox.try_recv() {
+                taken = true;
                 self.fold(update);
             }
             self.check_node();
@@ -276,7 +297,10 @@ impl<B: Backend> Sync<B> {
             }
             select! {
                 () = shutdown.as_mut() => return Ok(()),
-                () = time::sleep(self.options.min_interval) => {}
+                () = time::sleep(self.options.min_interval.max(PAUSE)) => {}
+            }
+            if taken {
+                self.ready.notify_one();
             }
         }
     }

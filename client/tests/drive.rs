@@ -194,6 +194,7 @@ async fn each_state_is_synced_with_its_changes_and_reported() {
     assert_eq!(called.recv().await.unwrap().1, named(&["a"]), "a full state names only real differences");
     let report = hand.reports.recv().await.unwrap();
     assert_eq!((report.families[0].1.applied, report.families[0].1.digest), (3, digest(full(3, &["b"]))));
+    tokio::time::sleep(Duration::from_secs(1)).await;
     let requested = hand.requested.lock().unwrap().clone();
     assert_eq!(
         requested,
@@ -201,19 +202,24 @@ async fn each_state_is_synced_with_its_changes_and_reported() {
     );
 }
 
+/// The source merges the changes of the interval into one state.
 #[tokio::test(start_paused = true)]
-async fn states_that_wait_are_folded_into_one_sync() {
-    let (backend, mut called, _) = fake(0);
-    let (source, hand) = script(0);
-    hand.give(Ok(full(1, &["a"])));
-    let options = Options { min_interval: Duration::from_secs(1), ..Options::default() };
-    tokio::spawn(run(backend, source, options, std::future::pending()));
-    let (_, _, began) = called.recv().await.unwrap();
-    hand.give(Ok(delta(2, "b")));
-    hand.give(Ok(delta(3, "c")));
-    let (newest, changes, at) = called.recv().await.unwrap();
-    assert_eq!((newest, changes), (revision(3), named(&["b", "c"])));
-    assert_eq!(at - began, Duration::from_secs(1), "the sync waits for the interval");
+async fn the_next_state_is_requested_after_the_interval() {
+    for (min_interval, expected) in
+        [(1_000, 1_000), (0, 5)].map(|(a, b)| (Duration::from_millis(a), Duration::from_millis(b)))
+    {
+        let (backend, mut called, _) = fake(0);
+        let (source, hand) = script(0);
+        hand.give(Ok(full(1, &["a"])));
+        let options = Options { min_interval, ..Options::default() };
+        tokio::spawn(run(backend, source, options, std::future::pending()));
+        let (_, _, began) = called.recv().await.unwrap();
+        hand.give(Ok(delta(2, "b")));
+        tokio::time::sleep(expected - Duration::from_millis(1)).await;
+        assert_eq!(hand.requested.lock().unwrap().clone(), [(Revision::default(), false)], "{min_interval:?}");
+        let (newest, changes, at) = called.recv().await.unwrap();
+        assert_eq!((newest, changes, at - began), (revision(2), named(&["b"]), expected));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -372,20 +378,16 @@ async fn new_states_do_not_delay_a_repair() {
     let options = Options { min_interval: Duration::from_secs(5), ..Options::default() };
     tokio::spawn(run(backend, source, options, std::future::pending()));
     hand.give(Ok(full(1, &["a"])));
-    let mut synced = async |rev: u64| {
-        let (state, changes, _) = called.recv().await.unwrap();
-        assert_eq!(state, revision(rev));
-        changes
-    };
-    synced(1).await;
+    assert_eq!(called.recv().await.unwrap().0, revision(1));
     hand.give(Ok(delta(2, "b")));
     disturbed.notify_one();
-    synced(2).await;
+    assert_eq!(called.recv().await.unwrap().0, revision(1), "the repair does not wait for the state");
     assert!(timeout(Duration::ZERO, disturbed.notified()).await.is_err(), "the notification was consumed");
+    assert_eq!(called.recv().await.unwrap().0, revision(2));
     // The retry of the refused service becomes due while new states keep arriving.
     for rev in 3..9 {
         hand.give(Ok(delta(rev, "b")));
-        synced(rev).await;
+        assert_eq!(called.recv().await.unwrap().0, revision(rev));
     }
     tokio::time::sleep(Duration::from_secs(3600)).await;
     assert!(called.try_recv().is_err(), "no retry in between");

@@ -54,6 +54,9 @@ pub enum Due {
     /// A follow-up is due a short time after the last run, such as one second. A packet that was in flight while the rules
     /// changed may have created a stale flow after that run read the table. Further follow-ups are due while they find stale flows.
     Later,
+    /// As `Now`, but only TCP connections that have no answer yet can be stale. Their clients repeat the SYN after a second, so a
+    /// run each second is enough.
+    Soon,
     /// A run is due now: something changed, or the last run failed.
     Now,
 }
@@ -158,8 +161,18 @@ impl Reconciler {
 
     /// Whether a run is due, and how soon.
     pub fn due(&self) -> Due {
-        if !self.initial_checks().is_empty() {
+        // Stops at the first change that matters, because this is called after each commit.
+        let changed = |tcp: bool| {
+            let is = |protocol| (protocol == Protocol::Tcp) == tcp;
+            let mut changed = self.changed.iter().filter(|(frontend, _)| is(frontend.protocol));
+            self.pending.iter().any(|selection| is(selection.protocol))
+                || changed.any(|(frontend, before)| self.matters(frontend, before))
+        };
+        let all = self.everything && !self.frontends.is_empty();
+        if all || !self.everything && changed(false) {
             Due::Now
+        } else if !self.everything && changed(true) {
+            Due::Soon
         } else if !self.follow_up.is_empty() {
             Due::Later
         } else {
@@ -174,7 +187,7 @@ impl Reconciler {
 
     /// Whether a run is due now.
     pub fn is_due(&self) -> bool {
-        self.due() == Due::Now
+        matches!(self.due(), Due::Soon | Due::Now)
     }
 
     /// Reads the flows that can be stale, and deletes the stale ones. Costs nothing if nothing is due; blocks while the kernel
@@ -253,17 +266,19 @@ impl Reconciler {
         if self.everything {
             return self.frontends.current().chain(self.frontends.former()).map(Frontend::selection).collect();
         }
-        let matters = |(frontend, before): &(&Frontend, &Before)| {
-            let after = self.frontends.endpoints(frontend);
-            let lost = match before {
-                Before::Absent => false,
-                Before::Unknown => true,
-                Before::Endpoints(before) => !after.map_or(before.is_empty(), |after| before.is_subset(after)),
-            };
-            lost || frontend.protocol != Protocol::Tcp && gained(before, after)
+        let changed = self.changed.iter().filter(|(frontend, before)| self.matters(frontend, before));
+        changed.map(|(frontend, _)| frontend.selection()).chain(self.pending.iter().copied()).collect()
+    }
+
+    /// Whether a change of a frontend can have made flows stale.
+    fn matters(&self, frontend: &Frontend, before: &Before) -> bool {
+        let after = self.frontends.endpoints(frontend);
+        let lost = match before {
+            Before::Absent => false,
+            Before::Unknown => true,
+            Before::Endpoints(before) => !after.map_or(before.is_empty(), |after| before.is_subset(after)),
         };
-        let changed = self.changed.iter().filter(matters).map(|(frontend, _)| frontend.selection());
-        changed.chain(self.pending.iter().copied()).collect()
+        lost || frontend.protocol != Protocol::Tcp && gained(before, after)
     }
 }
 
@@ -385,6 +400,21 @@ mod tests {
             assert_eq!(kernel.dumps, dumps, "{protocol:?} {before:?} {after:?}");
             assert_eq!(reconciler.due(), if expected { Due::Later } else { Due::Nothing });
         }
+    }
+
+    #[test]
+    fn changes_of_tcp_alone_are_less_urgent() {
+        let changed = |protocols: &[Protocol]| {
+            let mut reconciler = settled(Tcp, &[A]);
+            for protocol in protocols {
+                reconciler.set(frontend(*protocol, VIP), endpoints(&[B]));
+            }
+            reconciler.due()
+        };
+        assert_eq!([changed(&[Tcp]), changed(&[Udp]), changed(&[Tcp, Sctp])], [Due::Soon, Due::Now, Due::Now]);
+        let mut first = Reconciler::new();
+        first.set(frontend(Tcp, VIP), endpoints(&[A]));
+        assert_eq!(first.due(), Due::Now, "the first run checks all flows");
     }
 
     #[test]
