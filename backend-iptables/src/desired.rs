@@ -22,7 +22,7 @@ use tables::Tables;
 
 use crate::{
     plan::ChainId,
-    ruleset::{Input, Ruleset, Subject},
+    ruleset::{Input, Ruleset, Subject, Visit},
     save::Found,
 };
 
@@ -100,7 +100,7 @@ impl Desired {
     /// The input that makes a family's tables hold the desired state. If `wanted` is set, it selects which chains and lines of
     /// Services the input contains.
     pub fn input<'a>(&'a self, family: Family, wanted: Option<&'a dyn Fn(&Subject) -> bool>) -> Input<'a> {
-        let chains = move |each: &mut dyn FnMut(&[(ChainId, Vec<String>)])| self.tables.chains(family, false, each);
+        let chains = move |each: &mut Visit<'_>| self.tables.chains(family, false, each);
         Input { ruleset: self.ruleset(family), chains: Box::new(chains), wanted, section_lines: self.section_lines }
     }
 

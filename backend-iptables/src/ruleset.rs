@@ -15,7 +15,7 @@ use crate::{
     save::Found,
 };
 
-pub use input::{Chains, Input, Lines};
+pub use input::{Chains, Input, Lines, Visit};
 
 /// The desired and applied state of one family's tables.
 #[derive(Debug)]

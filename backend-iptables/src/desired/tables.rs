@@ -19,7 +19,7 @@ use crate::{
         port::{self, Comments, Head, Port, PortKey},
         rule::{Rule, comment_text},
     },
-    ruleset::Ruleset,
+    ruleset::{Ruleset, Visit},
 };
 
 /// The default of [`Tables::many_vips`].
@@ -242,7 +242,7 @@ impl Tables {
 
     /// Calls `each` with the chains of a family, as [`Chains`](crate::ruleset::Chains) describes. Unless `all` is set, it skips
     /// chains that cannot differ from the live state.
-    pub(super) fn chains(&self, family: Family, all: bool, each: &mut dyn FnMut(&[(ChainId, Vec<String>)])) {
+    pub(super) fn chains(&self, family: Family, all: bool, each: &mut Visit<'_>) {
         let Some(facts) = &self.facts else { return };
         each(&fixed::chains(facts, self.drop_invalid, self.counts_packets));
         let mut port = |key: &PortKey, port: &Port| each(&self.plan(key, port, facts, family).chains);

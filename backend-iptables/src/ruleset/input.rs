@@ -21,7 +21,10 @@ impl Lines for &str {
 /// A function that passes chains with their rules to its argument: the chains that do not depend on Services, then the chains of
 /// each port, and then each group of VIPs. A chain jumps only to chains of the same call or of earlier calls. The function may
 /// omit chains that do not differ from the live state.
-pub type Chains<'a> = dyn Fn(&mut dyn FnMut(&[(ChainId, Vec<String>)])) + 'a;
+pub type Chains<'a> = dyn Fn(&mut Visit<'_>) + 'a;
+
+/// Takes chains that belong together, each with its rules.
+pub type Visit<'a> = dyn FnMut(&[(ChainId, Vec<String>)]) + 'a;
 
 /// The diff of a `Ruleset` as lines of input.
 pub struct Input<'a> {
