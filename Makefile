@@ -141,13 +141,14 @@ bless: deps helm ## Rewrite the expectations (golden files) and generated docs; 
 
 bench: deps controlplane ## Measure localnet and kube-proxy for docs/PERFORMANCE.md (40 minutes; QUICK=1: 5 minutes, into target/bench; CONTINUE=1: resume an interrupted run; needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make bench creates network namespaces: run it as root" >&2; exit 1; }
-	$(CARGO) build --release --locked --workspace --bins --bench steps --bench nft --bench from_yaml
+	$(CARGO) build --release --locked --workspace --bins --bench steps --bench nft --bench reduction --bench from_yaml
 	mkdir -p target/bench
 	$(if $(CONTINUE),,rm -f target/bench/runs.jsonl)
 	$(CARGO) bench --locked --workspace --bench steps -- --noplot $(if $(QUICK),--quick)
 	QUICK=$(QUICK) FIGURES=$(CURDIR)/target/bench/kernel.json $(CARGO) bench --locked --workspace --bench nft
+	FIGURES=$(CURDIR)/target/bench/reduction.json $(CARGO) bench --locked --workspace --bench reduction
 	$(if $(QUICK),SERVICES=1000) $(CARGO) bench --locked --workspace --bench from_yaml
-	target/release/localnet-bench --kernel target/bench/kernel.json --criterion target/criterion --runs target/bench/runs.jsonl \
+	target/release/localnet-bench --kernel target/bench/kernel.json --reduction target/bench/reduction.json --criterion target/criterion --runs target/bench/runs.jsonl \
 		$(if $(QUICK),--quick --output target/bench,--output docs)
 
 bench-scale: deps controlplane ## Measure localnet and kube-proxy in a cluster of 5,000 real Deployments for docs/scale.md (20 minutes, and once 12 more; QUICK=1: 200 Deployments, 5 minutes, into target/bench; CONTINUE=1: resume an interrupted run; needs root)
@@ -156,6 +157,9 @@ bench-scale: deps controlplane ## Measure localnet and kube-proxy in a cluster o
 	mkdir -p target/bench
 	$(if $(CONTINUE),,rm -f target/bench/scale.jsonl)
 	target/release/localnet-bench --runs target/bench/scale.jsonl --scale $(if $(QUICK),target/bench/scale.md --quick,docs/scale.md)
+
+instructions: deps ## Compare the instructions of each step of a change with those committed, ± 3 % (needs root; UPDATE_EXPECT=1: commit these)
+	UPDATE_EXPECT=$(UPDATE_EXPECT) $(CARGO) bench --locked -p localnet-bench --bench instructions
 
 bench-ipvs: deps controlplane vm ## Measure localnet-ipvs and kube-proxy's mode ipvs in the guest for docs/backends/ipvs.md (up to two hours; needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make bench-ipvs creates network namespaces: run it as root" >&2; exit 1; }

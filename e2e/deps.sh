@@ -13,6 +13,7 @@
 #   util-linux  setpriv, which ends programs together with their test
 #   protobuf-compiler, jq   for the examples in Go and shell
 #   buildah     writes OCI layouts
+#   valgrind    counts instructions
 #
 # With `guest`, also the packages for the guest of e2e/vm (x86_64 only):
 #   qemu-system-x86   runs the guest
@@ -36,7 +37,7 @@
 #   wine64                       runs them
 set -eu
 
-packages="nftables iptables iproute2 conntrack procps strace systemd util-linux protobuf-compiler jq buildah"
+packages="nftables iptables iproute2 conntrack procps strace systemd util-linux protobuf-compiler jq buildah valgrind"
 case "${1-} $(uname -m)" in
 "guest x86_64") packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd ipvsadm ipset" ;;
 "windows x86_64") packages="$packages gcc-mingw-w64-x86-64-win32 wine64" ;;

@@ -8,27 +8,25 @@
 
 use std::{
     cell::RefCell,
-    net::Ipv4Addr,
     time::{Duration, Instant},
 };
 
 use criterion::{BatchSize, Criterion};
-use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
 use localnet_brain::feed::Feed;
-use localnet_client::vips::{Config, Detector, NodePortAddresses};
 use localnet_cluster::{
-    Cluster, Options,
     localize::Localized,
-    objects::{Event, Kind, Object},
+    objects::{Event, Object},
 };
 use localnet_lab::{Network, Topology};
 use localnet_linux::nft::{Socket, Table, Transaction};
 use localnet_nft::{desired::Desired, portions::Limits};
-use localnet_proto::{Changes, Family, Revision, ServiceKey, Snapshot, encode};
-use serde_json::json;
+use localnet_proto::{Changes, Family, Revision, ServiceKey, encode};
+
+use input::{config, replacement, slice};
+
+mod input;
 
 const SERVICES: u32 = 10_000;
-const ENDPOINTS: u32 = 3;
 
 fn main() -> anyhow::Result<()> {
     let mut criterion = criterion();
@@ -47,9 +45,9 @@ fn criterion() -> Criterion {
 }
 
 fn localize(criterion: &mut Criterion) {
-    let (services, slices) = objects();
+    let (services, slices) = input::objects(SERVICES);
     let mut changed = 0;
-    let mut cluster = cluster(&services, &slices);
+    let mut cluster = input::cluster(&services, &slices);
     cluster.localize();
     criterion.bench_function("localize one", |bencher| {
         bencher.iter(|| {
@@ -59,14 +57,14 @@ fn localize(criterion: &mut Criterion) {
         });
     });
     criterion.bench_function("localize all", |bencher| {
-        let setup = || self::cluster(&services, &slices);
+        let setup = || input::cluster(&services, &slices);
         bencher.iter_batched(setup, |mut cluster| cluster.localize(), BatchSize::PerIteration);
     });
 }
 
 fn publish(criterion: &mut Criterion) {
-    let (services, slices) = objects();
-    let mut cluster = cluster(&services, &slices);
+    let (services, slices) = input::objects(SERVICES);
+    let mut cluster = input::cluster(&services, &slices);
     let feed = Feed::new(1);
     let all = cluster.localize().unwrap_or_default();
     feed.publish(all.clone());
@@ -86,19 +84,19 @@ fn publish(criterion: &mut Criterion) {
 }
 
 fn encode(criterion: &mut Criterion) {
-    let state = state();
+    let state = input::state(SERVICES);
     let mut services = state.services.values().cycle();
     criterion.bench_function("encode one", |bencher| {
         bencher.iter(|| services.next().map(|service| encode::service_bytes(service)));
     });
-    let feed = feed();
+    let feed = input::feed(SERVICES);
     let full = || feed.state().answer(Revision::default(), false).items.map(|item| item.len()).sum::<usize>();
     full();
     criterion.bench_function("full state of a reader", |bencher| bencher.iter(full));
 }
 
 fn plan(criterion: &mut Criterion) {
-    let state = state();
+    let state = input::state(SERVICES);
     criterion.bench_function("plan all", |bencher| {
         let setup = || Desired::new(config());
         let plan = |mut desired: Desired| {
@@ -141,7 +139,7 @@ fn plan(criterion: &mut Criterion) {
 /// Encodes everything as one batch, and lets the kernel commit it.
 fn batch(criterion: &mut Criterion) -> anyhow::Result<()> {
     let mut desired = Desired::new(config());
-    desired.update(&state(), &Changes::everything());
+    desired.update(&input::state(SERVICES), &Changes::everything());
     let (mut everything, mut nothing) = (Transaction::new(), Transaction::new());
     for content in desired.content() {
         everything.add_content(content);
@@ -163,77 +161,4 @@ fn batch(criterion: &mut Criterion) -> anyhow::Result<()> {
         });
     });
     Ok(())
-}
-
-fn objects() -> (Vec<Object>, Vec<Object>) {
-    let services = (0..SERVICES).map(|number| Object::Service(service(number).into())).collect();
-    let slices = (0..SERVICES).map(|number| Object::Slice(slice(number, 0).into())).collect();
-    (services, slices)
-}
-
-fn cluster(services: &[Object], slices: &[Object]) -> Cluster {
-    let mut cluster = Cluster::new(Options::of_node("node-a"));
-    for kind in Kind::ALL {
-        let objects = match kind {
-            Kind::Service => services.to_vec(),
-            Kind::Slice => slices.to_vec(),
-            Kind::Node | Kind::ServiceCidr => Vec::new(),
-        };
-        cluster.handle(Event::Replace { kind, objects });
-    }
-    cluster
-}
-
-fn feed() -> Feed {
-    let (services, slices) = objects();
-    let feed = Feed::new(1);
-    feed.publish(cluster(&services, &slices).localize().unwrap_or_default());
-    feed
-}
-
-fn state() -> Snapshot {
-    feed().state().snapshot().expect("it was encoded here")
-}
-
-fn service(number: u32) -> Service {
-    let address = Ipv4Addr::from(u32::from_be_bytes([172, 16, 1, 0]) + number);
-    let object = json!({
-        "metadata": { "name": format!("service-{number:05}"), "namespace": "bench" },
-        "spec": {
-            "type": "ClusterIP", "clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv4"],
-            "ports": [{ "name": "http", "port": 80, "targetPort": 8080, "protocol": "TCP" }],
-        },
-    });
-    serde_json::from_value(object).expect("is a Service")
-}
-
-/// Change 0 is the first state of a Service.
-fn slice(number: u32, change: u32) -> EndpointSlice {
-    let endpoint = |slot| {
-        let usual = Ipv4Addr::from(u32::from_be_bytes([10, 64, 0, 0]) + number * ENDPOINTS + slot);
-        let address = if slot == 0 && change > 0 { replacement(change) } else { usual };
-        json!({ "addresses": [address], "nodeName": "node-b", "conditions": { "ready": true } })
-    };
-    let object = json!({
-        "metadata": {
-            "name": format!("service-{number:05}-1"), "namespace": "bench",
-            "labels": { "kubernetes.io/service-name": format!("service-{number:05}") },
-        },
-        "addressType": "IPv4", "endpoints": (0..ENDPOINTS).map(endpoint).collect::<Vec<_>>(),
-        "ports": [{ "name": "http", "protocol": "TCP", "port": 8080 }],
-    });
-    serde_json::from_value(object).expect("is an EndpointSlice")
-}
-
-fn replacement(change: u32) -> Ipv4Addr {
-    Ipv4Addr::from(u32::from_be_bytes([10, 80, 0, 0]) + change % (1 << 20))
-}
-
-fn config() -> Config {
-    Config {
-        masquerade_all: false,
-        masquerade_bit: 14,
-        detector: Detector::ClusterCidr(vec!["10.180.0.0/16".parse().expect("is a CIDR")]),
-        node_port_addresses: NodePortAddresses::PRIMARY,
-    }
 }

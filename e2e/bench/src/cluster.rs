@@ -165,7 +165,7 @@ pub(crate) struct Server;
 
 impl Server {
     /// The port of the server.
-    pub(crate) const PORT: u16 = 8081;
+    pub(crate) const PORT: u16 = 8082;
 
     /// The address and port of the Service, for TCP and for UDP.
     pub(crate) fn vip() -> SocketAddr {

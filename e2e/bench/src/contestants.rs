@@ -12,7 +12,7 @@ use anyhow::{Context as _, ensure};
 use localnet_controlplane::binary;
 use localnet_lab::topology::CLUSTER_CIDRS;
 
-use crate::{cluster::NODE, machine::legacy_tool};
+use crate::{cluster::NODE, machine::iptables_tool};
 
 /// One or more programs that program Services into a node.
 #[derive(Debug)]
@@ -28,9 +28,10 @@ pub(crate) struct Contestant {
 }
 
 impl Contestant {
-    /// Whether the contestant writes iptables rules.
-    pub(crate) fn is_iptables(&self) -> bool {
-        self.name.contains("iptables")
+    /// The command that changes the rules of a contestant that writes iptables rules.
+    pub(crate) fn iptables(&self) -> Option<&'static str> {
+        let command = if self.name.ends_with(NF_TABLES) { "iptables-nft" } else { "iptables-legacy" };
+        self.name.contains("iptables").then_some(command)
     }
 }
 
@@ -87,7 +88,19 @@ pub(crate) const ALL: &[Contestant] = &[
         name: "kube-proxy iptables",
         role: Role::Peer,
         rest: KUBE_PROXY_REST,
-        programs: |place| kube_proxy(place, "iptables", Some(&legacy_tools(place)?)),
+        programs: |place| kube_proxy(place, "iptables", Some(&iptables_tools(place, "legacy")?)),
+    },
+    Contestant {
+        name: IPTABLES_NF_TABLES[0],
+        role: Role::AlsoOurs,
+        rest: Duration::from_millis(200),
+        programs: |place| ours(place, IPTABLES, &["--iptables-flavour", "nft"]),
+    },
+    Contestant {
+        name: IPTABLES_NF_TABLES[1],
+        role: Role::Peer,
+        rest: KUBE_PROXY_REST,
+        programs: |place| kube_proxy(place, "iptables", Some(&iptables_tools(place, "nft")?)),
     },
 ];
 
@@ -115,6 +128,9 @@ pub(crate) const ALONE: Contestant =
 pub(crate) const BRAIN: &str = "localnet-brain";
 pub(crate) const NFT: &str = "localnet-nft";
 pub(crate) const IPTABLES: &str = "localnet-iptables";
+/// The contestants that use the nf_tables flavour of the iptables tools: ours and its peer.
+pub(crate) const IPTABLES_NF_TABLES: [&str; 2] = ["localnet-iptables nf_tables", "kube-proxy iptables nf_tables"];
+const NF_TABLES: &str = "nf_tables";
 const IPVS: &str = "localnet-ipvs";
 
 /// The brain and a backend.
@@ -171,17 +187,17 @@ conntrack: {{maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeo
     Ok(vec![Program { name: "kube-proxy", command }])
 }
 
-/// A folder in which `iptables` and related tools have the legacy flavour. The nf_tables flavour is too slow to finish.
-fn legacy_tools(place: &Place<'_>) -> anyhow::Result<PathBuf> {
-    let folder = place.folder.join("legacy");
+/// A folder in which `iptables` and related tools have a flavour.
+fn iptables_tools(place: &Place<'_>, flavour: &str) -> anyhow::Result<PathBuf> {
+    let folder = place.folder.join(flavour);
     if folder.is_dir() {
         return Ok(folder);
     }
     fs::create_dir(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    let tool = legacy_tool()?;
+    let tool = iptables_tool(flavour)?;
     for name in ["iptables", "ip6tables"] {
         for suffix in ["", "-save", "-restore"] {
-            symlink(&tool, folder.join(format!("{name}{suffix}"))).context("linking the legacy iptables tools")?;
+            symlink(&tool, folder.join(format!("{name}{suffix}"))).context("linking the iptables tools")?;
         }
     }
     Ok(folder)

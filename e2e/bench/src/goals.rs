@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::{
-    contestants::{BRAIN, IPTABLES, NFT},
+    contestants::{BRAIN, IPTABLES, IPTABLES_NF_TABLES, NFT},
     figures::{Figures, Memory, Run, UnderLoad},
     number_text as text,
 };
@@ -53,6 +53,7 @@ pub(crate) fn judge(figures: &Figures) -> Vec<Judged> {
         flat(figures),
         iptables_start(figures),
         iptables_change(figures),
+        nf_tables_change(figures),
         iptables_memory(figures),
     ]
 }
@@ -276,6 +277,29 @@ fn iptables_start(figures: &Figures) -> Judged {
     )
 }
 
+fn nf_tables_change(figures: &Figures) -> Judged {
+    // kube-proxy cannot load the large size in time.
+    let common = figures.runs.iter().rfind(|run| run.contestant == IPTABLES_NF_TABLES[1] && run.change.is_some());
+    let median = |contestant, services| Some(figures.run(contestant, services)?.change?.event.p50);
+    let measured = common.and_then(|peer| {
+        let [ours, theirs] = IPTABLES_NF_TABLES.map(|contestant| median(contestant, peer.services));
+        let (ours, theirs) = ours.zip(theirs)?;
+        let text = format!(
+            "{} at {}x{}, 1/{:.1} of kube-proxy's",
+            text::time(ours),
+            peer.services,
+            peer.endpoints,
+            theirs / ours
+        );
+        Some((text, ours <= theirs / 10.0))
+    });
+    judged(
+        "the same with the nf_tables flavour, at the largest size that kube-proxy loads in time",
+        "≤ 1/10 of kube-proxy's time (iptables nf_tables)",
+        measured,
+    )
+}
+
 fn iptables_change(figures: &Figures) -> Judged {
     let lost = |run: &Run| run.change.is_some_and(|change| change.lost > 0);
     let lost = figures.run(IPTABLES, LARGE).is_some_and(lost);
@@ -338,6 +362,8 @@ mod tests {
         let ours = [(BRAIN, 64.0), (NFT, 32.0)];
         let mut peer = run(PEERS[1], LARGE, 500.0, &[("kube-proxy", 100.0)]);
         peer["change"]["event"]["p50"] = 10.0.into();
+        let mut nf_tables = run(IPTABLES_NF_TABLES[1], LARGE, 500.0, &[]);
+        nf_tables["change"]["event"]["p50"] = 10.0.into();
         json!({
             "machine": {
                 "date": "", "revision": "", "processors": 2, "processor": "", "memory_gib": 1.0, "kernel": "", "versions": [],
@@ -347,6 +373,7 @@ mod tests {
                 run(OURS, 10, 1.0, &ours), run(OURS, LARGE, 800.0, &ours), run(OURS, HUGE, 900.0, &ours),
                 run(PEERS[0], LARGE, 1_000.0, &[("kube-proxy", 97.0)]), peer,
                 run(IPTABLES, LARGE, 250.0, &[(BRAIN, 64.0), (IPTABLES, 25.0)]),
+                run(IPTABLES_NF_TABLES[0], LARGE, 250.0, &[]), nf_tables,
             ],
             "kernel": [
                 { "services": LARGE, "endpoints": 3, "median": 100.0, "longest": 100.0, "nft": 1.0 },
@@ -364,7 +391,7 @@ mod tests {
     fn a_run_at_the_limits_meets_all_goals() {
         let judged = judge(&serde_json::from_value(good()).unwrap());
         assert!(judged.iter().all(|judged| judged.met == Some(true)), "{judged:#?}");
-        assert_eq!(judged.len(), 20);
+        assert_eq!(judged.len(), 21);
     }
 
     #[test]
@@ -453,6 +480,11 @@ mod tests {
                 "/runs/5/change/event/p50".to_owned(),
                 1.1,
                 "iptables: one endpoint changed: median time from the API event until packets go to the new endpoint, 10000x3",
+            ),
+            (
+                "/runs/6/change/event/p50".to_owned(),
+                1.1,
+                "the same with the nf_tables flavour, at the largest size that kube-proxy loads in time",
             ),
             (
                 "/runs/5/load/memory/localnet-iptables/resident".to_owned(),

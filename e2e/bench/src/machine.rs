@@ -37,7 +37,10 @@ impl Machine {
             versions.push((name.to_owned(), version(&binary(name)?)?));
         }
         versions.push(("nft".to_owned(), version(Path::new("nft"))?));
-        versions.push(("iptables".to_owned(), run(Command::new(legacy_tool()?).args(["iptables", "--version"]))?));
+        versions.push((
+            "iptables".to_owned(),
+            run(Command::new(iptables_tool("legacy")?).args(["iptables", "--version"]))?,
+        ));
         Ok(Self {
             date: run(Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]))?,
             revision: revision(),
@@ -70,9 +73,10 @@ fn run(command: &mut Command) -> anyhow::Result<String> {
     Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
-/// The program that contains all legacy iptables tools; its first argument selects one.
-pub(crate) fn legacy_tool() -> anyhow::Result<PathBuf> {
+/// The program that contains all iptables tools of a flavour, `legacy` or `nft`; its first argument selects one.
+pub(crate) fn iptables_tool(flavour: &str) -> anyhow::Result<PathBuf> {
     let folders = ["/usr/sbin", "/sbin"].map(Path::new);
-    let found = folders.iter().map(|folder| folder.join("xtables-legacy-multi")).find(|path| path.is_file());
-    found.context("the legacy iptables tools are not installed: run e2e/deps.sh")
+    let name = format!("xtables-{flavour}-multi");
+    let found = folders.iter().map(|folder| folder.join(&name)).find(|path| path.is_file());
+    found.with_context(|| format!("{name} is not installed: run e2e/deps.sh"))
 }

@@ -81,7 +81,7 @@ pub(crate) fn run(
             settle()?;
             run.kills = Some(kills::measure(&site, contestant, &mut team, kills)?);
         }
-        let deleted_up_to = if contestant.is_iptables() { ALL_DELETED_UP_TO } else { DELETED_UP_TO };
+        let deleted_up_to = if contestant.iptables().is_some() { ALL_DELETED_UP_TO } else { DELETED_UP_TO };
         if size.services <= deleted_up_to {
             settle()?;
             run.delete = Some(delete::measure(&site, &team, lengths.give_up)?);

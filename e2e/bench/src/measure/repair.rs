@@ -26,9 +26,9 @@ pub(super) fn measure(
     let ends = [*vips.first().context("there are Services")?, *vips.last().context("there are Services")?];
     let mut took = Vec::with_capacity(rounds);
     for round in 1..=rounds {
-        let (program, arguments) = match contestant.is_iptables() {
-            true => ("iptables-legacy", ["-t", "nat", "-F"].as_slice()),
-            false => ("nft", ["delete", "table", "ip", "localnet"].as_slice()),
+        let (program, arguments) = match contestant.iptables() {
+            Some(iptables) => (iptables, ["-t", "nat", "-F"].as_slice()),
+            None => ("nft", ["delete", "table", "ip", "localnet"].as_slice()),
         };
         site.on_node(Command::new(program).args(arguments))?;
         let flushed = Instant::now();

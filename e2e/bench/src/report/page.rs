@@ -21,8 +21,8 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
         "## What is measured\n\n\
          The contestants are {}. Each localnet contestant is the named backend and a brain, which watches the API \
          server and computes the node's state. Each kube-proxy contestant is kube-proxy in the named mode, with its \
-         default configuration. Both iptables contestants use the legacy iptables tools, because with the nf_tables \
-         flavour, kube-proxy is too slow to finish the benchmark. All programs are release builds. The benchmark \
+         default configuration. The iptables contestants use the legacy iptables tools, or those of the nf_tables \
+         flavour if their names say so. All programs are release builds. The benchmark \
          measures one contestant after the other, each with a new network namespace, a new etcd and a new \
          kube-apiserver, but with the same Services and EndpointSlices. If a contestant's start at one size shows \
          that its start at a larger size would take more than three minutes, the benchmark skips the larger size.\n\n\

@@ -130,8 +130,8 @@ fn start(figures: &Figures) -> Table {
 fn repair(figures: &Figures) -> Table {
     let table = Table::new(
         "Flush by another program → repaired",
-        "The time begins when a command that deletes the rules (`nft delete table ip localnet`, `iptables-legacy -t \
-         nat -F`) has ended. It ends when both the first and the last Service answer again.",
+        "The time begins when a command that deletes the rules (`nft delete table ip localnet`, `iptables -t nat \
+         -F`) has ended. It ends when both the first and the last Service answer again.",
         &["size", "contestant", "flushes", "p50", "p99", "longest"],
     );
     each(figures, table, |run, _| {

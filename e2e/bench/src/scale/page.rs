@@ -52,14 +52,14 @@ pub(super) fn page(size: Size, per_second: f64, of: &Machine, runs: &[Run]) -> S
         "From a ready pod to the first connection",
         "n is the number of new pods. “Not reached” is the number of further new pods that no connection reached within \
          one minute after the last restart.",
-        latencies(runs),
+        &latencies(runs),
     );
     page += &section(
         "Connections during the restarts",
         "Each of these Services always has endpoints. A connection fails if it is refused or is not answered within 1 s. \
          It is stale if it goes to a pod that was deleted before the connection was opened; in a real cluster, such a \
          connection fails, too.",
-        connections(runs),
+        &connections(runs),
     );
     page += &section(
         "Costs",
@@ -67,12 +67,12 @@ pub(super) fn page(size: Size, per_second: f64, of: &Machine, runs: &[Run]) -> S
          the processor use during the restarts, in percent of one processor: that of the contestant beside that of the \
          control plane and the benchmark. “Slices” is the number of EndpointSlices that the controller changed per \
          second. Memory is resident memory after the restarts, with its peak.",
-        costs(runs),
+        &costs(runs),
     );
     page
 }
 
-fn section(title: &str, note: &str, table: Table) -> String {
+fn section(title: &str, note: &str, table: &Table) -> String {
     format!("\n## {title}\n\n{note}\n\n{}", table.markdown())
 }
 
