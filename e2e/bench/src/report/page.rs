@@ -13,7 +13,7 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
          root. The command writes this page, [performance.json](performance.json) and the plots. `make bench QUICK=1` \
          only checks that the benchmark works, and writes to `target/bench`. A separate benchmark, `make bench-scale`, \
          measures how long after a change of a Deployment packets reach its new pods, with the real controllers of \
-         Kubernetes. It writes the page `docs/scale.md`.\n\n",
+         Kubernetes. It writes [another page](scale.md).\n\n",
     );
     // Writing to a string cannot fail, here and below.
     _ = write!(

@@ -27,8 +27,8 @@ pub(super) fn page(size: Size, per_second: f64, of: &Machine, runs: &[Run]) -> S
          kubelet is fake: it reports each new pod as ready at once, at a new address, and deletes a terminating pod \
          after {} s. All pods are on another node than the contestant. One process answers at all addresses of pods, and \
          its answer contains the address that the connection reached.\n\n\
-         Each contestant gets a new control plane with the same objects. The benchmark then restarts about {per_second} \
-         Deployments per second, as `kubectl rollout restart` does. So each restart replaces {endpoints} endpoints, in \
+         Each contestant gets a new control plane with the same objects. The benchmark then restarts one Deployment \
+         after the other, about {per_second} per second, as `kubectl rollout restart` does. So each restart replaces {endpoints} endpoints, in \
          several steps. During a restart, a pod on the contestant's node connects to the Service again and again. All \
          times of a new pod end when the first connection reaches this pod:\n\n\
          - “Event” begins when the API server announces the new endpoint to the benchmark in an EndpointSlice. It is the \
