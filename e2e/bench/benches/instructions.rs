@@ -27,6 +27,10 @@ const CHANGES: u32 = 100;
 /// Percent.
 const TOLERANCE: f64 = 3.0;
 
+/// Otherwise the C library copies and compares memory with what the processor of the machine has.
+const SAME_ON_ALL_PROCESSORS: &str = "glibc.cpu.hwcaps=-AVX,-AVX2,-AVX512F,-AVX512VL,-AVX_Fast_Unaligned_Load,-ERMS,-FSRM,-SSE4_2,-SSSE3,-BMI2:\
+    glibc.cpu.x86_non_temporal_threshold=0x4000000";
+
 const STEPS: [(&str, fn()); 9] = [
     ("localize one", localize_one),
     ("localize all", localize_all),
@@ -95,6 +99,9 @@ fn count(step: &str) -> anyhow::Result<u64> {
     let output = valgrind
         .arg(env::current_exe()?)
         .env("STEP", step)
+        // A fixed threshold: otherwise the layout of the heap decides whether a large vector is copied when it grows.
+        .env("MALLOC_MMAP_THRESHOLD_", "8192")
+        .env("GLIBC_TUNABLES", SAME_ON_ALL_PROCESSORS)
         .output()
         .context("starting valgrind (Debian package valgrind)")?;
     let stderr = String::from_utf8_lossy(&output.stderr);

@@ -47,10 +47,10 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 const SERVICES: u64 = 2000;
 /// The number of changes per batch, so that 100,000 changes take only seconds.
 const BATCH: u64 = 100;
-/// The number of changes before the first measurement. Until then, the allocator's memory still grows.
+/// The number of changes before the first measurement. Until then, the allocator's memory and the brain's history still grow.
 const WARMING_UP: u64 = 100_000;
-/// The iptables tools run for each batch, so there are fewer Services and fewer batches.
-const BY_TOOLS: (u64, (u64, u64)) = (100, (14_000, 6_000));
+/// The iptables tools run often, so there are fewer Services and fewer changes.
+const BY_TOOLS: (u64, (u64, u64)) = (100, (WARMING_UP, 20_000));
 /// Maximum growth of resident memory, as a fraction.
 const GROWTH: f64 = 0.01;
 /// The interval of reading a full state, which is decoded completely each time.
