@@ -36,6 +36,9 @@ pub(crate) const TELLING_PORT: u16 = 8081;
 const FIRST_SERVICE: u32 = u32::from_be_bytes([172, 16, 1, 0]);
 const FIRST_ENDPOINT: u32 = u32::from_be_bytes([10, 64, 0, 0]);
 const ENDPOINTS: u64 = 1 << 20;
+/// The maximum number of endpoints of a slice, as the controller's default.
+const IN_SLICE: u32 = 100;
+const AFFINITY: &str = "-affinity";
 /// Endpoints that replace others: about a million addresses, and then from the first one again.
 const FIRST_REPLACEMENT: u32 = u32::from_be_bytes([10, 80, 0, 0]);
 const REPLACEMENTS: u32 = 1 << 20;
@@ -44,19 +47,22 @@ const PROBE: Ipv4Addr = Ipv4Addr::new(172, 31, 255, 1);
 const SERVER: Ipv4Addr = Ipv4Addr::new(172, 31, 255, 2);
 const PROBE_SLICE: &str = "probe-1";
 
-/// The number of Services, and of endpoints of each. Written as `10000x3`.
+/// The number of Services, and of endpoints of each. Written as `10000x3`, or as `5000x3-affinity` with session affinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Size {
     pub(crate) services: u32,
     pub(crate) endpoints: u32,
+    /// Whether the Services have session affinity.
+    pub(crate) affinity: bool,
 }
 
 impl FromStr for Size {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> anyhow::Result<Self> {
-        let (services, endpoints) = text.split_once('x').context("expected SERVICESxENDPOINTS, such as 10000x3")?;
-        let size = Self { services: services.parse()?, endpoints: endpoints.parse()? };
+        let (numbers, affinity) = text.strip_suffix(AFFINITY).map_or((text, false), |numbers| (numbers, true));
+        let (services, endpoints) = numbers.split_once('x').context("expected SERVICESxENDPOINTS, such as 10000x3")?;
+        let size = Self { affinity, ..Self::new(services.parse()?, endpoints.parse()?) };
         ensure!((1..=100_000).contains(&size.services), "1 to 100000 Services fit into the names, not {services}");
         let all = u64::from(size.services) * u64::from(size.endpoints);
         ensure!((1..=ENDPOINTS).contains(&all), "1 to {ENDPOINTS} endpoints fit into the addresses, not {all}");
@@ -66,11 +72,21 @@ impl FromStr for Size {
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}x{}", self.services, self.endpoints)
+        write!(f, "{}x{}{}", self.services, self.endpoints, if self.affinity { AFFINITY } else { "" })
     }
 }
 
 impl Size {
+    /// A size without session affinity.
+    pub(crate) const fn new(services: u32, endpoints: u32) -> Self {
+        Self { services, endpoints, affinity: false }
+    }
+
+    /// Whether the size belongs to the series in which only the number of Services grows.
+    pub(crate) fn is_usual(self) -> bool {
+        self.endpoints <= 3 && !self.affinity
+    }
+
     /// The address and port of the Service with this number.
     pub(crate) fn vip(self, number: u32) -> SocketAddr {
         SocketAddrV4::new(cluster_ip(number), PORT).into()
@@ -101,22 +117,40 @@ impl Size {
 
     /// The bodies of the Services, including the probe's.
     pub(crate) fn services(self) -> impl Iterator<Item = Value> {
-        (0..self.services).map(|number| service(&name(number), cluster_ip(number))).chain([service("probe", PROBE)])
+        let with_affinity = move |mut body: Value| {
+            if self.affinity {
+                body["spec"]["sessionAffinity"] = "ClientIP".into();
+            }
+            body
+        };
+        let services = (0..self.services).map(move |number| with_affinity(service(&name(number), cluster_ip(number))));
+        services.chain([service("probe", PROBE)])
     }
 
     /// The bodies of the EndpointSlices, including the probe's.
     pub(crate) fn slices(self) -> impl Iterator<Item = Value> {
-        (0..self.services).map(move |number| self.slice(number, None).body).chain([Probe::Open.slice().body])
+        let parts = (0..self.services).flat_map(move |number| (0..self.parts()).map(move |part| (number, part)));
+        parts.map(move |(number, part)| self.part(number, part, None).body).chain([Probe::Open.slice().body])
     }
 
-    /// The slice of a Service. A change replaces its first endpoint.
+    /// The number of slices of each Service.
+    pub(crate) fn parts(self) -> u32 {
+        self.endpoints.div_ceil(IN_SLICE)
+    }
+
+    /// The first slice of a Service. A change replaces its first endpoint.
     pub(crate) fn slice(self, number: u32, change: Option<u32>) -> Slice {
+        self.part(number, 0, change)
+    }
+
+    fn part(self, number: u32, part: u32, change: Option<u32>) -> Slice {
         let replaced = change.map(|change| Ipv4Addr::from(FIRST_REPLACEMENT + change % REPLACEMENTS));
-        let endpoints = (0..self.endpoints).map(|slot| match replaced {
+        let slots = part * IN_SLICE..self.endpoints.min((part + 1) * IN_SLICE);
+        let endpoints = slots.map(|slot| match replaced {
             Some(address) if slot == 0 => address,
             _ => self.endpoint(number, slot),
         });
-        slice(&name(number), endpoints, OTHER_NODE)
+        slice(&name(number), part, endpoints, OTHER_NODE)
     }
 }
 
@@ -156,7 +190,7 @@ impl Probe {
 
     /// The slice with this endpoint.
     pub(crate) fn slice(self) -> Slice {
-        slice("probe", [self.address()].into_iter(), NODE)
+        slice("probe", 0, [self.address()].into_iter(), NODE)
     }
 }
 
@@ -186,7 +220,7 @@ impl Server {
     }
 
     pub(crate) fn slice(size: Size) -> Slice {
-        let mut slice = slice("server", [size.endpoint(0, 0)].into_iter(), "node-b");
+        let mut slice = slice("server", 0, [size.endpoint(0, 0)].into_iter(), "node-b");
         let port = |name, protocol| json!({ "name": name, "port": Self::PORT, "protocol": protocol });
         slice.body["ports"] = json!([port("tcp", "TCP"), port("udp", "UDP")]);
         slice
@@ -221,13 +255,13 @@ fn service(name: &str, address: Ipv4Addr) -> Value {
 }
 
 /// A slice as the endpointslice controller writes it.
-fn slice(service: &str, addresses: impl Iterator<Item = Ipv4Addr>, node: &str) -> Slice {
-    let name = format!("{service}-1");
+fn slice(service: &str, part: u32, addresses: impl Iterator<Item = Ipv4Addr>, node: &str) -> Slice {
+    let name = format!("{service}-{}", part + 1);
     let endpoint = |(slot, address)| {
         json!({
             "addresses": [address], "nodeName": node, "zone": "zone-a",
             "conditions": { "ready": true, "serving": true, "terminating": false },
-            "targetRef": { "kind": "Pod", "namespace": NAMESPACE, "name": format!("{service}-{slot}") },
+            "targetRef": { "kind": "Pod", "namespace": NAMESPACE, "name": format!("{service}-{part}-{slot}") },
         })
     };
     let endpoints: Vec<Value> = addresses.enumerate().map(endpoint).collect();
@@ -257,7 +291,7 @@ mod tests {
     #[test]
     fn every_address_is_used_once() {
         for (services, endpoints) in [(1, 1), (1_000, 3), (45_000, 2)] {
-            let size = Size { services, endpoints };
+            let size = Size::new(services, endpoints);
             let vips: BTreeSet<_> = (0..services).map(|number| size.vip(number)).chain([Probe::vip()]).collect();
             assert_eq!(vips.len(), services as usize + 1);
             let of = |slice: Slice| -> Vec<String> {
@@ -272,9 +306,19 @@ mod tests {
     }
 
     #[test]
+    fn many_endpoints_are_in_several_slices() {
+        let size = Size::new(2, 250);
+        let slices: Vec<Value> = size.slices().collect();
+        let lengths = slices.iter().map(|slice| slice["endpoints"].as_array().unwrap().len());
+        assert_eq!(lengths.collect::<Vec<_>>(), [100, 100, 50, 100, 100, 50, 1]);
+        let names: BTreeSet<String> = slices.iter().map(|slice| slice["metadata"]["name"].to_string()).collect();
+        assert_eq!(names.len(), slices.len());
+    }
+
+    #[test]
     fn samples_have_the_first_and_the_last() {
         for services in [1, 2, 10, 33, 45_000] {
-            let size = Size { services, endpoints: 1 };
+            let size = Size::new(services, 1);
             let sample = size.sample();
             assert_eq!(sample.first(), Some(&size.vip(0)));
             assert_eq!(sample.last(), Some(&size.vip(services - 1)));
@@ -284,7 +328,12 @@ mod tests {
 
     #[test]
     fn sizes_are_text() {
-        assert_eq!("45000x2".parse::<Size>().unwrap(), Size { services: 45_000, endpoints: 2 });
+        assert_eq!("45000x2".parse::<Size>().unwrap(), Size::new(45_000, 2));
+        let affinity = "5000x3-affinity".parse::<Size>().unwrap();
+        assert_eq!(
+            (affinity, affinity.to_string()),
+            (Size { affinity: true, ..Size::new(5_000, 3) }, "5000x3-affinity".to_owned())
+        );
         for wrong in ["", "10", "0x1", "x", "10x0", "100001x1", "10x200000"] {
             assert!(wrong.parse::<Size>().is_err(), "{wrong}");
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{machine::Machine, statistics::Times};
+use crate::{cluster::Size, machine::Machine, statistics::Times};
 
 /// All results.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -37,6 +37,9 @@ pub(crate) struct Run {
     pub(crate) services: u32,
     /// The number of endpoints of each Service.
     pub(crate) endpoints: u32,
+    /// Whether the Services have session affinity.
+    #[serde(default)]
+    pub(crate) affinity: bool,
     /// The start. `None` if it exceeded its time limit.
     pub(crate) start: Option<Start>,
     pub(crate) connect: Option<Connect>,
@@ -216,15 +219,22 @@ pub(crate) struct Kernel {
     pub(crate) nft: Option<f64>,
 }
 
+impl Run {
+    pub(crate) fn size(&self) -> Size {
+        Size { services: self.services, endpoints: self.endpoints, affinity: self.affinity }
+    }
+}
+
 impl Figures {
-    /// The run of a contestant at a size.
+    /// The run of a contestant at the usual size with this number of Services.
     pub(crate) fn run(&self, contestant: &str, services: u32) -> Option<&Run> {
-        self.runs.iter().find(|run| run.contestant == contestant && run.services == services)
+        let mut runs = self.runs.iter().filter(|run| run.size().is_usual());
+        runs.find(|run| run.contestant == contestant && run.services == services)
     }
 
     /// The sizes, smallest first.
-    pub(crate) fn sizes(&self) -> Vec<(u32, u32)> {
-        let mut sizes: Vec<_> = self.runs.iter().map(|run| (run.services, run.endpoints)).collect();
+    pub(crate) fn sizes(&self) -> Vec<Size> {
+        let mut sizes: Vec<_> = self.runs.iter().map(Run::size).collect();
         sizes.sort_unstable();
         sizes.dedup();
         sizes

@@ -256,7 +256,8 @@ fn flat(figures: &Figures) -> Judged {
 }
 
 fn extra(figures: &Figures) -> Vec<(u32, f64)> {
-    let runs = figures.sizes().into_iter().filter_map(|(services, _)| figures.run(OURS, services));
+    let sizes = figures.sizes().into_iter().filter(|size| size.is_usual());
+    let runs = sizes.filter_map(|size| figures.run(OURS, size.services));
     runs.filter_map(|run| Some((run.services, run.connect?.extra_us()))).collect()
 }
 

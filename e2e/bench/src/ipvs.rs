@@ -82,7 +82,7 @@ pub(crate) fn measure(options: &Options, page: &Path) -> anyhow::Result<()> {
 
 /// The requested sizes, or 1,000 and 10,000 virtual servers. An emulated kube-proxy may not finish the latter.
 fn sizes(options: &Options) -> Vec<Size> {
-    let usual = |services: &u32| Size { services: *services, endpoints: 3 };
+    let usual = |services: &u32| Size::new(*services, 3);
     match (options.size.as_slice(), options.quick) {
         ([], false) => [1_000, 10_000].iter().map(usual).collect(),
         ([], true) => vec![usual(&1_000)],

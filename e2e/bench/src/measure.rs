@@ -54,6 +54,7 @@ pub(crate) fn run(
         contestant: contestant.name.to_owned(),
         services: size.services,
         endpoints: size.endpoints,
+        affinity: size.affinity,
         ..Run::default()
     };
     let bare = connect::bare(&site, lengths.connections)?;

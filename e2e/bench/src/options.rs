@@ -13,7 +13,7 @@ pub(crate) struct Options {
     /// Small and short: to see that all works, not to compare
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Services and endpoints of each, such as 10000x3; may be given several times [default: 10x3 1000x3 10000x3 45000x2; quick: 10x3 1000x3]
+    /// Services and endpoints of each, such as 10000x3; may be given several times [default: 10x3 1x5000 100x500 1000x3 5000x3-affinity 10000x3 45000x2; quick: 10x3 1000x3]
     #[arg(long, value_name = "SIZE")]
     pub(crate) size: Vec<Size>,
     /// Only contestants with this in their name; may be given several times
@@ -57,23 +57,31 @@ impl Options {
     }
 
     pub(crate) fn sizes(&self) -> Vec<Size> {
-        let size = |services, endpoints| Size { services, endpoints };
+        let size = Size::new;
         match (self.size.is_empty(), self.quick) {
             (false, _) => self.size.clone(),
             (true, true) => vec![size(10, 3), size(1_000, 3)],
-            (true, false) => vec![size(10, 3), size(1_000, 3), size(10_000, 3), size(45_000, 2)],
+            (true, false) => vec![
+                size(10, 3),
+                size(1, 5_000),
+                size(100, 500),
+                size(1_000, 3),
+                Size { affinity: true, ..size(5_000, 3) },
+                size(10_000, 3),
+                size(45_000, 2),
+            ],
         }
     }
 
     /// The sizes at which the brain is measured alone.
     pub(crate) fn sizes_alone(&self) -> Vec<Size> {
-        let size = |services, endpoints| Size { services, endpoints };
+        let size = Size::new;
         if self.quick { vec![size(1_000, 10)] } else { vec![size(10_000, 3), size(100_000, 5), size(10_000, 100)] }
     }
 
     pub(crate) fn lengths(&self, size: Size) -> Lengths {
         // A few Services only serve to compare connections.
-        if self.quick || size.services < 1_000 {
+        if self.quick || size.services < 1_000 || !size.is_usual() {
             Lengths {
                 give_up: Duration::from_secs(60),
                 changes: 20,

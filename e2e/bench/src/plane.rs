@@ -87,23 +87,24 @@ pub(crate) async fn cached(
 /// Writes all objects of a size.
 async fn fill(plane: &ControlPlane, size: Size) -> anyhow::Result<()> {
     let client = plane.client();
-    api::create(&client, Kind::Services, first_and_probe(size, size.services())).await?;
-    api::create(&client, Kind::EndpointSlices, first_and_probe(size, size.slices())).await?;
+    api::create(&client, Kind::Services, first_and_probe(size.services, size.services())).await?;
+    api::create(&client, Kind::EndpointSlices, first_and_probe(size.services * size.parts(), size.slices())).await?;
     let service = api::get(&client, &Kind::Services.item(&size.name(0))).await?;
     let slice = api::get(&client, &Kind::EndpointSlices.item(&size.slice(0, None).name)).await?;
     let address = api::get(&client, &format!("/apis/networking.k8s.io/v1/ipaddresses/{}", size.vip(0).ip())).await?;
-    let entries =
-        size.services().zip(size.slices()).zip(0..size.services).skip(1).flat_map(|((body, endpoints), number)| {
-            let (name, ip) = (size.name(number), size.vip(number).ip());
-            let used = json!({ "metadata": { "name": ip }, "spec": { "parentRef": { "name": name } } });
-            let slice_name = size.slice(number, None).name;
-            [
-                (format!("/registry/services/specs/{NAMESPACE}/{name}"), like(&service, &body, number)),
-                (format!("/registry/ipaddresses/{ip}"), like(&address, &used, number)),
-                (format!("/registry/endpointslices/{NAMESPACE}/{slice_name}"), like(&slice, &endpoints, number)),
-            ]
-        });
-    etcd::put(plane.etcd(), entries.map(|(key, object)| Entry { key, object })).await?;
+    let services = size.services().zip(0..size.services).skip(1).flat_map(|(body, number)| {
+        let (name, ip) = (size.name(number), size.vip(number).ip());
+        let used = json!({ "metadata": { "name": ip }, "spec": { "parentRef": { "name": name } } });
+        [
+            (format!("/registry/services/specs/{NAMESPACE}/{name}"), like(&service, &body, number)),
+            (format!("/registry/ipaddresses/{ip}"), like(&address, &used, number)),
+        ]
+    });
+    let slices = size.slices().zip(0..size.services * size.parts()).skip(1).map(|(body, number)| {
+        let name = body["metadata"]["name"].as_str().unwrap_or_default();
+        (format!("/registry/endpointslices/{NAMESPACE}/{name}"), like(&slice, &body, number))
+    });
+    etcd::put(plane.etcd(), services.chain(slices).map(|(key, object)| Entry { key, object })).await?;
     // Verify that the API server accepts the copies as its own.
     let last = size.services - 1;
     let found = api::get(&client, &Kind::Services.item(&size.name(last))).await.context("reading a copy")?;
@@ -113,8 +114,8 @@ async fn fill(plane: &ControlPlane, size: Size) -> anyhow::Result<()> {
 }
 
 /// The objects of the first Service and of the probe.
-fn first_and_probe(size: Size, bodies: impl Iterator<Item = Value>) -> impl Iterator<Item = Value> {
-    bodies.step_by(size.services as usize)
+fn first_and_probe(count: u32, bodies: impl Iterator<Item = Value>) -> impl Iterator<Item = Value> {
+    bodies.step_by(count as usize)
 }
 
 /// A hash of the objects to write and of the programs that write them.

@@ -103,7 +103,7 @@ pub(crate) fn measure(options: &Options, page: &Path) -> anyhow::Result<()> {
     let machine = Machine::of_this()?;
     let runtime = Runtime::new()?;
     let (services, restarts, per_second) = if options.quick { (200, 20, 2.0) } else { (5_000, 60, 1.0) };
-    let size = options.size.first().copied().unwrap_or(Size { services, endpoints: 10 });
+    let size = options.size.first().copied().unwrap_or(Size::new(services, 10));
     let data = runtime.block_on(filled(size, &options.cache))?;
     let mut runs = options.runs.as_deref().map_or_else(|| Ok(Vec::new()), crate::measured::<Run>)?;
     runs.retain(|run| run.size == size.to_string());

@@ -65,7 +65,7 @@ const LOOK: Duration = Duration::from_millis(20);
 const CONNECTS: &str = "10.180.0.1";
 
 pub(super) fn measure(task: &Task) -> anyhow::Result<Figures> {
-    let size = Size { services: task.services, endpoints: task.endpoints };
+    let size = Size::new(task.services, task.endpoints);
     let contestant = WITH_IPVS.get(task.contestant).context("there is no such contestant")?;
     let pods = [Probe::Open, Probe::Closed].map(|probe| probe.address().to_string());
     let network = Network::build(Topology::with_pods([CONNECTS, &pods[0], &pods[1]])?)?;

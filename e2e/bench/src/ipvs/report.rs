@@ -81,7 +81,7 @@ mod tests {
             kernel: "6".to_owned(),
             versions: vec![("kube-proxy".to_owned(), "Kubernetes v1".to_owned())],
         };
-        let size = Size { services: 10, endpoints: 3 };
+        let size = Size::new(10, 3);
         let endless = Figures { ended: None, change: None, ..figures(100.0) };
         let runs = [("localnet-ipvs", figures(1.0)), ("kube-proxy ipvs", figures(10.0)), ("endless", endless)];
         let text = text(size, &runs, &machine, "a guest");

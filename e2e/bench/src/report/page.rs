@@ -31,7 +31,7 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
          that listens replaces a pod that does not listen, or the reverse. During the change, a pod opens a TCP \
          connection to the Service every 0.2 ms, until the answer shows that the packets go to the new endpoint. \
          CPU times and memory sizes come from the kernel.\n\n\
-         The size 10000x3 means 10,000 Services with 3 endpoints each. n is the number of measured changes. If n is \
+         The size 10000x3 means 10,000 Services with 3 endpoints each. With “affinity”, these Services have session affinity. n is the number of measured changes. If n is \
          less than 100, p99 is the maximum.\n\n",
         ALL.iter().map(|contestant| contestant.name).collect::<Vec<_>>().join(", "),
     );

@@ -2,6 +2,7 @@
 
 use super::chart::{Axis, Chart, Line, Scale};
 use crate::{
+    cluster::Size,
     contestants::ALL,
     figures::{Change, Figures, Run},
     number_text::time,
@@ -60,8 +61,8 @@ fn quantiles(figures: &Figures, title: &'static str, of: fn(&Run) -> Option<Chan
 /// One line for each contestant.
 fn lines(figures: &Figures, suffix: &str, dashed: bool, value: impl Fn(&Run) -> Option<f64>) -> Vec<Line> {
     let line = |(group, contestant): (usize, &crate::contestants::Contestant)| {
-        let sizes = figures.sizes().into_iter();
-        let point = |(services, _)| Some((f64::from(services), value(figures.run(contestant.name, services)?)?));
+        let sizes = figures.sizes().into_iter().filter(|size| size.is_usual());
+        let point = |size: Size| Some((f64::from(size.services), value(figures.run(contestant.name, size.services)?)?));
         Line { name: format!("{}{suffix}", contestant.name), group, dashed, points: sizes.filter_map(point).collect() }
     };
     ALL.iter().enumerate().map(line).collect()

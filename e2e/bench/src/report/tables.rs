@@ -95,11 +95,13 @@ pub(crate) fn all(figures: &Figures) -> Vec<Table> {
 
 /// Adds one row for each run, preceded by the size and the contestant. The second argument of `row` is our run of the same size.
 fn each(figures: &Figures, mut table: Table, row: impl Fn(&Run, Option<&Run>) -> Option<Vec<String>>) -> Table {
-    for (services, endpoints) in figures.sizes() {
-        let ours = ALL.iter().find(|one| one.role == Role::Ours).and_then(|one| figures.run(one.name, services));
-        for run in figures.runs.iter().filter(|run| run.services == services) {
+    let is_ours = |run: &&Run| ALL.iter().any(|one| one.role == Role::Ours && one.name == run.contestant);
+    for size in figures.sizes() {
+        let runs = || figures.runs.iter().filter(|run| run.size() == size);
+        let ours = runs().find(is_ours);
+        for run in runs() {
             if let Some(cells) = row(run, ours) {
-                let front = [format!("{services}x{endpoints}"), run.contestant.clone()];
+                let front = [size.to_string(), run.contestant.clone()];
                 table.rows.push(front.into_iter().chain(cells).collect());
             }
         }
@@ -219,15 +221,15 @@ fn resident(figures: &Figures) -> Table {
         &["size", "contestant", "process", "after start", "after load", "peak"],
     );
     let mut table = table;
-    for (services, endpoints) in figures.sizes() {
-        for run in figures.runs.iter().filter(|run| run.services == services) {
+    for size in figures.sizes() {
+        for run in figures.runs.iter().filter(|run| run.size() == size) {
             let Some(start) = &run.start else { continue };
             let after_load = run.load.as_ref().map(|load| &load.memory);
             for (process, after_start) in &start.memory {
                 let later: Option<&Memory> = after_load.and_then(|all: &BTreeMap<String, Memory>| all.get(process));
                 let peak = later.unwrap_or(after_start).peak;
                 table.rows.push(vec![
-                    format!("{services}x{endpoints}"),
+                    size.to_string(),
                     run.contestant.clone(),
                     process.clone(),
                     memory(after_start.resident),

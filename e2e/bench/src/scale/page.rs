@@ -12,7 +12,7 @@ use crate::{
 
 /// The page. The first run is the one that the others are compared with.
 pub(super) fn page(size: Size, per_second: f64, of: &Machine, runs: &[Run]) -> String {
-    let Size { services, endpoints } = size;
+    let Size { services, endpoints, .. } = size;
     let mut page = format!(
         "# Scale\n\n\
          This page shows how long after a change of a Deployment packets reach its new pods, with localnet and with \
@@ -146,7 +146,7 @@ mod tests {
             Run { contestant: contestant.to_owned(), event, not_reached: 1, stale: 7, ..Run::default() }
         };
         let runs = [run("ours", 10.0), run("theirs", 1_000.0)];
-        let page = page(Size { services: 20, endpoints: 10 }, 1.0, &machine, &runs);
+        let page = page(Size::new(20, 10), 1.0, &machine, &runs);
         for row in [
             "| ours | 10.0 ms / 20.0 ms / 30.0 ms | – | – | 20 | 1 | × 1.0 |\n",
             "| theirs | 1.00 s / 2.00 s / 3.00 s | – | – | 20 | 1 | × 100 |\n",
