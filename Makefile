@@ -139,7 +139,7 @@ bless: deps helm ## Rewrite the expectations (golden files) and generated docs; 
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-e2e --test why_not debugging::
 	git diff --stat
 
-bench: deps controlplane ## Measure localnet and kube-proxy for docs/PERFORMANCE.md (40 minutes; QUICK=1: 5 minutes, into target/bench; CONTINUE=1: resume an interrupted run; needs root)
+bench: deps controlplane ## Measure localnet and kube-proxy for docs/PERFORMANCE.md (two hours; QUICK=1: 10 minutes, into target/bench; CONTINUE=1: resume an interrupted run; needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make bench creates network namespaces: run it as root" >&2; exit 1; }
 	$(CARGO) build --release --locked --workspace --bins --bench steps --bench nft --bench reduction --bench from_yaml
 	mkdir -p target/bench

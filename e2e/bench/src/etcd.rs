@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 
 /// The number of keys in a transaction. etcd accepts at most 128.
 const TOGETHER: usize = 100;
+/// The size of a transaction in bytes. etcd accepts 1.5 MiB.
+const REQUEST: usize = 1 << 20;
 /// The number of concurrent transactions.
 const PARALLEL: usize = 4;
 
@@ -53,7 +55,8 @@ pub(crate) async fn put(etcd: &str, entries: impl Iterator<Item = Entry>) -> any
         json!({ "requestPut": { "key": key, "value": value } })
     };
     let puts: Vec<Value> = entries.map(put).collect();
-    let requests = puts.chunks(TOGETHER).map(|puts| {
+    let largest = puts.iter().map(|put| put.to_string().len()).max().unwrap_or(1);
+    let requests = puts.chunks((REQUEST / largest).clamp(1, TOGETHER)).map(|puts| {
         let body = json!({ "success": puts }).to_string();
         let request = Request::post("/v3/kv/txn").header("Content-Type", "application/json").body(body.into_bytes());
         let client = client.clone();
