@@ -5,8 +5,8 @@
 //! all frontends. So the next run makes up for anything that failed, was lost, or happened while no backend ran.
 //!
 //! A backend calls `set` and `remove`, commits its rules, and calls `run` after every commit. `run` costs nothing if nothing is
-//! due. If `run` fails, the backend calls it again later. If a follow-up is due ([`Due::Later`]), the backend calls `run` again a
-//! second later.
+//! due. If `run` fails, the backend calls it again later. If a follow-up is due ([`Due::Later`]), or only TCP changed
+//! ([`Due::Soon`]), the backend calls `run` a second after the last run.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -185,7 +185,7 @@ impl Reconciler {
         &self.frontends
     }
 
-    /// Whether a run is due now.
+    /// Whether a run is due that is no follow-up.
     pub fn is_due(&self) -> bool {
         matches!(self.due(), Due::Soon | Due::Now)
     }
