@@ -54,7 +54,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use clap::Parser as _;
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -81,20 +81,13 @@ fn main() -> anyhow::Result<()> {
         Some(path) => read(path)?,
         None => measure(&options)?,
     };
-    let shares = figures
-        .runs
-        .iter()
-        .map(|run| (format!("{} at {}x{}", run.contestant, run.services, run.endpoints), run.others_percent));
+    let shares = figures.runs.iter().map(|run| (format!("{} at {}", run.contestant, run.size()), run.others_percent));
     let objection = if options.quick { None } else { quiet::objection(&figures.machine, shares) };
-    // The figures are not lost: `--report` reads them.
-    let output = if objection.is_some() { Path::new("target/bench/unpublished") } else { &options.output };
-    report::write(&figures, output)?;
     // If no one reads the output, the result is still written to files.
     _ = std::io::stdout().write_all(report::print(&figures).as_bytes());
-    match objection {
-        Some(objection) => bail!("the figures are in {}, and not published: {objection}", output.display()),
-        None => Ok(()),
-    }
+    // The figures are not lost: `--report` reads them.
+    let folders = [options.output.as_path(), Path::new("target/bench/unpublished")];
+    quiet::publish(objection, folders, |folder| report::write(&figures, folder))
 }
 
 fn measure(options: &Options) -> anyhow::Result<Figures> {

@@ -1,11 +1,12 @@
 //! Whether the machine is idle, which decides whether figures are published.
 
 use std::{
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 
 use crate::{machine::Machine, print_progress, usage};
 
@@ -46,6 +47,17 @@ pub(crate) fn wait(patience: Duration) -> anyhow::Result<()> {
         );
         print_progress(&format!("waiting for an idle machine: {processors:.1} processors are busy"));
     }
+}
+
+/// Writes figures with `write`: to `to`, or to `instead` if there is an objection, which is then the error.
+pub(crate) fn publish(
+    objection: Option<String>,
+    [to, instead]: [&Path; 2],
+    write: impl FnOnce(&Path) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let Some(objection) = objection else { return write(to) };
+    write(instead)?;
+    bail!("the figures are in {}, and not published: {objection}", instead.display())
 }
 
 /// Why the figures must not be published. Each run has a description, and the share of all processors' time in percent that other

@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use k8s_openapi::{
     api::{
         apps::v1::Deployment,
@@ -120,13 +120,10 @@ pub(crate) fn measure(options: &Options, page: &Path) -> anyhow::Result<()> {
     }
     let shares = runs.iter().map(|run| (run.contestant.clone(), run.others_percent));
     let objection = if options.quick { None } else { quiet::objection(&machine, shares) };
-    let page = if objection.is_some() { Path::new("target/bench/scale.md") } else { page };
     let text = page::page(size, per_second, &machine, &runs);
-    fs::write(page, text).with_context(|| format!("writing {}", page.display()))?;
-    match objection {
-        Some(objection) => bail!("the figures are in {}, and not published: {objection}", page.display()),
-        None => Ok(()),
-    }
+    quiet::publish(objection, [page, Path::new("target/bench/scale.md")], |page| {
+        fs::write(page, &text).with_context(|| format!("writing {}", page.display()))
+    })
 }
 
 fn control_plane(data: Option<PathBuf>) -> localnet_controlplane::Options {
