@@ -158,7 +158,7 @@ fn another_configuration_rewrites_only_its_chains() {
 }
 
 #[test]
-fn replacing_an_endpoint_sends_one_element_and_deletes_one() {
+fn replacing_one_of_many_endpoints_sends_and_deletes_few_elements() {
     let network = network();
     let sent = network.node().run(|| {
         let mut state = state();
@@ -166,17 +166,18 @@ fn replacing_an_endpoint_sends_one_element_and_deletes_one() {
         backend.apply(&state, &Changes::everything())?.whole()?;
         let key = ServiceKey::new("default", "many");
         let changed = Changes { services: [key.clone()].into(), ..Changes::default() };
-        for last in ["10.180.1.99", "10.180.1.98"] {
+        for first in ["10.180.1.99", "10.180.1.98"] {
             let service: &mut Service = Arc::make_mut(state.services.get_mut(&key).unwrap());
-            service.endpoints.last_mut().unwrap().address = last.parse::<IpAddr>().unwrap();
+            service.endpoints.first_mut().unwrap().address = first.parse::<IpAddr>().unwrap();
             backend.apply(&state, &changed)?.whole()?;
         }
         // The first two transactions created the tables.
         Ok(backend.kernel().sent[2..].to_vec())
     });
     let sent: Vec<_> = sent.unwrap().iter().map(|sent| (sent.messages, sent.elements)).collect();
-    // The service has a ClusterIP and a load balancer IP: one message deletes both elements, one adds both.
-    assert_eq!(sent, [(2, 4), (2, 4)]);
+    // One message deletes the elements of the slots that changed, one adds them. The Service has a ClusterIP and a load
+    // balancer IP, so each slot has two elements.
+    assert!(sent.iter().all(|(messages, elements)| *messages == 2 && (4..=16).contains(elements)), "{sent:?}");
 }
 
 #[test]

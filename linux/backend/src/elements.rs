@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use localnet_client::vips::{Hairpin, VipKey};
 use localnet_linux::{
     conntrack::Frontend,
-    nft::{Element, ElementData, ElementKey, LiveTable, TableDump, Tuple, Verdict},
+    nft::{Element, ElementData, ElementKey, LiveTable, TableDump, Tuple, Verdict, spread},
 };
 use localnet_proto::{Family, Protocol, Verdict as WhenEmpty};
 
@@ -48,7 +48,7 @@ fn read_address(bytes: &[u8]) -> Option<IpAddr> {
 
 /// The elements that map a VIP and each slot to an endpoint.
 pub fn of_slots<'a>(vip: &'a Tuple, endpoints: &'a [SocketAddr]) -> impl Iterator<Item = Element> + 'a {
-    (0..).zip(endpoints).map(|(slot, endpoint)| of_slot(vip, slot, endpoint))
+    spread::place(endpoints).into_iter().zip(endpoints).map(|(slot, endpoint)| of_slot(vip, slot, endpoint))
 }
 
 /// The element that maps a VIP and a slot to an endpoint.
