@@ -22,15 +22,12 @@ use crate::{
     cluster::Size,
     contestants::{Contestant, Role},
     figures::{Memory, Run},
-    options::Lengths,
+    options::{Lengths, MAIN},
     plane, print_progress,
     quiet::settle,
     site::{Site, Team},
     usage,
 };
-
-/// The minimum size for measuring many readers.
-const READERS_FROM: u32 = 10_000;
 
 /// The maximum sizes for which everything is deleted at the end: for contestants in the goals for large sizes, and for all
 /// others. Above these, the API server alone needs minutes.
@@ -68,17 +65,19 @@ pub(crate) fn run(
         run.load = Some(load::measure(&site, &team, lengths)?);
         if let Some(change) = &run.change
             && contestant.role == Role::Ours
-            && size.services >= READERS_FROM
+            && size.services >= MAIN
         {
             settle()?;
             run.readers = Some(readers::measure(&site, &team, change, lengths)?);
         }
+        let is_first = contestant.role == Role::Ours;
         if contestant.role != Role::Peer {
+            let repairs = if is_first { lengths.repairs } else { lengths.repairs_of_others };
             settle()?;
-            run.repair = repair::measure(&site, contestant, lengths.repairs, lengths.give_up)?;
+            run.repair = repair::measure(&site, contestant, repairs, lengths.give_up)?;
         }
-        if size.services >= READERS_FROM || lengths.patience.is_none() {
-            let kills = if contestant.role == Role::Peer { lengths.kills_of_peers } else { lengths.kills };
+        if size.services == MAIN || lengths.patience.is_none() {
+            let kills = if is_first { lengths.kills } else { lengths.kills_of_others };
             settle()?;
             run.kills = Some(kills::measure(&site, contestant, &mut team, kills)?);
         }

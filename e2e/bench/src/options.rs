@@ -91,23 +91,27 @@ impl Options {
                 connections: 2_000,
                 traffic: Duration::from_secs(1),
                 repairs: 20,
+                repairs_of_others: 20,
                 kills: 5,
-                kills_of_peers: 2,
+                kills_of_others: 2,
                 patience: (!self.quick).then_some(PATIENCE),
             }
         } else {
+            // At the size in the goals, there is time for more.
+            let is_main = size.services == MAIN;
+            let seconds = |main, other| Duration::from_secs(if is_main { main } else { other });
             Lengths {
                 give_up: Duration::from_secs(180),
                 changes: 200,
-                // The number of changes that can be distinguished in this time. At the size in the goals, there is time for more.
-                changing: Duration::from_secs(if size.services == 10_000 { 75 } else { 30 }),
+                changing: seconds(75, 20),
                 rate: RATE,
-                load: Duration::from_secs(30),
+                load: seconds(30, 15),
                 connections: 10_000,
-                traffic: Duration::from_secs(5),
-                repairs: 200,
+                traffic: seconds(5, 2),
+                repairs: if is_main { 200 } else { 20 },
+                repairs_of_others: 20,
                 kills: 100,
-                kills_of_peers: 3,
+                kills_of_others: 3,
                 patience: Some(PATIENCE),
             }
         }
@@ -116,6 +120,9 @@ impl Options {
 
 /// Changes per second of the load.
 pub(crate) const RATE: u32 = 1_000;
+
+/// The number of Services in most goals.
+pub(crate) const MAIN: u32 = 10_000;
 
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -136,11 +143,12 @@ pub(crate) struct Lengths {
     pub(crate) connections: usize,
     /// How long each kind of traffic goes to each destination.
     pub(crate) traffic: Duration,
-    /// The number of flushes that our backend repairs.
+    /// The number of flushes that localnet-nft repairs, and each other backend of ours, which may need seconds.
     pub(crate) repairs: usize,
-    /// How often each program of ours is killed, and each of a peer, which may need a minute to recover.
+    pub(crate) repairs_of_others: usize,
+    /// How often each program of localnet-nft is killed, and each program of the others, which may need a minute to recover.
     pub(crate) kills: usize,
-    pub(crate) kills_of_peers: usize,
+    pub(crate) kills_of_others: usize,
     /// Maximum time to wait for an idle machine. `None` if it need not be idle.
     pub(crate) patience: Option<Duration>,
 }
