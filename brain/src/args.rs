@@ -27,6 +27,9 @@ pub struct Arguments {
     /// The addresses to serve on, and the peers that may connect.
     #[command(flatten)]
     pub serve: ServeArgs,
+    /// Run beside another proxy: open no ports for health checks and metrics, which that proxy needs, and post no events
+    #[arg(long)]
+    pub shadow: bool,
     /// Logging.
     #[command(flatten)]
     pub log: LogArgs,

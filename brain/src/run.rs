@@ -4,6 +4,7 @@
 use std::{future::Future, sync::Arc};
 
 use anyhow::Context as _;
+use futures::future::OptionFuture;
 use localnet_config_file::Running;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -167,10 +168,14 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let views = views(brain.feed().clone(), &arguments.serve.serve_node, source, options);
 
     let reports = Reports::recorded(brain.feed().history().clone());
-    brain.post_warnings(&reports);
     let chosen = running.has_file();
     let (current, mut following) = running.follow();
-    let mut configured = Configured::start(current, chosen, node_ips, (brain.feed(), brain.events()), &reports)?;
+    let mut configured = None;
+    if !arguments.shadow {
+        brain.post_warnings(&reports);
+        let of_brain = (brain.feed(), brain.events());
+        configured = Some(Configured::start(current, chosen, node_ips, of_brain, &reports)?);
+    }
     let stop = CancellationToken::new();
     let state = serve::ServerState { views, reports, questions: brain.questions().clone() };
     let served = serve::run(listeners, state, stop.clone().cancelled_owned());
@@ -178,7 +183,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let result = tokio::select! {
         () = shutdown => Ok(()),
         error = brain.failed() => Err(error),
-        error = configured.failed() => Err(error),
+        Some(error) = OptionFuture::from(configured.as_mut().map(Configured::failed)) => Err(error),
         error = following.failed() => Err(error),
         ended = &mut served => return ended,
     };

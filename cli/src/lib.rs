@@ -29,6 +29,7 @@
 //! | [`diagnostics`] | what both `--why-not` and `doctor` may find; pure |
 //! | [`kernel`] | reads the kernel; no other file does |
 //! | [`diff`], [`top`], [`doctor`] | check the node as a whole |
+//! | [`shadow`] | compares kube-proxy's rules with what localnet would do |
 //!
 //! The command only reads. It changes neither the state nor the kernel nor any flow.
 
@@ -52,6 +53,7 @@ pub mod output;
 pub mod path;
 pub mod peer;
 pub mod question;
+pub mod shadow;
 pub mod source;
 pub mod status;
 pub mod style;

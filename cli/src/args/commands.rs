@@ -7,6 +7,7 @@ mod doctor;
 mod explain;
 mod get;
 mod history;
+mod shadow;
 mod status;
 mod sysdump;
 mod top;
@@ -37,6 +38,7 @@ pub(super) enum Command {
     Diff(diff::Diff),
     Top(top::Top),
     Doctor(doctor::Doctor),
+    Shadow(shadow::Shadow),
     Sysdump(sysdump::Sysdump),
     Status(status::Status),
     History(history::History),
@@ -60,6 +62,7 @@ impl Command {
             Self::Top(flags) => top::run(&flags, global).await,
             Self::Sysdump(flags) => sysdump::run(flags, global).await,
             Self::Doctor(flags) => doctor::run(&flags, global).await,
+            Self::Shadow(flags) => shadow::run(&flags, global).await,
             Self::History(flags) => history::run(flags, global).await,
             Self::Status(flags) => status::run(&flags, global).await,
             Self::Version(flags) => version::run(&flags, global).await,

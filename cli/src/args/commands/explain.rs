@@ -107,6 +107,19 @@ async fn packet(world: &World, from: Sender, to: &To) -> Result<(route::Packet, 
 /// Computes the outcome for each packet in the text of `--packets`.
 async fn many(world: &World, text: &str) -> Result<Many, Failure> {
     let mut explanations = Vec::new();
+    for (packet, has_source) in listed(world, text).await? {
+        let mut one = explain::from_state(world, &world.judge(packet));
+        if !has_source {
+            one.from = String::new();
+        }
+        explanations.push(one);
+    }
+    Ok(Many(explanations))
+}
+
+/// Reads the packets in the text of `--packets`, and whether the source of each is known.
+pub(super) async fn listed(world: &World, text: &str) -> Result<Vec<(route::Packet, bool)>, Failure> {
+    let mut packets = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         let words: Vec<&str> = line.split('#').next().unwrap_or_default().split_whitespace().collect();
         let wrong = |why: String| Failure::Usage(format!("line {number}: {why}"));
@@ -115,12 +128,7 @@ async fn many(world: &World, text: &str) -> Result<Many, Failure> {
             [from, to] => (from.parse::<Sender>().map_err(wrong)?, to.parse::<To>().map_err(wrong)?),
             _ => return Err(wrong("expected a sender and a destination".to_owned())),
         };
-        let (packet, has_source) = packet(world, from, &to).await?;
-        let mut one = explain::from_state(world, &world.judge(packet));
-        if !has_source {
-            one.from = String::new();
-        }
-        explanations.push(one);
+        packets.push(packet(world, from, &to).await?);
     }
-    Ok(Many(explanations))
+    Ok(packets)
 }

@@ -37,7 +37,8 @@ impl TryFrom<Answer> for Outcome {
     }
 }
 
-fn line(question: &Question) -> String {
+/// The line of a packet in the file that the commands read.
+pub(super) fn line(question: &Question) -> String {
     format!("{} {}/{}\n", question.source(), question.to, question.protocol.as_lowercase())
 }
 

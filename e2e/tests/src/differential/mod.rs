@@ -45,6 +45,7 @@ mod run;
 mod scene;
 mod settle;
 mod setup;
+mod shadowed;
 mod sticky;
 mod world;
 mod write;

@@ -37,6 +37,8 @@ pub(crate) struct Report {
     pub(crate) unexplained_of_kube_proxy: usize,
     /// The number of packets whose outcome `localnet explain` predicted.
     pub(crate) predicted: usize,
+    /// The number of packets for which `localnet shadow` evaluated kube-proxy's rules.
+    pub(crate) shadowed: usize,
     pub(crate) returned: Returned,
     /// How many open flows continued, and how many were routed anew.
     open: [usize; 2],
@@ -97,6 +99,7 @@ impl fmt::Display for Report {
         for (by, count) in &self.explained {
             write!(f, "{count} as {by}, ")?;
         }
-        write!(f, "{} packets predicted by localnet explain, {unexplained} unexplained differences", self.predicted)
+        write!(f, "{} packets predicted by localnet explain, {} by localnet shadow, ", self.predicted, self.shadowed)?;
+        write!(f, "{unexplained} unexplained differences")
     }
 }

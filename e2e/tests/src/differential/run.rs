@@ -24,6 +24,7 @@ use super::{
     report::{Intended, Report},
     scene::Scene,
     setup::Setup,
+    shadowed,
     sticky::Memory,
     world::World,
     write::Writer,
@@ -145,6 +146,10 @@ impl Runs {
         let predicted = explained::outcomes(&self.world, scene.setup, &asked)?;
         let sides: Vec<Side> = self.world.pair.sides().collect();
         let seen = ask_all(&self.world, &sides, &asked)?;
+        let shadowed = match self.world.pair.kube_proxy {
+            Some(_) => shadowed::differences(&self.world, scene.setup, &asked)?,
+            None => BTreeMap::new(),
+        };
         self.report.states += 1;
         for (number, asked) in asked.iter().enumerate() {
             self.report.count(asked);
@@ -158,12 +163,37 @@ impl Runs {
             }
             for &(side, seen) in &all {
                 self.report.connections += seen.connections;
+                if side == Side::KubeProxy {
+                    self.shadow(scene, asked, &all, shadowed.get(&number));
+                }
                 if let Some(wrong) = self.wrong(side, asked, seen, scene) {
                     self.differs(side, asked, &all, scene, &wrong);
                 }
             }
         }
         self.disturb(scene, &asked)
+    }
+
+    /// Checks what `localnet shadow` says of kube-proxy's rules.
+    fn shadow(
+        &mut self,
+        scene: &Scene<'_>,
+        asked: &Asked,
+        all: &[(Side, &Seen)],
+        shadow: Option<&shadowed::Difference>,
+    ) {
+        let side = Side::KubeProxy;
+        let Some((_, seen)) = all.iter().find(|(of, _)| *of == side) else { return };
+        let (pair, topology) = (self.world.pair, self.world.network(side).topology());
+        let difference = Difference { pair, side, asked, seen, scene, topology };
+        let by_packets = judge(asked, seen, topology).map(|_| explain(&difference));
+        let has_past = || scene.former.is_some() || scene.claimants(asked.question.to.ip()).len() >= 2;
+        self.report.shadowed += 1;
+        if let Some(wrong) = shadowed::contradiction(by_packets, shadow, has_past) {
+            self.report.unexplained += 1;
+            let of = shadow.map(|shadow| format!(": {shadow}")).unwrap_or_default();
+            print_line(&format!("\ndifference: localnet shadow {wrong}{of}\n{}", scene.describe(asked, all)));
+        }
     }
 
     /// The error in the outcome of a question, if there is one.

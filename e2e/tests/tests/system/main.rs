@@ -14,6 +14,7 @@
 //! | `rbac` | the brain's permissions are exactly those that it uses |
 //! | `repair` | changes by other programs are repaired |
 //! | `restarts` | restarts interrupt no packet |
+//! | `shadow` | kube-proxy's rules are compared with what localnet would do |
 //! | `takeover` | from kube-proxy to localnet and back, no connection fails |
 //! | `two_nodes` | packets between two nodes, each with its own proxy |
 
@@ -29,6 +30,7 @@ mod rbac;
 mod repair;
 mod restarts;
 mod restored;
+mod shadow;
 mod takeover;
 mod two_nodes;
 

@@ -1,0 +1,247 @@
+//! `localnet shadow`: compares what kube-proxy's rules do with packets with what localnet would do.
+//!
+//! ```text
+//!  state ─► oracle (client::route) ──► verdicts ─┐
+//!  probes ─┤                                     ├─► differences: deliberate (an entry of docs/differences.md), or not
+//!  kernel ─► iptables-save, nft ─► rules ─► verdicts ─┘
+//! ```
+//!
+//! It evaluates the rules without sending a packet, and changes nothing.
+
+pub mod entries;
+pub mod iptables;
+pub mod nftables;
+mod probes;
+pub mod read;
+pub mod verdict;
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
+
+use localnet_client::{
+    Snapshot,
+    route::{self, Origin, Packet},
+};
+use localnet_proto::Family;
+use serde::Serialize;
+
+use crate::{
+    diff,
+    explain::origin_name,
+    output::Show,
+    question,
+    style::{NONE, Style, Tone},
+    table::Table,
+    world::World,
+};
+use entries::Case;
+use read::Rules;
+use verdict::{Verdict, Verdicts, of_outcome};
+
+/// kube-proxy's mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// iptables, with either flavour of the tools.
+    Iptables,
+    /// nftables.
+    Nftables,
+}
+
+impl Mode {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Iptables => "iptables",
+            Self::Nftables => "nftables",
+        }
+    }
+}
+
+/// The result of a comparison.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Shadow {
+    /// kube-proxy's mode.
+    pub mode: Mode,
+    /// The number of compared packets.
+    pub compared: usize,
+    /// The number of packets with the same verdicts.
+    pub equal: usize,
+    /// The number of packets with other verdicts for a reason in docs/differences.md.
+    pub deliberate: usize,
+    /// The packets with other verdicts.
+    pub differences: Vec<Difference>,
+}
+
+/// A packet that kube-proxy's rules treat in another way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Difference {
+    /// The sender: its address, and whether it is a pod of this node, the node, or outside.
+    pub from: IpAddr,
+    /// The kind of the sender: `pod`, `node` or `outside`.
+    pub origin: &'static str,
+    /// The destination.
+    pub to: SocketAddr,
+    /// The protocol.
+    pub protocol: &'static str,
+    /// The Service that the packet is sent to, according to the state.
+    pub service: Option<String>,
+    /// What localnet would do.
+    pub localnet: Verdicts,
+    /// What kube-proxy's rules do.
+    pub kube_proxy: Verdicts,
+    /// The entry of docs/differences.md that explains the difference.
+    pub entry: Option<u8>,
+    /// The rule that this command cannot evaluate. `kube_proxy` is then empty.
+    pub unknown: Option<String>,
+}
+
+/// Compares the verdicts for packets.
+pub fn compare(world: &World, rules: &Rules, packets: impl IntoIterator<Item = Packet>) -> Shadow {
+    let mut shadow = Shadow { mode: rules.mode, compared: 0, equal: 0, deliberate: 0, differences: Vec::new() };
+    for packet in packets {
+        let Some(found) = rules.verdicts(&packet, &world.local) else { continue };
+        shadow.compared += 1;
+        let oracle = question::rules(&world.facts, Family::of(packet.destination));
+        let localnet = expected(&world.state, &oracle, &packet, &world.local, rules.mode);
+        let (kube_proxy, unknown) = match found {
+            Ok(verdicts) => (effective(verdicts, &packet, &world.local), None),
+            Err(unknown) => (Verdicts::new(), Some(unknown.to_string())),
+        };
+        if localnet == kube_proxy {
+            shadow.equal += 1;
+            continue;
+        }
+        let (mode, local) = (rules.mode, world.local.as_slice());
+        let case = Case {
+            state: &world.state,
+            rules: &oracle,
+            packet: &packet,
+            mode,
+            local,
+            ours: &localnet,
+            theirs: &kube_proxy,
+        };
+        let entry = if unknown.is_some() { None } else { entries::explain(&case) };
+        shadow.deliberate += usize::from(entry.is_some());
+        let target = route::target(&world.state, &oracle, &packet);
+        shadow.differences.push(Difference {
+            from: packet.source,
+            origin: origin_name(packet.origin),
+            to: SocketAddr::new(packet.destination, packet.port),
+            protocol: packet.protocol.as_str(),
+            service: target.map(|target| target.service.key.to_string()),
+            localnet,
+            kube_proxy,
+            entry,
+            unknown,
+        });
+    }
+    shadow.differences.sort_by_key(|difference| difference.entry.is_some());
+    shadow
+}
+
+/// The packets that a comparison asks about: those to each VIP of the state and of the rules, to an unused port of each ClusterIP, and to
+/// an unused address of each ServiceCIDR, from each kind of sender.
+pub fn packets(world: &World, rules: &Rules) -> Vec<Packet> {
+    let plan = diff::plan(&world.state, &world.configuration.config, &world.local);
+    let mut packets = Vec::new();
+    let mut known = BTreeSet::new();
+    for (_, key, vip) in plan.vips.programmed() {
+        packets.extend(probes::of_vip(world, &key, &vip));
+        known.insert((key.socket(), key.protocol));
+    }
+    let others = rules.destinations().into_iter().chain(probes::unused(&world.state)).filter(|to| !known.contains(to));
+    packets.extend(others.flat_map(|to| probes::of_destination(world, to, std::iter::empty())));
+    packets
+}
+
+/// What the oracle predicts, in the way of kube-proxy's mode.
+fn expected(state: &Snapshot, rules: &route::Rules, packet: &Packet, local: &[IpAddr], mode: Mode) -> Verdicts {
+    let one = |verdict| match verdict {
+        // A packet of a pod to itself gets the node's address in mode iptables whichever node the pod is on.
+        Verdict::Endpoint { to, sticky, .. } if mode == Mode::Iptables && to.ip() == packet.source => {
+            Verdict::Endpoint { to, sticky, masquerade: true }
+        }
+        other => other,
+    };
+    effective(of_outcome(&route::route(state, rules, packet)).into_iter().map(one), packet, local)
+}
+
+/// The verdicts without what has no effect: a packet that arrives and stays on the node does not pass the hook that masquerades.
+fn effective(verdicts: impl IntoIterator<Item = Verdict>, packet: &Packet, local: &[IpAddr]) -> Verdicts {
+    let one = |verdict| match verdict {
+        Verdict::Endpoint { to, sticky, .. } if packet.origin != Origin::Node && local.contains(&to.ip()) => {
+            Verdict::Endpoint { to, sticky, masquerade: false }
+        }
+        other => other,
+    };
+    verdicts.into_iter().map(one).collect()
+}
+
+impl Shadow {
+    /// The number of packets with other verdicts for no reason in docs/differences.md.
+    pub fn unexplained(&self) -> usize {
+        self.differences.len() - self.deliberate
+    }
+
+    /// Keeps only the differences that another comparison found, too. A proxy may have been busy with a change.
+    pub fn retain(&mut self, again: &Self) {
+        self.differences.retain(|difference| again.differences.contains(difference));
+        self.deliberate = self.differences.iter().filter(|difference| difference.entry.is_some()).count();
+        self.equal = self.compared - self.differences.len();
+    }
+}
+
+impl Show for Shadow {
+    fn human(&self, style: Style) -> String {
+        let text = format!(
+            "{} packets compared with kube-proxy's rules (mode {}): {} equal, {} differ deliberately, {} differ\n",
+            self.compared,
+            self.mode.name(),
+            self.equal,
+            self.deliberate,
+            self.unexplained()
+        );
+        if self.differences.is_empty() {
+            return text;
+        }
+        let mut table = Table::new(["FROM", "TO", "SERVICE", "LOCALNET", "KUBE-PROXY", "ENTRY"]);
+        for one in &self.differences {
+            table.add(|row| {
+                row.cell(format_args!("{} {}", one.origin, one.from));
+                row.cell(format_args!("{}/{}", one.to, one.protocol));
+                row.cell(one.service.as_deref().unwrap_or(NONE)).cell(told(&one.localnet));
+                let kube_proxy = one.unknown.clone().unwrap_or_else(|| told(&one.kube_proxy));
+                row.toned(kube_proxy, one.entry.is_none().then_some(Tone::Bad));
+                row.cell(one.entry.map_or_else(|| NONE.to_owned(), |entry| entry.to_string()));
+            });
+        }
+        text + &table.text(style, 0)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.differences.iter().map(|one| format!("{} {}/{}", one.from, one.to, one.protocol)).collect()
+    }
+}
+
+/// The verdicts in words: `10.0.0.1:80, 10.0.0.2:80 masqueraded`.
+fn told(verdicts: &Verdicts) -> String {
+    const MOST: usize = 3;
+    let one = |verdict: &Verdict| match verdict {
+        Verdict::Endpoint { to, masquerade, sticky } => {
+            format!("{to}{}{}", if *masquerade { " masqueraded" } else { "" }, if *sticky { " sticky" } else { "" })
+        }
+        Verdict::Reject => "reject".to_owned(),
+        Verdict::Drop => "drop".to_owned(),
+        Verdict::Untouched => "untouched".to_owned(),
+    };
+    let mut words: Vec<String> = verdicts.iter().take(MOST).map(one).collect();
+    if verdicts.len() > MOST {
+        words.push(format!("{} more", verdicts.len() - MOST));
+    }
+    words.join(", ")
+}

@@ -1,0 +1,519 @@
+//! Evaluates kube-proxy's rules in mode iptables, as `iptables-save` prints them. Pure.
+//!
+//! Only the chains that kube-proxy and kubelet own (`KUBE-…`) are evaluated. The rules of other programs affect both proxies alike.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use ipnet::IpNet;
+use localnet_client::route::{Origin, Packet};
+use localnet_proto::Protocol;
+
+use super::verdict::{Passing, Unknown, Verdict, Verdicts};
+
+/// The maximum depth of jumps: kube-proxy's chains need five.
+const DEPTH: usize = 16;
+
+/// The tables of one address family.
+#[derive(Debug, Default)]
+pub struct Tables(BTreeMap<String, Chains>);
+
+type Chains = BTreeMap<String, Vec<Rule>>;
+
+#[derive(Debug)]
+struct Rule {
+    text: String,
+    /// Each with whether it is negated.
+    matches: Vec<(bool, Match)>,
+    target: Target,
+    /// Whether the rule remembers the client for session affinity.
+    remembers: bool,
+}
+
+#[derive(Debug)]
+enum Match {
+    Source(IpNet),
+    Destination(IpNet),
+    Protocol(Protocol),
+    Port(u16),
+    Mark {
+        value: u32,
+        mask: u32,
+    },
+    SourceIsLocal,
+    DestinationIsLocal,
+    /// The interface by which kube-proxy recognizes pods.
+    FromPod,
+    States(Vec<String>),
+    /// A random choice: may match.
+    Chance,
+    /// The client is remembered. A new client is not.
+    Remembered,
+    Unknown,
+}
+
+#[derive(Debug)]
+enum Target {
+    /// Counts only.
+    None,
+    Jump(String),
+    Return,
+    Accept,
+    Drop,
+    Reject,
+    Translate(SocketAddr),
+    Masquerade,
+    Mark {
+        value: u32,
+        mask: u32,
+    },
+    Unknown,
+}
+
+/// Whether a rule matches.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Matches {
+    Yes,
+    No,
+    Maybe,
+}
+
+/// How a packet leaves a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    /// At its end, or by `RETURN`.
+    AtEnd,
+    Accepted,
+    Masqueraded,
+    Dropped,
+    Rejected,
+}
+
+type Ways<'a> = Vec<(Left, Passing<'a>)>;
+
+impl Tables {
+    /// Reads the output of `iptables-save`. Rules with unknown words are kept, and are an error only if a packet meets them.
+    pub fn parse(text: &str) -> Self {
+        let mut tables = Self::default();
+        let mut table = String::new();
+        for line in text.lines() {
+            match line.split_at_checked(1) {
+                Some(("*", name)) => table = name.to_owned(),
+                Some((":", chain)) => {
+                    let name = chain.split(' ').next().unwrap_or_default();
+                    tables.chains(&table).entry(name.to_owned()).or_default();
+                }
+                Some(("-", _)) => {
+                    // `-A CHAIN …`; with counters, `[1:60]` stands before it.
+                    let words = words(line);
+                    if let [append, chain, rest @ ..] = words.as_slice()
+                        && append == "-A"
+                    {
+                        let rule = rule(line, rest);
+                        tables.chains(&table).entry(chain.clone()).or_default().push(rule);
+                    }
+                }
+                _ => {}
+            }
+        }
+        tables
+    }
+
+    fn chains(&mut self, table: &str) -> &mut Chains {
+        self.0.entry(table.to_owned()).or_default()
+    }
+
+    /// Whether kube-proxy's rules are there.
+    pub fn has_kube_proxy(&self) -> bool {
+        self.0.get("nat").is_some_and(|nat| nat.get("KUBE-SERVICES").is_some_and(|rules| !rules.is_empty()))
+    }
+
+    /// The destinations for which kube-proxy's rules translate or stop packets.
+    pub fn destinations(&self) -> impl Iterator<Item = (SocketAddr, Protocol)> {
+        let rules =
+            self.0.values().flatten().filter(|(name, _)| name.starts_with("KUBE-")).flat_map(|(_, rules)| rules);
+        rules.filter_map(|rule| {
+            let (mut address, mut protocol, mut port) = (None, None, None);
+            for (negated, one) in &rule.matches {
+                match one {
+                    Match::Destination(net) if !negated && net.prefix_len() == net.max_prefix_len() => {
+                        address = Some(net.addr());
+                    }
+                    Match::Protocol(of) if !negated => protocol = Some(*of),
+                    Match::Port(number) if !negated => port = Some(*number),
+                    _ => {}
+                }
+            }
+            Some((SocketAddr::new(address?, port?), protocol?))
+        })
+    }
+
+    /// What the rules do with a packet.
+    ///
+    /// # Errors
+    /// Returns an error if the packet meets a rule that compares something unknown.
+    pub fn verdicts(&self, packet: &Packet, local: &[IpAddr]) -> Result<Verdicts, Unknown> {
+        let first = if packet.origin == Origin::Node { "OUTPUT" } else { "PREROUTING" };
+        let mut verdicts = Verdicts::new();
+        for (_, passing) in self.hook("nat", first, Passing::new(packet, local))? {
+            let to_node = passing.is_local(passing.to.ip());
+            let hooks: &[&str] = match packet.origin {
+                Origin::Node if to_node => &["OUTPUT", "INPUT"],
+                Origin::Node => &["OUTPUT"],
+                _ if to_node => &["INPUT"],
+                _ => &["FORWARD"],
+            };
+            self.filtered(passing, hooks, &mut verdicts)?;
+        }
+        Ok(verdicts)
+    }
+
+    fn filtered(&self, passing: Passing<'_>, hooks: &[&str], verdicts: &mut Verdicts) -> Result<(), Unknown> {
+        let [hook, rest @ ..] = hooks else {
+            if !passing.translated {
+                verdicts.insert(Verdict::Untouched);
+                return Ok(());
+            }
+            for (left, passing) in self.hook("nat", "POSTROUTING", passing)? {
+                verdicts.insert(passing.arrives(left == Left::Masqueraded));
+            }
+            return Ok(());
+        };
+        for (left, passing) in self.hook("filter", hook, passing)? {
+            match left {
+                Left::Dropped => _ = verdicts.insert(Verdict::Drop),
+                Left::Rejected => _ = verdicts.insert(Verdict::Reject),
+                Left::AtEnd | Left::Accepted | Left::Masqueraded => self.filtered(passing, rest, verdicts)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes a built-in chain, in which only the jumps to kube-proxy's chains count.
+    fn hook<'a>(&self, table: &str, chain: &str, passing: Passing<'a>) -> Result<Ways<'a>, Unknown> {
+        let Some(chains) = self.0.get(table) else { return Ok(vec![(Left::AtEnd, passing)]) };
+        let ours = |rule: &&Rule| matches!(&rule.target, Target::Jump(to) if to.starts_with("KUBE-"));
+        pass(chains, chains.get(chain).into_iter().flatten().filter(ours), passing, 0)
+    }
+}
+
+fn pass<'a, 'r>(
+    chains: &Chains,
+    rules: impl Iterator<Item = &'r Rule>,
+    passing: Passing<'a>,
+    depth: usize,
+) -> Result<Ways<'a>, Unknown> {
+    let mut ways = Vec::new();
+    let mut here = vec![passing];
+    for rule in rules {
+        for passing in std::mem::take(&mut here) {
+            let matches = rule.matches(&passing)?;
+            if matches != Matches::Yes {
+                here.push(passing);
+            }
+            if matches == Matches::No {
+                continue;
+            }
+            let passing = Passing { sticky: passing.sticky || rule.remembers, ..passing };
+            match &rule.target {
+                Target::None if matches == Matches::Yes => here.push(passing),
+                Target::None => {}
+                Target::Jump(to) => {
+                    if depth > DEPTH {
+                        return Err(Unknown(rule.text.clone()));
+                    }
+                    for (left, passing) in pass(chains, chains.get(to).into_iter().flatten(), passing, depth + 1)? {
+                        match left {
+                            Left::AtEnd => here.push(passing),
+                            _ => ways.push((left, passing)),
+                        }
+                    }
+                }
+                Target::Return => ways.push((Left::AtEnd, passing)),
+                Target::Accept => ways.push((Left::Accepted, passing)),
+                Target::Drop => ways.push((Left::Dropped, passing)),
+                Target::Reject => ways.push((Left::Rejected, passing)),
+                Target::Translate(to) => ways.push((Left::Accepted, Passing { to: *to, translated: true, ..passing })),
+                Target::Masquerade => ways.push((Left::Masqueraded, passing)),
+                Target::Mark { value, mask } => here.push(Passing { mark: passing.mark & !mask ^ value, ..passing }),
+                Target::Unknown => return Err(Unknown(rule.text.clone())),
+            }
+        }
+        here.dedup();
+    }
+    ways.extend(here.into_iter().map(|passing| (Left::AtEnd, passing)));
+    Ok(ways)
+}
+
+impl Rule {
+    fn matches(&self, passing: &Passing<'_>) -> Result<Matches, Unknown> {
+        let mut all = Matches::Yes;
+        let mut unknown = false;
+        for (negated, one) in &self.matches {
+            let yes = match one {
+                Match::Source(net) => net.contains(&passing.packet.source),
+                Match::Destination(net) => net.contains(&passing.to.ip()),
+                Match::Protocol(protocol) => *protocol == passing.packet.protocol,
+                Match::Port(port) => *port == passing.to.port(),
+                Match::Mark { value, mask } => passing.mark & mask == *value,
+                Match::SourceIsLocal => passing.is_local(passing.packet.source),
+                Match::DestinationIsLocal => passing.is_local(passing.to.ip()),
+                Match::FromPod => passing.packet.origin == Origin::Pod,
+                Match::States(states) => {
+                    states.iter().any(|state| state == "NEW" || state == "DNAT" && passing.translated)
+                }
+                Match::Remembered => false,
+                Match::Chance => {
+                    all = Matches::Maybe;
+                    continue;
+                }
+                Match::Unknown => {
+                    unknown = true;
+                    continue;
+                }
+            };
+            if yes == *negated {
+                return Ok(Matches::No);
+            }
+        }
+        if unknown { Err(Unknown(self.text.clone())) } else { Ok(all) }
+    }
+}
+
+/// Splits a line at spaces outside of quotes.
+fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut quoted) = (Vec::new(), String::new(), false);
+    let mut chars = line.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '"' => quoted = !quoted,
+            '\\' if quoted => word.extend(chars.next()),
+            ' ' if !quoted => words.push(std::mem::take(&mut word)),
+            _ => word.push(c),
+        }
+    }
+    words.push(word);
+    words
+}
+
+/// Reads the words of a rule after the name of its chain.
+fn rule(text: &str, words: &[String]) -> Rule {
+    let mut rule = Rule { text: text.to_owned(), matches: Vec::new(), target: Target::None, remembers: false };
+    let mut words = words.iter().map(String::as_str);
+    let mut negated = false;
+    while let Some(word) = words.next() {
+        let mut value = || words.next().unwrap_or_default();
+        let one = match word {
+            "!" => {
+                negated = true;
+                continue;
+            }
+            "-s" => value().parse().map_or(Match::Unknown, Match::Source),
+            "-d" => value().parse().map_or(Match::Unknown, Match::Destination),
+            "-p" => protocol(value()).map_or(Match::Unknown, Match::Protocol),
+            "--dport" => value().parse().map_or(Match::Unknown, Match::Port),
+            "--mark" => masked(value()).map_or(Match::Unknown, |(value, mask)| Match::Mark { value, mask }),
+            "--src-type" if value() == "LOCAL" => Match::SourceIsLocal,
+            "--dst-type" if value() == "LOCAL" => Match::DestinationIsLocal,
+            "--ctstate" => Match::States(value().split(',').map(str::to_owned).collect()),
+            "--probability" => {
+                value();
+                Match::Chance
+            }
+            "--rcheck" => Match::Remembered,
+            "-i" => {
+                value();
+                Match::FromPod
+            }
+            // They say which extension the next words belong to, or change nothing.
+            "-m" | "--comment" | "--nfacct-name" | "--mode" | "--seconds" | "--name" | "--mask" | "--reject-with" => {
+                value();
+                continue;
+            }
+            "--set" => {
+                rule.remembers = true;
+                continue;
+            }
+            "--reap" | "--rsource" | "--random" | "--random-fully" | "--persistent" => continue,
+            "-j" => {
+                rule.target = target(value());
+                continue;
+            }
+            "--to-destination" => {
+                rule.target = value().parse().map_or(Target::Unknown, Target::Translate);
+                continue;
+            }
+            // `--set-xmark` clears the bits of the mask and then flips those of the value.
+            "--set-xmark" => {
+                rule.target = masked(value()).map_or(Target::Unknown, |(value, mask)| Target::Mark { value, mask });
+                continue;
+            }
+            _ => Match::Unknown,
+        };
+        rule.matches.push((std::mem::take(&mut negated), one));
+    }
+    rule
+}
+
+fn target(word: &str) -> Target {
+    match word {
+        "RETURN" => Target::Return,
+        "ACCEPT" => Target::Accept,
+        "DROP" => Target::Drop,
+        "REJECT" => Target::Reject,
+        "MASQUERADE" => Target::Masquerade,
+        // The words that follow say where to or which mark.
+        "DNAT" | "MARK" => Target::Unknown,
+        chain => Target::Jump(chain.to_owned()),
+    }
+}
+
+fn protocol(word: &str) -> Option<Protocol> {
+    Protocol::ALL.into_iter().find(|of| of.as_str().eq_ignore_ascii_case(word))
+}
+
+/// Reads `0x4000/0x4000`; without a mask, all bits count.
+fn masked(text: &str) -> Option<(u32, u32)> {
+    let number = |text: &str| u32::from_str_radix(text.strip_prefix("0x")?, 16).ok();
+    match text.split_once('/') {
+        Some((value, mask)) => Some((number(value)?, number(mask)?)),
+        None => Some((number(text)?, u32::MAX)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In the words of `iptables-save`: a Service with two endpoints, an external address with policy Local and source ranges, a
+    /// NodePort, and a Service without endpoints.
+    const SAVED: &str = r#"*filter
+:INPUT ACCEPT [0:0]
+:FORWARD DROP [0:0]
+-A INPUT -s 198.51.100.0/24 -j DROP
+-A INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES
+-A FORWARD -m conntrack --ctstate NEW -j KUBE-PROXY-FIREWALL
+-A FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
+-A FORWARD -m conntrack --ctstate NEW -j KUBE-SERVICES
+-A KUBE-FORWARD -m conntrack --ctstate INVALID -m nfacct --nfacct-name  ct_state_invalid_dropped_pkts -j DROP
+-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
+-A KUBE-SERVICES -d 10.96.0.9/32 -p udp -m comment --comment "shop/empty:dns has no endpoints" -m udp --dport 53 -j REJECT --reject-with icmp-port-unreachable
+-A KUBE-PROXY-FIREWALL -d 192.0.2.1/32 -p tcp -m comment --comment "shop/web:http traffic not accepted by KUBE-FW-A" -m tcp --dport 80 -j DROP
+COMMIT
+*nat
+:PREROUTING ACCEPT [0:0]
+[7:420] -A PREROUTING -j IGNORED
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -j KUBE-SERVICES
+-A POSTROUTING -j KUBE-POSTROUTING
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
+-A KUBE-POSTROUTING -m comment --comment "a \"quoted\" word" -j MASQUERADE --random-fully
+-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-A
+-A KUBE-SERVICES -d 192.0.2.1/32 -p tcp -m tcp --dport 80 -j KUBE-FW-A
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-NODEPORTS -p tcp -m tcp --dport 30080 -j KUBE-EXT-A
+-A KUBE-NODEPORTS -p tcp -m tcp --dport 30081 -m limit --limit 1/sec -j KUBE-EXT-A
+-A KUBE-FW-A -s 203.0.113.0/25 -j KUBE-EXT-A
+-A KUBE-EXT-A -s 10.180.0.0/16 -j KUBE-SVC-A
+-A KUBE-EXT-A -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ
+-A KUBE-EXT-A -m addrtype --src-type LOCAL -j KUBE-SVC-A
+-A KUBE-EXT-A -j KUBE-SVL-A
+-A KUBE-SVL-A -j KUBE-SEP-1
+-A KUBE-SVC-A ! -s 10.180.0.0/16 -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j KUBE-MARK-MASQ
+-A KUBE-SVC-A -m recent --rcheck --seconds 10800 --reap --name KUBE-SEP-1 --mask 255.255.255.255 --rsource -j KUBE-SEP-1
+-A KUBE-SVC-A -m statistic --mode random --probability 0.50000000000 -j KUBE-SEP-1
+-A KUBE-SVC-A -j KUBE-SEP-2
+-A KUBE-SEP-1 -s 10.180.0.1/32 -j KUBE-MARK-MASQ
+-A KUBE-SEP-1 -p tcp -m recent --set --name KUBE-SEP-1 --mask 255.255.255.255 --rsource -m tcp -j DNAT --to-destination 10.180.0.1:8080
+-A KUBE-SEP-2 -s 10.180.1.1/32 -j KUBE-MARK-MASQ
+-A KUBE-SEP-2 -p tcp -m tcp -j DNAT --to-destination 10.180.1.1:8080
+COMMIT
+"#;
+
+    fn verdicts(tables: &Tables, from: &str, to: &str, protocol: Protocol) -> String {
+        let (source, to): (IpAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
+        let local = [IpAddr::from([192, 168, 0, 2])];
+        let origin = match from {
+            "192.168.0.2" => Origin::Node,
+            _ if from.starts_with("10.180.") => Origin::Pod,
+            _ => Origin::Outside,
+        };
+        let packet = Packet { source, destination: to.ip(), protocol, port: to.port(), origin };
+        let one = |verdict: Verdict| match verdict {
+            Verdict::Endpoint { to, masquerade, sticky } => {
+                format!("{}{}{}", to.ip(), if masquerade { " M" } else { "" }, if sticky { " S" } else { "" })
+            }
+            other => format!("{other:?}").to_lowercase(),
+        };
+        match tables.verdicts(&packet, &local) {
+            Ok(verdicts) => verdicts.into_iter().map(one).collect::<Vec<_>>().join(", "),
+            Err(Unknown(rule)) => format!("unknown: {}", rule.split(" -m limit ").last().unwrap_or_default()),
+        }
+    }
+
+    #[test]
+    fn packets_follow_the_rules() {
+        use Protocol::{Tcp, Udp};
+        let tables = Tables::parse(SAVED);
+        assert!(tables.has_kube_proxy());
+        for (from, to, protocol, expected) in [
+            ("10.180.0.9", "10.96.0.1:80", Tcp, "10.180.0.1 S, 10.180.1.1"),
+            ("10.180.0.1", "10.96.0.1:80", Tcp, "10.180.0.1 M S, 10.180.1.1"),
+            ("203.0.113.1", "10.96.0.1:80", Tcp, "10.180.0.1 M S, 10.180.1.1 M"),
+            ("10.180.0.9", "10.96.0.1:81", Tcp, "untouched"),
+            ("10.180.0.9", "10.96.0.1:80", Udp, "untouched"),
+            ("10.180.0.9", "10.96.0.9:53", Udp, "reject"),
+            // The node's own packets pass no chain of the hook OUTPUT of this table.
+            ("192.168.0.2", "10.96.0.9:53", Udp, "untouched"),
+            ("203.0.113.1", "192.0.2.1:80", Tcp, "10.180.0.1 S"),
+            ("203.0.113.200", "192.0.2.1:80", Tcp, "drop"),
+            ("203.0.113.1", "192.168.0.2:30080", Tcp, "10.180.0.1 S"),
+            ("10.180.0.9", "192.168.0.2:30080", Tcp, "10.180.0.1 S, 10.180.1.1"),
+            ("192.168.0.2", "192.168.0.2:30080", Tcp, "10.180.0.1 M S, 10.180.1.1 M"),
+            ("203.0.113.1", "192.168.0.2:30081", Tcp, "unknown: --limit 1/sec -j KUBE-EXT-A"),
+            ("198.51.100.1", "192.168.0.2:22", Tcp, "untouched"),
+        ] {
+            assert_eq!(verdicts(&tables, from, to, protocol), expected, "{from} {to} {protocol}");
+        }
+    }
+
+    #[test]
+    fn each_removed_rule_of_a_service_changes_a_verdict() {
+        use Protocol::{Tcp, Udp};
+        let packets = |tables: &Tables| {
+            let mut all = Vec::new();
+            for from in ["10.180.0.9", "10.180.0.1", "10.180.1.1", "203.0.113.1", "203.0.113.200", "192.168.0.2"] {
+                for to in ["10.96.0.1:80", "192.0.2.1:80", "192.168.0.2:30080", "192.168.0.2:30081"] {
+                    all.push(verdicts(tables, from, to, Tcp));
+                }
+                all.push(verdicts(tables, from, "10.96.0.9:53", Udp));
+            }
+            all
+        };
+        let whole = packets(&Tables::parse(SAVED));
+        // These have no effect on the first packet of a new client: rules of other programs, invalid packets, the mark after its
+        // last use, and remembered clients.
+        let without_effect =
+            ["DROP\n", "IGNORED", "INVALID", "0x4000/0x0", "ACCEPT", "--rcheck", "EXTERNAL", "KUBE-FORWARD"];
+        for line in SAVED.lines().filter(|line| line.contains("-A ")) {
+            let without: String = SAVED.lines().filter(|of| *of != line).map(|of| format!("{of}\n")).collect();
+            let is_noticed = packets(&Tables::parse(&without)) != whole;
+            let has_effect =
+                !without_effect.iter().any(|part| format!("{line}\n").contains(part)) || line.contains("FIREWALL");
+            assert_eq!(is_noticed, has_effect, "{line}");
+        }
+    }
+
+    #[test]
+    fn destinations_are_those_of_services() {
+        let all: Vec<String> =
+            Tables::parse(SAVED).destinations().map(|(to, protocol)| format!("{to}/{protocol}")).collect();
+        for to in ["10.96.0.1:80/TCP", "192.0.2.1:80/TCP", "10.96.0.9:53/UDP"] {
+            assert!(all.contains(&to.to_owned()), "{to}: {all:?}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What a proxy's rules do with the first packet of a flow.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
+
+use localnet_client::route::{Outcome, Packet};
+use serde::Serialize;
+
+/// What happens to a packet. Random choices give several possibilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Verdict {
+    /// The packet goes to this endpoint.
+    #[serde(rename_all = "camelCase")]
+    Endpoint {
+        /// The endpoint.
+        to: SocketAddr,
+        /// Whether the node's address replaces the packet's source address.
+        masquerade: bool,
+        /// Whether the client is remembered, so that it keeps its endpoint.
+        sticky: bool,
+    },
+    /// The sender gets "port unreachable".
+    Reject,
+    /// The packet is dropped.
+    Drop,
+    /// The rules leave the packet alone.
+    Untouched,
+}
+
+/// All possibilities for a packet.
+pub type Verdicts = BTreeSet<Verdict>;
+
+/// The possibilities that the oracle predicts.
+pub fn of_outcome(outcome: &Outcome) -> Verdicts {
+    match outcome {
+        Outcome::Endpoints { choices, masquerade, hairpin, affinity } => {
+            let endpoint = |to: &SocketAddr| Verdict::Endpoint {
+                to: *to,
+                masquerade: *masquerade || hairpin.contains(to),
+                sticky: affinity.is_some(),
+            };
+            choices.iter().map(endpoint).collect()
+        }
+        Outcome::Reject => [Verdict::Reject].into(),
+        Outcome::Drop => [Verdict::Drop].into(),
+        Outcome::NotOurs => [Verdict::Untouched].into(),
+    }
+}
+
+/// A packet on its way through rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passing<'a> {
+    /// The packet as it was sent.
+    pub packet: &'a Packet,
+    /// The addresses of the node's interfaces.
+    pub local: &'a [IpAddr],
+    /// The present destination.
+    pub to: SocketAddr,
+    /// Whether a rule has translated the destination.
+    pub translated: bool,
+    /// The packet's mark.
+    pub mark: u32,
+    /// Whether a rule has remembered the client.
+    pub sticky: bool,
+}
+
+impl<'a> Passing<'a> {
+    /// A packet that no rule has seen.
+    pub fn new(packet: &'a Packet, local: &'a [IpAddr]) -> Self {
+        Self {
+            packet,
+            local,
+            to: SocketAddr::new(packet.destination, packet.port),
+            translated: false,
+            mark: 0,
+            sticky: false,
+        }
+    }
+
+    /// The verdict for the translated packet.
+    pub fn arrives(&self, masquerade: bool) -> Verdict {
+        Verdict::Endpoint { to: self.to, masquerade, sticky: self.sticky }
+    }
+
+    /// Whether the address is one of the node's own.
+    pub fn is_local(&self, address: IpAddr) -> bool {
+        address.is_loopback() || self.local.contains(&address)
+    }
+}
+
+/// A rule that this program cannot evaluate, because it compares something unknown.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot evaluate the rule {0:?}")]
+pub struct Unknown(pub String);
