@@ -30,7 +30,13 @@ build() {
         fail "go build $2: see the lines above"
     mv "$cache/bin/.$1.new" "$cache/bin/$1"
 }
-build helm helm.sh/helm/v3/cmd/helm "-X helm.sh/helm/v3/internal/version.version=$version"
+# The version of Kubernetes that helm assumes without a cluster. Its own build sets it in the same way.
+minor=$(go list -m -f '{{.Version}}' k8s.io/client-go | cut -d. -f2)
+kubernetes=
+for package in chartutil lint/rules; do
+    kubernetes="$kubernetes -X helm.sh/helm/v3/pkg/$package.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/$package.k8sVersionMinor=$minor"
+done
+build helm helm.sh/helm/v3/cmd/helm "-X helm.sh/helm/v3/internal/version.version=$version$kubernetes"
 build kubectl ./kubectl ""
 echo "$stamp" >"$cache/stamp"
 echo "built helm $version and kubectl in $(($(date +%s) - began)) s"

@@ -42,12 +42,15 @@ fn read(path: &Path) -> anyhow::Result<String> {
 
 /// The output of helm. If helm fails, the error contains its messages.
 fn helm(arguments: &[&str]) -> anyhow::Result<String> {
-    helm_in(arguments, |command| {
-        let run = command.output()?;
-        let (output, wrong) = (String::from_utf8(run.stdout)?, String::from_utf8_lossy(&run.stderr).into_owned());
-        anyhow::ensure!(run.status.success(), "helm {arguments:?}: {output}{wrong}");
-        Ok(output)
-    })
+    helm_in(arguments, output)
+}
+
+/// The output of a command. If the command fails, the error contains its messages.
+fn output(command: &mut Command) -> anyhow::Result<String> {
+    let run = command.output()?;
+    let (output, wrong) = (String::from_utf8(run.stdout)?, String::from_utf8_lossy(&run.stderr).into_owned());
+    anyhow::ensure!(run.status.success(), "{command:?}: {output}{wrong}");
+    Ok(output)
 }
 
 /// The output of helm, with a function that runs the command.
@@ -68,19 +71,14 @@ fn helm_in(arguments: &[&str], run: impl FnOnce(&mut Command) -> anyhow::Result<
 
 /// The manifests of a release `localnet` in `kube-system`, with a file of `tests/values` and further arguments.
 fn template(values: &str, more: &[&str]) -> anyhow::Result<String> {
-    let (chart, values) = (chart(""), chart(&format!("tests/values/{values}.yaml")));
+    template_of(&chart(""), values, more)
+}
+
+/// As [`template`], with another copy of the chart.
+fn template_of(folder: &Path, values: &str, more: &[&str]) -> anyhow::Result<String> {
+    let (chart, values) = (folder, chart(&format!("tests/values/{values}.yaml")));
     let (chart, values) = (chart.to_str().unwrap(), values.to_str().unwrap());
-    let mut arguments = vec![
-        "template",
-        "localnet",
-        chart,
-        "--namespace",
-        "kube-system",
-        "--kube-version",
-        "v1.36.0",
-        "--values",
-        values,
-    ];
+    let mut arguments = vec!["template", "localnet", chart, "--namespace", "kube-system", "--values", values];
     arguments.extend(more);
     helm(&arguments)
 }
