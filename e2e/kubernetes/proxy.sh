@@ -41,7 +41,8 @@ install() {
             [ "$name" = nft ] || set -- --set config.iptables.localhostNodePorts=true "$@"
             # One of Kubernetes' tests restarts the pods that have the label k8s-app=kube-proxy.
             helm install localnet "$repository/charts/localnet" --set backend="$name" --set apiServer.host=172.30.0.1 \
-                --set image.pullPolicy=Never --set podLabels.k8s-app=kube-proxy --set 'config.nodePortAddresses={primary,localhost}' \
+                --set image.registry=localhost --set image.pullPolicy=Never --set podLabels.k8s-app=kube-proxy \
+                --set 'config.nodePortAddresses={primary,localhost}' \
                 --set config.featureGates.KubeProxyNFTablesLocalhostNodePorts=true "$@" >/dev/null
             ;;
         node) kube_proxy nftables "localhost/localnet-node:$("$programs/localnet" --version | cut -d' ' -f2)" /usr/bin/localnet-node ;;

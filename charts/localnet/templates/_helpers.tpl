@@ -1,9 +1,12 @@
 {{/* The name of all objects: the name of the release. If it does not contain the name of the chart, that name is appended. */}}
 {{- define "localnet.name" -}}
-{{- if contains "localnet" .Release.Name -}}
+{{- $name := .Values.nameOverride | default "localnet" -}}
+{{- if .Values.fullnameOverride -}}
+{{ .Values.fullnameOverride }}
+{{- else if contains $name .Release.Name -}}
 {{ .Release.Name | trunc 52 | trimSuffix "-" }}
 {{- else -}}
-{{ printf "%s-localnet" (.Release.Name | trunc 43 | trimSuffix "-") }}
+{{ printf "%s-%s" (.Release.Name | trunc (int (sub 51 (len $name))) | trimSuffix "-") $name }}
 {{- end -}}
 {{- end }}
 
@@ -28,8 +31,16 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
+{{/*
+A released chart has the digests of its images in a file, not in values.yaml: `helm upgrade --reuse-values` would keep those of the former release.
+They belong to the images of the chart's version, so another tag disables them.
+*/}}
 {{- define "localnet.image" -}}
-{{ .root.Values.image.registry }}/localnet-{{ .program }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- $name := printf "localnet-%s" .program -}}
+{{- $image := .root.Values.image -}}
+{{- $released := ternary dict (.root.Files.Get "files/digests.yaml" | fromYaml) (not (empty $image.tag)) -}}
+{{ $image.registry }}/{{ $name }}:{{ $image.tag | default .root.Chart.AppVersion }}
+{{- with get $image.digests $name | default (get $released $name) }}@{{ . }}{{ end }}
 {{- end }}
 
 {{/* The KubeProxyConfiguration with one of kube-proxy's modes. */}}
@@ -78,6 +89,9 @@ priorityClassName: {{ .Values.priorityClassName }}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets: {{ toJson . }}
 {{- end }}
+{{- with .Values.affinity }}
+affinity: {{ toJson . }}
+{{- end }}
 {{- with .Values.tolerations }}
 tolerations: {{ toJson . }}
 {{- end }}
@@ -94,6 +108,7 @@ env:
   - name: KUBERNETES_SERVICE_PORT
     value: {{ $.Values.apiServer.port | quote }}
   {{- end }}
+  {{- with .Values.extraEnv.brain }}{{ toYaml . | nindent 2 }}{{ end }}
 ports:
   {{- with .Values.config.healthzBindAddress }}
   - {name: healthz, containerPort: {{ regexFind "[0-9]+$" . }}, protocol: TCP}

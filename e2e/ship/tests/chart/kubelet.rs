@@ -107,6 +107,11 @@ impl<'a> Kubelet<'a> {
         Ok(())
     }
 
+    /// Where this machine has a file of the host.
+    pub(crate) fn host(&self, path: &str) -> PathBuf {
+        self.folder.path().join("host").join(path.trim_start_matches('/'))
+    }
+
     /// The path of each volume on the host.
     async fn volumes(&self, spec: &Value) -> anyhow::Result<BTreeMap<String, PathBuf>> {
         let mut places = BTreeMap::new();
@@ -114,9 +119,13 @@ impl<'a> Kubelet<'a> {
             let name = text(&volume["name"]);
             let place = self.folder.path().join(format!("{}-{name}", self.started));
             let place = if let Some(path) = volume["hostPath"]["path"].as_str() {
-                let place = self.folder.path().join("host").join(path.trim_start_matches('/'));
-                fs::create_dir_all(place.parent().context("a file is in a folder")?)?;
-                File::options().create(true).append(true).open(&place)?;
+                let place = self.host(path);
+                if volume["hostPath"]["type"] == "DirectoryOrCreate" {
+                    fs::create_dir_all(&place)?;
+                } else {
+                    fs::create_dir_all(place.parent().context("a file is in a folder")?)?;
+                    File::options().create(true).append(true).open(&place)?;
+                }
                 place
             } else {
                 fs::create_dir(&place).with_context(|| format!("creating {}", place.display()))?;

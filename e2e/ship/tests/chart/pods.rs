@@ -15,6 +15,7 @@ use localnet_controlplane::{ControlPlane, NewNode, Options};
 use localnet_e2e::{
     Programs,
     load::{Connections, Load},
+    program,
     web::{self, DNS_NODE_PORT, HTTP, HTTP_NODE_PORT},
 };
 use localnet_lab::{
@@ -189,8 +190,14 @@ async fn there_and_back(world: &World, kubelets: &mut [Kubelet<'_>]) -> anyhow::
     world.roll_out(kubelets).await?;
     anyhow::ensure!(has(&iptables()?, "KUBE-SVC-") == 2, "those of iptables stay");
 
-    world.upgrade(&["backend=nft"])?;
+    world.upgrade(&["backend=nft", "socket.hostPath=/run/localnet"])?;
     world.roll_out(kubelets).await?;
+    for kubelet in &*kubelets {
+        let mut command = Command::new(program("localnet")?);
+        command.arg("--api").arg(format!("unix://{}", kubelet.host("/run/localnet/brain.sock").display()));
+        let services = kubelet.node.output(command.args(["get", "services"]))?;
+        anyhow::ensure!(services.contains("web"), "the host reads the state: {services}");
+    }
     world.upgrade(&["cleanup={iptables}"])?;
     world.roll_out(kubelets).await?;
     anyhow::ensure!(has(&iptables()?, "KUBE-SVC-") == 0, "iptables' rules still exist: {:?}", iptables()?);

@@ -1,13 +1,15 @@
 //! Tests the manifests that the chart renders.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fs, process::Command};
 
 use anyhow::Context as _;
 use localnet_config::{Mode, Platform, Reader};
 use localnet_e2e::program;
 use serde_json::{Value, json};
 
-use crate::{VALUES, chart, documents, expect, find, helm, read, root, template};
+use crate::{VALUES, chart, documents, expect, find, helm, output, read, root, template, template_of};
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 #[test]
 fn helm_lint_finds_no_problem() -> anyhow::Result<()> {
@@ -68,6 +70,49 @@ fn the_programs_accept_the_configuration() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// `packaging/release/chart.sh` adds the digests of a release.
+#[test]
+fn a_released_chart_pins_its_images_by_digest_unless_a_tag_is_set() -> anyhow::Result<()> {
+    let copy = tempfile::tempdir()?;
+    output(Command::new("cp").arg("-r").arg(chart("")).arg(copy.path().join("localnet")))?;
+    let [released, chosen] = ["0a", "1b"].map(|byte| format!("sha256:{}", byte.repeat(32)));
+    let digests = format!("localnet-brain: {released}\nlocalnet-nft: {released}\n");
+    fs::write(copy.path().join("localnet/files/digests.yaml"), digests)?;
+    let by_hand = format!("image.digests.localnet-nft={chosen}");
+    for (set, tag, brain, nft) in [
+        ("image.registry=mirror.example/a", VERSION, format!("@{released}"), format!("@{released}")),
+        ("image.tag=v1", "v1", String::new(), String::new()),
+        (&by_hand, VERSION, format!("@{released}"), format!("@{chosen}")),
+        (&format!("image.tag=v1,{by_hand}"), "v1", String::new(), format!("@{chosen}")),
+    ] {
+        let set = format!("image.registry=mirror.example/a,{set}");
+        let rendered = template_of(&copy.path().join("localnet"), "nft", &["--set", &set])?;
+        let images = containers(&documents(&rendered)?)?;
+        let images: BTreeSet<_> = images.iter().filter_map(|container| container["image"].as_str()).collect();
+        let [brain, nft] = [("brain", brain), ("nft", nft)]
+            .map(|(name, digest)| format!("mirror.example/a/localnet-{name}:{tag}{digest}"));
+        assert_eq!(images, BTreeSet::from([brain.as_str(), nft.as_str()]), "{set}");
+    }
+    Ok(())
+}
+
+#[test]
+fn names_can_be_overridden() -> anyhow::Result<()> {
+    for (set, name) in [
+        ("nameOverride=localnet", "localnet"),
+        ("nameOverride=proxy", "localnet-proxy"),
+        ("fullnameOverride=services", "services"),
+    ] {
+        for document in documents(&template("everything", &["--set", set])?)? {
+            let found = document["metadata"]["name"].as_str().unwrap_or_default();
+            let of_this_kind = [name.to_owned(), format!("{name}-windows"), format!("{name}-dashboard")];
+            let given = found == "service-proxy" && document["kind"] == "ServiceAccount";
+            assert!(given || of_this_kind.contains(&found.to_owned()), "{set}: {} {found}", document["kind"]);
+        }
+    }
+    Ok(())
+}
+
 /// The containers of Linux pods, including the init containers.
 fn containers(rendered: &[Value]) -> anyhow::Result<Vec<Value>> {
     let pod = &find(rendered, "DaemonSet", "localnet")?["spec"]["template"]["spec"];
@@ -85,7 +130,7 @@ fn check_command(container: &Value) -> anyhow::Result<()> {
         .collect();
     let (path, arguments) = words.split_first().context("a program")?;
     let name = path.strip_prefix("/usr/bin/").with_context(|| format!("{path} is where packages put it"))?;
-    let mut help = std::process::Command::new(program(name)?);
+    let mut help = Command::new(program(name)?);
     help.args(arguments.iter().filter(|word| !word.starts_with("--"))).arg("--help");
     let help = String::from_utf8(help.output()?.stdout)?;
     let flags: BTreeSet<_> = help.split([' ', ',', '[', '\n']).filter(|word| word.starts_with("--")).collect();
