@@ -4,9 +4,10 @@
 #
 #   packaging/images.sh                   writes target/images: an OCI layout with all images for each architecture, and bills of materials
 #   packaging/images.sh verify            builds everything again from an empty folder, and fails if a digest differs
-#   packaging/images.sh of FOLDER OUT     writes a layout to OUT, with the programs in FOLDER/ARCH/bin
+#   packaging/images.sh of FOLDER OUT     writes a layout to OUT, with the programs in FOLDER/ARCH/bin and the kit in FOLDER/ARCH/kit
 #
-# Layers, from the bottom: the command `localnet`, which all images share; the tools; the program.
+# Layers, from the bottom: the command `localnet`, which all images share; the tools; the program. The image of the conformance kit contains
+# only the kit, for other images to copy.
 #
 # No container engine is needed: buildah writes the layout, as root. To push an image, run
 # `skopeo copy --all oci:target/images:localnet-nft-VERSION docker://REGISTRY/localnet-nft:VERSION`.
@@ -95,24 +96,28 @@ store() {
 
 # images ARCH FOLDER: builds the images of one architecture from the programs in a folder.
 images() {
-    for program in localnet tools $(basename --multiple "$2"/localnet-* | sed s/localnet-//); do
+    for program in localnet tools conformance $(basename --multiple "$2"/localnet-* | sed s/localnet-//); do
         lower=localhost/localnet:$1
         name=localnet-$program
         case $program in
             localnet) name=localnet lower=scratch ;;
+            conformance) lower=scratch ;;
             tools) [ -e "$2/localnet-iptables" ] || [ -e "$2/localnet-node" ] || continue ;;
             iptables | node) lower=localhost/localnet-tools:$1 ;;
         esac
         tree=$work/tree
-        if [ $program = tools ]; then
+        if [ "$program" = tools ]; then
             unpack_tools "$1" "$tree"
+        elif [ -e "$2/../kit/bin/$name" ]; then
+            mkdir "$tree"
+            cp -r "$2/../kit" "$tree/usr"
         elif [ -e "$2/$name" ]; then
             install -D -m 755 "$2/$name" "$tree/usr/bin/$name"
         else
             continue
         fi
         layer "$name" "$1" "$lower" "$tree"
-        [ $program = tools ] || names="$names $name"
+        [ "$program" = tools ] || made="$made $name:$1"
     done
 }
 
@@ -124,16 +129,16 @@ make_all() {
     work=$(mktemp -d "$here/../target/ship/images.XXXXXX")
     work=$(cd "$work" && pwd)
     trap 'rm -rf "$work"' EXIT
-    names=
+    made=
     for folder in "$1"/*/bin; do
         [ -x "$folder/localnet" ] || fail "$folder has no programs"
         images "$(basename "$(dirname "$folder")")" "$folder"
     done
-    for name in $(printf '%s\n' $names | sort -u); do
+    # shellcheck disable=SC2086 # a list of words
+    for name in $(printf '%s\n' $made | sed 's/:.*//' | sort -u); do
         store manifest create "$name:all" >/dev/null
-        for folder in "$1"/*/bin; do
-            arch=$(basename "$(dirname "$folder")")
-            [ ! -e "$folder/$name" ] || store manifest add "$name:all" "containers-storage:localhost/$name:$arch" >/dev/null
+        for image in $made; do
+            [ "${image%:*}" != "$name" ] || store manifest add "$name:all" "containers-storage:localhost/$image" >/dev/null
         done
         store manifest push --quiet --all "$name:all" "oci:$out:$name-$version" >/dev/null
     done
@@ -158,7 +163,7 @@ list() {
 bills() {
     sbom=$cache/cargo-sbom/bin/cargo-sbom
     [ -x "$sbom" ] || cargo install --quiet --locked --root "$cache/cargo-sbom" cargo-sbom
-    for program in target/ship/"$(dpkg --print-architecture)"/bin/*; do
+    for program in target/ship/"$(dpkg --print-architecture)"/kit/bin/* target/ship/"$(dpkg --print-architecture)"/bin/*; do
         name=$(basename "$program")
         "$sbom" --cargo-package "$name" --output-format cyclone_dx_json_1_6 >"target/images/$name.cdx.json"
     done

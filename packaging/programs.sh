@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds the programs for shipping. They are static, so they run on any Linux of their architecture, and two builds are identical.
 #
-#   packaging/programs.sh [amd64|arm64]…     builds into target/ship/ARCH/bin; without an argument, for all architectures that this machine supports
+#   packaging/programs.sh [amd64|arm64]…     builds into target/ship/ARCH/bin; without an argument, for all architectures that this machine supports.
+#                                            The conformance kit is in target/ship/ARCH/kit, with what it needs.
 #
 # The installed Rust builds for this machine's architecture, and writes manual pages and completions into target/ship/manual.
 # On amd64, Debian's Rust builds for arm64: it comes with the source of the standard library, and `e2e/wine/build.sh compiler` unpacks it into
@@ -15,7 +16,7 @@ here=$(dpkg --print-architecture)
 # The command, and each program that has a service.
 programs="localnet $(basename --suffix .service --multiple packaging/systemd/*.service)"
 flags=
-for program in $programs; do flags="$flags -p $program"; done
+for program in $programs localnet-conformance; do flags="$flags -p $program"; done
 # The programs contain no path of this machine.
 remap="--remap-path-prefix=$root=localnet --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
 # Keep the names of functions, for profiles and panics. Line numbers would make the programs three times as large.
@@ -53,6 +54,7 @@ build() {
     for program in $programs; do
         cp "$CARGO_TARGET_DIR/$target/release/$program" "target/ship/$arch/bin/$program"
     done
+    packaging/kit.sh "$CARGO_TARGET_DIR/$target/release/localnet-conformance" "target/ship/$arch/kit"
     echo "programs for $arch: $(($(date +%s) - began)) s"
 }
 

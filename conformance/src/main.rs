@@ -36,7 +36,7 @@ struct Arguments {
     /// Run only checks whose names (LEVEL/NAME) contain one of these strings
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,
-    /// The folder of Cases [default: the repository's]
+    /// The folder of Cases [default: those that come with the kit]
     #[arg(long, value_name = "FOLDER")]
     cases: Option<PathBuf>,
     /// Time limit for each step, in seconds

@@ -45,9 +45,16 @@ pub fn cases() -> Vec<Case> {
     read_cases(&folder()).unwrap_or_else(|error| panic!("{error:#}"))
 }
 
-/// The folder of all Cases, in the repository that this was built from.
+/// The folder of all Cases: if the program is installed as `bin/PROGRAM`, `share/localnet/cases`; otherwise, that in the repository.
 pub fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("cases")
+    let program = std::env::current_exe().unwrap_or_default();
+    let installed = program.ancestors().nth(2).map(|installation| installation.join("share/localnet/cases"));
+    installed.filter(|folder| folder.is_dir()).unwrap_or_else(|| {
+        // A released program contains no path of the machine that built it.
+        let repository =
+            if cfg!(debug_assertions) { Path::new(env!("CARGO_MANIFEST_DIR")) } else { Path::new("e2e/lab") };
+        repository.with_file_name("cases")
+    })
 }
 
 impl Case {

@@ -1,7 +1,7 @@
 //! The OCI layout of `packaging/images.sh`, read as a container engine does.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -150,19 +150,53 @@ fn images_are_reproducible() -> anyhow::Result<()> {
         let made = folder()?;
         // The images are not run, so stand-ins work for any processor.
         for arch in ["amd64", "arm64"] {
-            put_stand_ins(&names, &made.path().join("programs").join(arch).join("bin"))?;
+            let folder = made.path().join("programs").join(arch);
+            put_stand_ins(&names, &folder.join("bin"))?;
+            output(script("kit.sh").arg("/bin/true").arg(folder.join("kit")))?;
         }
         let (programs, layout) = (made.path().join("programs"), made.path().join("layout"));
         let lines = format!("umask {umask}; exec packaging/images.sh of \"$@\"");
         let mut shell = Command::new("sh");
         output(shell.args(["-euc", &lines, "sh"]).args([&programs, &layout]).current_dir(crate::root()))?;
         let images = images(&layout)?;
-        let expected =
-            names.iter().flat_map(|name| ["amd64", "arm64"].map(|arch| (format!("{name}-{VERSION}"), arch.to_owned())));
-        assert_eq!(images.into_keys().collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+        let expected = names
+            .iter()
+            .chain([&"localnet-conformance"])
+            .flat_map(|name| ["amd64", "arm64"].map(|arch| (format!("{name}-{VERSION}"), arch.to_owned())));
+        assert_eq!(images.keys().cloned().collect::<BTreeSet<_>>(), expected.collect::<BTreeSet<_>>());
+        let kit = images[&(format!("localnet-conformance-{VERSION}"), "arm64".to_owned())].files()?;
+        for file in [
+            "usr/bin/localnet-conformance",
+            "usr/share/localnet/cases/cluster-ip/flows.yaml",
+            "usr/share/localnet/proto/localnetv1.proto",
+        ] {
+            assert!(
+                kit.iter().any(|line| line.starts_with("0/0 ") && line.ends_with(file)),
+                "{file} is not in {kit:?}"
+            );
+        }
         seen.push(fs::read_to_string(layout.join("index.json"))?);
     }
     assert_eq!(seen[0], seen[1]);
+    Ok(())
+}
+
+/// A copy of the kit with one Case runs this Case, not those in the repository.
+#[test]
+fn the_kit_brings_its_cases() -> anyhow::Result<()> {
+    let made = folder()?;
+    let kit = made.path().join("kit");
+    output(script("kit.sh").arg(localnet_e2e::program("localnet-conformance")?).arg(&kit))?;
+    for entry in fs::read_dir(kit.join("share/localnet/cases"))? {
+        let path = entry?.path();
+        if !path.ends_with("cluster-ip") {
+            fs::remove_dir_all(path)?;
+        }
+    }
+    let backend = format!("{} --fault none --api {{api}} --dump {{dump}}", localnet_e2e::program("broken")?.display());
+    let mut run = Command::new(kit.join("bin/localnet-conformance"));
+    let table = output(run.args(["--levels", "state", "--backend", &backend]))?;
+    assert!(table.contains("state            1       0            0"), "{table}");
     Ok(())
 }
 
