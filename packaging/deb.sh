@@ -46,6 +46,7 @@ put 644 packaging/debian/localnet.sysusers usr/lib/sysusers.d localnet.conf
 put 644 packaging/debian/localnet.default etc/default localnet
 put 644 packaging/debian/config.yaml etc/localnet
 put 644 packaging/debian/copyright usr/share/doc/localnet
+[ ! -e "$programs/../../NOTICES.gz" ] || put 644 "$programs/../../NOTICES.gz" usr/share/doc/localnet
 for rules in deploy/*; do put 644 "$rules" usr/share/doc/localnet/deploy; done
 gzip --best --no-name --stdout CHANGELOG.md >"$tree/usr/share/doc/localnet/CHANGELOG.md.gz"
 # Debian's changelog has one entry, which refers to CHANGELOG.md.

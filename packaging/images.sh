@@ -4,9 +4,9 @@
 #
 #   packaging/images.sh                   writes target/images: an OCI layout with all images for each architecture, and bills of materials
 #   packaging/images.sh verify            builds everything again from an empty folder, and fails if a digest differs
-#   packaging/images.sh of FOLDER OUT     writes a layout to OUT, with the programs in FOLDER/ARCH/bin and the kit in FOLDER/ARCH/kit
+#   packaging/images.sh of FOLDER OUT     writes a layout to OUT, with the programs in FOLDER/ARCH/bin, the kit in FOLDER/ARCH/kit and FOLDER/NOTICES.gz
 #
-# Layers, from the bottom: the command `localnet`, which all images share; the tools; the program. The image of the conformance kit contains
+# Layers, from the bottom: the command `localnet` and the licences, which all images share; the tools; the program. The image of the conformance kit contains
 # only the kit, for other images to copy.
 #
 # No container engine is needed: buildah writes the layout, as root. To push an image, run
@@ -113,6 +113,9 @@ images() {
             cp -r "$2/../kit" "$tree/usr"
         elif [ -e "$2/$name" ]; then
             install -D -m 755 "$2/$name" "$tree/usr/bin/$name"
+            # All images contain that of `localnet`.
+            [ "$name" != localnet ] || [ ! -e "$2/../../NOTICES.gz" ] ||
+                install -D -m 644 "$2/../../NOTICES.gz" "$tree/usr/share/doc/localnet/NOTICES.gz"
         else
             continue
         fi

@@ -2,7 +2,8 @@
 # Builds the programs for shipping. They are static, so they run on any Linux of their architecture, and two builds are identical.
 #
 #   packaging/programs.sh [amd64|arm64]…     builds into target/ship/ARCH/bin; without an argument, for all architectures that this machine supports.
-#                                            The conformance kit is in target/ship/ARCH/kit, with what it needs.
+#                                            The conformance kit is in target/ship/ARCH/kit, with what it needs, and the licences of all
+#                                            libraries are in target/ship/NOTICES.gz.
 #
 # The installed Rust builds for this machine's architecture, and writes manual pages and completions into target/ship/manual.
 # On amd64, Debian's Rust builds for arm64: it comes with the source of the standard library, and `e2e/wine/build.sh compiler` unpacks it into
@@ -92,3 +93,5 @@ if [ $# -eq 0 ]; then
     [ "$here" != amd64 ] || ! command -v aarch64-linux-gnu-gcc >/dev/null || set -- amd64 arm64
 fi
 for arch in "$@"; do build "$arch"; done
+packaging/notices.sh | gzip --best --no-name >target/ship/NOTICES.gz
+for arch in "$@"; do cp target/ship/NOTICES.gz "target/ship/$arch/kit/share/doc/localnet-conformance"; done

@@ -154,6 +154,7 @@ fn images_are_reproducible() -> anyhow::Result<()> {
             put_stand_ins(&names, &folder.join("bin"))?;
             output(script("kit.sh").arg("/bin/true").arg(folder.join("kit")))?;
         }
+        fs::write(made.path().join("programs/NOTICES.gz"), "licences")?;
         let (programs, layout) = (made.path().join("programs"), made.path().join("layout"));
         let lines = format!("umask {umask}; exec packaging/images.sh of \"$@\"");
         let mut shell = Command::new("sh");
