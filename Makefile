@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine ebpf python examples cluster build demo test conformance-ipvs chart images packages differential differential-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-scale instructions bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine ebpf python examples cluster build demo test conformance-ipvs chart images packages release differential differential-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-scale instructions bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -13,7 +13,7 @@ deps: ## Install the Debian packages that the demo and the tests need
 controlplane: ## Build etcd, kube-apiserver, kube-controller-manager, kube-proxy and grpcurl from Go modules (cached)
 	@e2e/controlplane/build.sh
 
-helm: ## Build helm and kubectl from Go modules (cached)
+helm: ## Build helm, kubectl, actionlint and an image registry for tests from Go modules (cached)
 	@e2e/helm/build.sh
 
 vm: ## Build the guest (a Debian kernel) for tests that need IPVS, in .cache; installs QEMU
@@ -72,6 +72,10 @@ images: ## Build OCI images of all programs in target/images, from static binari
 
 packages: ## Build the Debian package in target/
 	packaging/deb.sh
+
+release: ## Build all files of a release in target/dist (TAG=vX.Y.Z: fail if this is not the current version)
+	@e2e/deps.sh images
+	packaging/release/build.sh
 
 differential: deps controlplane ## Compare the oracle, our backends and kube-proxy on random clusters with N (20000) random packets (SEED=… repeats a run; PEER=previous: with kube-proxy of the previous minor version)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet

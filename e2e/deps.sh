@@ -13,6 +13,7 @@
 #   util-linux  setpriv, which ends programs together with their test
 #   protobuf-compiler, jq   for the examples in Go and shell
 #   buildah     writes OCI layouts
+#   skopeo, shellcheck   push images, and check our scripts
 #   valgrind    counts instructions
 #
 # With `guest`, also the packages for the guest of e2e/vm (x86_64 only):
@@ -24,7 +25,7 @@
 #   ipset             kube-proxy's ipvs mode calls it
 #
 # With `images`, only the packages for `make images`:
-#   buildah, jq                                    write and read OCI layouts
+#   buildah, jq, skopeo                            write, read and push OCI layouts
 #   gcc, libc6-dev, make                           link static programs, and build jemalloc
 #   gcc-aarch64-linux-gnu, libc6-dev-arm64-cross   link for arm64
 #
@@ -37,12 +38,12 @@
 #   wine64                       runs them
 set -eu
 
-packages="nftables iptables iproute2 conntrack procps strace systemd util-linux protobuf-compiler jq buildah valgrind"
+packages="nftables iptables iproute2 conntrack procps strace systemd util-linux protobuf-compiler jq buildah skopeo shellcheck valgrind"
 case "${1-} $(uname -m)" in
 "guest x86_64") packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd ipvsadm ipset" ;;
 "windows x86_64") packages="$packages gcc-mingw-w64-x86-64-win32 wine64" ;;
-"images x86_64") packages="buildah jq gcc libc6-dev make gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
-images*) packages="buildah jq gcc libc6-dev make" ;;
+"images x86_64") packages="buildah jq skopeo gcc libc6-dev make gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
+images*) packages="buildah jq skopeo gcc libc6-dev make" ;;
 kubernetes*)
     packages="buildah jq gcc libc6-dev make debootstrap conntrack iproute2 nftables iptables openssl python3 procps libseccomp-dev pkg-config"
     ;;

@@ -16,7 +16,6 @@ umask 022
 
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/.."
-cache=${LOCALNET_CACHE:-.cache}
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 # All files have the date of the commit, so that two builds are identical.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
@@ -162,21 +161,12 @@ list() {
     done
 }
 
-# The bill of materials of each program.
-bills() {
-    sbom=$cache/cargo-sbom/bin/cargo-sbom
-    [ -x "$sbom" ] || cargo install --quiet --locked --root "$cache/cargo-sbom" cargo-sbom
-    for program in target/ship/"$(dpkg --print-architecture)"/kit/bin/* target/ship/"$(dpkg --print-architecture)"/bin/*; do
-        name=$(basename "$program")
-        "$sbom" --cargo-package "$name" --output-format cyclone_dx_json_1_6 >"target/images/$name.cdx.json"
-    done
-}
-
 case ${1-} in
     "")
         packaging/programs.sh
         make_all target/ship target/images
-        bills
+        # shellcheck disable=SC2046 # a list of words
+        packaging/sbom.sh target/images localnet-conformance $(basename --multiple "target/ship/$(dpkg --print-architecture)"/bin/*)
         list target/images | while read -r name arch digest sent unpacked; do
             echo "$name $arch: $sent KiB, unpacked $unpacked KiB, $digest"
             case $name in

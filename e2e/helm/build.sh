@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds helm and kubectl, by go.mod, from the Go module proxy into ${LOCALNET_CACHE:-<repository>/.cache}/helm/bin.
+# Builds helm, kubectl, an image registry for tests, and actionlint, by go.mod, from the Go module proxy into ${LOCALNET_CACHE:-<repository>/.cache}/helm/bin.
 #
 # They are built again only when go.mod, go.sum, this script or the version of Go has changed; one run at a time.
 set -eu
@@ -18,9 +18,9 @@ exec 9>"$cache/lock"
 flock 9
 
 cd "$here"
-stamp=$({ go version; cat go.mod go.sum build.sh kubectl/main.go; } | sha256sum | cut -d' ' -f1)
-if [ -x "$cache/bin/helm" ] && [ -x "$cache/bin/kubectl" ] && [ "$(cat "$cache/stamp" 2>/dev/null)" = "$stamp" ]; then
-    echo "helm and kubectl are up to date"
+stamp=$({ go version; cat go.mod go.sum build.sh ./*/main.go; } | sha256sum | cut -d' ' -f1)
+if [ -x "$cache/bin/actionlint" ] && [ "$(cat "$cache/stamp" 2>/dev/null)" = "$stamp" ]; then
+    echo "helm and the other programs are up to date"
     exit 0
 fi
 began=$(date +%s)
@@ -38,5 +38,7 @@ for package in chartutil lint/rules; do
 done
 build helm helm.sh/helm/v3/cmd/helm "-X helm.sh/helm/v3/internal/version.version=$version$kubernetes"
 build kubectl ./kubectl ""
+build registry ./registry ""
+build actionlint github.com/rhysd/actionlint/cmd/actionlint ""
 echo "$stamp" >"$cache/stamp"
-echo "built helm $version and kubectl in $(($(date +%s) - began)) s"
+echo "built helm $version and the other programs in $(($(date +%s) - began)) s"

@@ -53,7 +53,7 @@ new=$1
 echo "$new" | grep -qEx "$number" || fail "$new is not a version like 1.2.3"
 [ -z "$others" ] || fail "Cargo.toml has $version, other files have $(echo "$others" | xargs)"
 [ -z "$(git status --porcelain)" ] || fail "commit your changes first"
-tags="v$new $(git ls-files '*/go.mod' | sed -n "s,^\([^/]*\)/go.mod\$,\1/v$new,p" | xargs)"
+tags=$({ echo "v$new"; git ls-files '*/go.mod' | sed -n "s,^\([^/]*\)/go.mod\$,\1/v$new,p"; } | xargs)
 for tag in $tags; do
     ! git rev-parse --quiet --verify "refs/tags/$tag" >/dev/null || fail "the tag $tag exists"
 done

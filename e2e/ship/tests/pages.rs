@@ -47,7 +47,7 @@ until [ -S /run/localnet/brain.sock ]; do sleep 0.1; done
 const CLUSTER_PAGES: [&str; 2] = ["charts/localnet/README.md", "docs/migrating.md"];
 
 /// Blocks that are not run: the page, the beginning of the block, and the reason.
-const NOT_RUN: [(&str, &str, &str); 13] = [
+const NOT_RUN: [(&str, &str, &str); 15] = [
     ("README.md", "make demo", "CI runs it"),
     ("README.md", "helm install", "the chart's own page runs it"),
     ("README.md", "localnet-node", "it needs kube-proxy's file: `system::drop_in` runs it with one"),
@@ -72,6 +72,8 @@ const NOT_RUN: [(&str, &str, &str); 13] = [
         "localnet-nft",
         "it would translate the connections of this machine: `backend-ebpf/tests/kernel` does so in a cgroup of its own",
     ),
+    ("docs/operations/packages.md", "helm install", "it needs a published release: `packages::release` publishes one"),
+    ("docs/operations/packages.md", "identity=", "the same, with real signatures"),
     (
         "docs/operations/packages.md",
         "apt-get install",

@@ -67,3 +67,10 @@ fn put_stand_ins(names: &[&str], into: &Path) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// Creates an executable script, and its folder.
+fn put_script(path: &Path, text: &str) -> anyhow::Result<()> {
+    fs::create_dir_all(path.parent().context("a file is in a folder")?)?;
+    fs::write(path, text)?;
+    Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
+}

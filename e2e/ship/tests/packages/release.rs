@@ -1,10 +1,18 @@
 //! The scripts of `packaging/release`, from a new version to what users download.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    io::{BufRead as _, BufReader},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
 
+use anyhow::Context as _;
 use tempfile::TempDir;
 
-use crate::{folder, output, root, script};
+use crate::{arch, folder, output, put_script, put_stand_ins, root, script};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -65,5 +73,126 @@ fn one_command_sets_the_version_and_the_tags() -> anyhow::Result<()> {
     fs::write(&forgotten, fs::read_to_string(&forgotten)?.replace("localnet_9.8.7", "localnet_9.8.6"))?;
     let differs = version(&[]).expect_err("a page names another version").to_string();
     assert!(differs.contains("Cargo.toml has 9.8.7, other files have 9.8.6"), "{differs}");
+    Ok(())
+}
+
+/// The cache of the programs that `make helm` builds.
+fn cache() -> PathBuf {
+    env::var_os("LOCALNET_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from)
+}
+
+/// An image registry, which ends when this is dropped, because that closes its standard input.
+fn registry() -> anyhow::Result<(Child, String)> {
+    let mut registry = Command::new(cache().join("helm/bin/registry"));
+    let mut running = registry.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("run `make helm`")?;
+    let mut address = String::new();
+    BufReader::new(running.stdout.take().context("its output")?).read_line(&mut address)?;
+    Ok((running, address.trim().to_owned()))
+}
+
+/// Stand-ins for programs that need credentials or minutes. Each appends its command line to the file `calls`.
+fn put_tools(folder: &Path) -> anyhow::Result<()> {
+    let record = format!("#!/bin/sh\necho \"$(basename \"$0\") $*\" >>{}\n", folder.join("calls").display());
+    let none_exists = "case $* in *\"release view\"*|info*) exit 1 ;; esac\n";
+    let metadata = r#"case $1 in metadata) echo '{"packages":[{"name":"localnet-client","publish":null},{"name":"localnet-nft","publish":[]}]}' ;; esac"#;
+    put_script(&folder.join("bin/cosign"), &record)?;
+    put_script(&folder.join("bin/gh"), &format!("{record}{none_exists}"))?;
+    put_script(&folder.join("bin/cargo"), &format!("{record}{none_exists}{metadata}\n"))?;
+    put_script(&folder.join("cache/cargo-sbom/bin/cargo-sbom"), "#!/bin/sh\necho '{\"bomFormat\": \"CycloneDX\"}'\n")?;
+    symlink(cache().join("helm"), folder.join("cache/helm"))?;
+    Ok(())
+}
+
+/// From a version to the files, images and the chart that users get. Only signatures, GitHub and crates.io have stand-ins.
+#[test]
+fn users_get_what_a_release_publishes() -> anyhow::Result<()> {
+    let (copy, made, arch) = (copy()?, folder()?, arch()?);
+    let programs = made.path().join("programs");
+    put_stand_ins(&["localnet", "localnet-brain", "localnet-nft"], &programs.join(&arch).join("bin"))?;
+    output(script("kit.sh").arg("/bin/true").arg(programs.join(&arch).join("kit")))?;
+    output(Command::new(localnet_e2e::program("localnet-manual")?).arg(programs.join("manual")))?;
+    fs::write(programs.join("NOTICES.gz"), "licences")?;
+    put_tools(made.path())?;
+    let (_registry, address) = registry()?;
+    let release = |script: &str, arguments: &[&str]| {
+        let mut command = Command::new(copy.path().join("packaging/release").join(script));
+        let path = format!("{}:{}", made.path().join("bin").display(), env::var("PATH").unwrap_or_default());
+        command.args(arguments).env("PATH", path).env("LOCALNET_CACHE", made.path().join("cache"));
+        command.envs([("REGISTRY", &*address), ("PLAIN_HTTP", "1"), ("COMPRESSION", "none"), ("TAG", "v9.8.7")]);
+        command.envs([
+            ("GITHUB_SHA", "0a1b"),
+            ("GITHUB_SERVER_URL", "https://git.example"),
+            ("GITHUB_REPOSITORY", "a/b"),
+        ]);
+        output(command.env("HOME", made.path()))
+    };
+    let programs = programs.display().to_string();
+    let early = release("build.sh", &["of", &programs]).expect_err("the version is another").to_string();
+    assert!(early.contains("the tag is v9.8.7"), "{early}");
+    release("version.sh", &["9.8.7"])?;
+    release("build.sh", &["of", &programs])?;
+    release("publish.sh", &[])?;
+
+    // The published chart installs images that the registry has, by digest.
+    let helm = |arguments: &[&str]| {
+        output(Command::new(cache().join("helm/bin/helm")).args(arguments).env("HOME", made.path()))
+    };
+    let chart = format!("oci://{address}/charts/localnet");
+    let rendered = helm(&["template", "localnet", &chart, "--version", "9.8.7", "--plain-http"])?;
+    let images: BTreeSet<_> = rendered.lines().filter_map(|line| line.trim().strip_prefix("image: ")).collect();
+    assert_eq!(images.len(), 2, "{images:?}");
+    let calls = fs::read_to_string(made.path().join("calls"))?;
+    let called = |call: &str| calls.lines().any(|line| line.starts_with(call));
+    for image in images {
+        let (name, digest) = image.split_once(":9.8.7@").with_context(|| format!("{image} has a digest"))?;
+        assert!(name.starts_with(&format!("{address}/localnet-")), "{image}");
+        let image = format!("{name}@{digest}");
+        let mut inspect = Command::new("skopeo");
+        inspect.args(["inspect", "--tls-verify=false", "--raw", &format!("docker://{image}")]);
+        assert!(output(&mut inspect)?.contains("manifests"), "{image} has all architectures");
+        assert!(called(&format!("cosign sign --yes --recursive {image}")), "{calls}");
+        let attestations =
+            calls.lines().filter(|line| line.starts_with("cosign attest ") && line.ends_with(&image)).count();
+        assert_eq!(attestations, 2, "materials and provenance: {calls}");
+    }
+    for call in [
+        &format!("cosign sign --yes {address}/charts/localnet@sha256:"),
+        "cosign sign-blob --yes",
+        "gh release create v9.8.7",
+        "cargo publish --locked --package localnet-client",
+    ] {
+        assert!(called(call), "{call} is not in {calls}");
+    }
+    assert!(!calls.contains("--package localnet-nft"), "a crate that must not be published: {calls}");
+
+    let dist = copy.path().join("target/dist");
+    let files = dist.join("files");
+    output(Command::new("sha256sum").args(["--check", "--strict", "SHA256SUMS"]).current_dir(&files))?;
+    let kit = format!("localnet-conformance_9.8.7_linux_{arch}.tar.gz");
+    let listing = output(Command::new("tar").arg("-tzf").arg(files.join(&kit)))?;
+    assert!(
+        listing.contains("./bin/localnet-conformance\n") && listing.contains("cases/cluster-ip/flows.yaml"),
+        "{listing}"
+    );
+    let sums = fs::read_to_string(files.join("SHA256SUMS"))?;
+    for file in
+        [kit, format!("localnet_9.8.7_{arch}.deb"), "localnet-9.8.7.tgz".to_owned(), "localnet-nft.cdx.json".to_owned()]
+    {
+        assert!(sums.contains(&format!("  {file}\n")), "{file} is not in {sums}");
+    }
+    let provenance: serde_json::Value = serde_json::from_str(&fs::read_to_string(dist.join("provenance.json"))?)?;
+    assert_eq!(provenance["buildDefinition"]["resolvedDependencies"][0]["digest"]["gitCommit"], "0a1b");
+    Ok(())
+}
+
+/// Other files read it from there, or are generated.
+#[test]
+fn only_the_values_of_the_chart_name_a_registry() -> anyhow::Result<()> {
+    let values = fs::read_to_string(root().join("charts/localnet/values.yaml"))?;
+    let registry = values.lines().find_map(|line| line.strip_prefix("  registry: ")).context("a default")?;
+    let generated = ["charts/localnet/README.md", "charts/localnet/tests/golden"];
+    let found = git(&root(), &["grep", "--files-with-matches", "--fixed-strings", registry])?;
+    let others = found.lines().filter(|file| !generated.iter().any(|generated| file.starts_with(generated)));
+    assert_eq!(others.collect::<Vec<_>>(), ["charts/localnet/values.yaml"]);
     Ok(())
 }
