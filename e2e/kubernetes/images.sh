@@ -29,7 +29,7 @@ build() {
 ours() {
     local stamp sources
     [ -x "$programs/localnet" ] || fail "our programs are not built: packaging/programs.sh $arch"
-    if [ -n "${TESTED-}" ]; then sources="$programs/localnet $programs/localnet-brain $programs/localnet-nft"; else sources=$programs/*; fi
+    if [ -n "${TESTED-}" ]; then sources="$programs/localnet $programs/localnet-brain $programs/localnet-nft"; else sources=$(echo "$programs"/*); fi
     # shellcheck disable=SC2086 # a list of files
     stamp=$(cat $sources "$repository/packaging/images.sh" "$here/image/archive.py" | sha256sum | cut -d' ' -f1)
     # What docs/conformance.md says was tested.

@@ -196,3 +196,17 @@ fn only_the_values_of_the_chart_name_a_registry() -> anyhow::Result<()> {
     assert_eq!(others.collect::<Vec<_>>(), ["charts/localnet/values.yaml"]);
     Ok(())
 }
+
+#[test]
+fn the_workflows_are_valid() -> anyhow::Result<()> {
+    output(Command::new(cache().join("helm/bin/actionlint")).current_dir(root()))?;
+    Ok(())
+}
+
+#[test]
+fn shellcheck_finds_no_problem_in_any_script() -> anyhow::Result<()> {
+    let lines = r"git grep --cached -lzE '^#!/(bin/sh|bin/bash|usr/bin/env bash)$' |
+        xargs -0 shellcheck --external-sources --source-path=SCRIPTDIR --severity=warning";
+    output(Command::new("sh").args(["-euc", lines]).current_dir(root()))?;
+    Ok(())
+}
