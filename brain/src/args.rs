@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, IsTerminal as _},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -11,7 +12,7 @@ use localnet_config::{BadDuration, Config, GoDuration, KubeProxyFlags, LogFormat
 use localnet_config_file::start_log;
 use localnet_proto::{Address, DEFAULT_ADDRESS};
 
-use crate::{serve, source::Source, watch::file::is_label_value};
+use crate::{feed::Feed, serve, source::Source, watch::file::is_label_value};
 use localnet_cluster::{self as cluster, objects::node_name};
 
 /// Turn Services, EndpointSlices and the Node of this machine into the state of one node, and serve it to backends
@@ -30,6 +31,9 @@ pub struct Arguments {
     /// Run beside another proxy: open no ports for health checks and metrics, which that proxy needs, and post no events
     #[arg(long)]
     pub shadow: bool,
+    /// Where the history is kept.
+    #[command(flatten)]
+    pub history: HistoryArgs,
     /// Logging.
     #[command(flatten)]
     pub log: LogArgs,
@@ -145,6 +149,26 @@ pub struct ServeArgs {
     /// node takes as much memory and CPU time as a separate brain
     #[arg(long, value_name = "NAME", value_parser = view_name)]
     pub serve_node: Vec<String>,
+}
+
+/// Where the history is kept.
+#[derive(Args, Clone, Debug)]
+pub struct HistoryArgs {
+    /// Also keep the history in this file and in FILE.old, so that it survives restarts
+    #[arg(long, value_name = "FILE")]
+    pub history_file: Option<PathBuf>,
+    /// Maximum size of both files together, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 16, requires = "history_file", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub history_size: u64,
+}
+
+impl HistoryArgs {
+    /// Starts to record the history of this node into the file, if there is one.
+    pub fn start(self, feed: &Feed) {
+        if let Some(file) = self.history_file {
+            feed.record_into(file, self.history_size << 20);
+        }
+    }
 }
 
 /// The logging flags of a program.
@@ -305,6 +329,8 @@ mod tests {
             "--source kube --tls-allow-name a",
             "--source kube --tls-cert c --tls-key k --tls-client-ca a --tls-allow-name *",
             "--source kube --serve-node a/b",
+            "--source kube --history-size 8",
+            "--source kube --history-file /f --history-size 0",
             "--source kube --node-name= ",
             "--source kube --service-proxy-name a,b",
             "--source kube --socket-group no-such-group-here",

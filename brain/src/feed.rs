@@ -18,6 +18,7 @@ mod tests;
 
 use std::{
     ops::Bound,
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
@@ -124,6 +125,13 @@ impl Feed {
     /// The history of this feed.
     pub fn history(&self) -> &History {
         &self.0.history
+    }
+
+    /// Records the history also into a file, from its beginning. The file and its predecessor, `FILE.old`, occupy at most
+    /// `limit` bytes. If they cannot be written, the log says so, and the history is only kept in memory.
+    pub fn record_into(&self, file: PathBuf, limit: u64) {
+        let _turn = self.0.publishing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.history.record_into(file, limit, self.state());
     }
 
     /// The facts behind the health answers. The receiver is notified of each change.

@@ -164,6 +164,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let listeners = Listener::bind_all(&arguments.serve.listen, &arguments.serve.options).await?;
     let (node_ips, chosen_ips) = watch::channel(configured::node_ips(config));
     let mut brain = start(&source, options.clone(), chosen_ips).await?;
+    arguments.history.start(brain.feed());
     brain.log_changes();
     let views = views(brain.feed().clone(), &arguments.serve.serve_node, source, options);
 

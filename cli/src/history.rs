@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use localnet_client::Snapshot;
 use localnet_proto::{
     Digest, Service, ServiceKey, difference,
-    history::{BackendProgress, Change, ChangedObject, Entry, Past, Step, entry::Event},
+    history::{BackendProgress, Broken, Change, ChangedObject, Entry, Past, Step, entry::Event, state_after},
     node_difference,
 };
 use serde::{Serialize, Serializer};
@@ -92,25 +92,28 @@ impl Selection {
 
 /// Returns the history that leads to a state. Entries after the state are omitted.
 pub fn rows(state: Snapshot, entries: &[Entry], selection: &Selection) -> History {
-    let instance = state.revision.instance;
-    let mut past = Past::from(state);
-    // Whether the content of the earlier changes cannot be computed.
-    let mut lost = None;
+    let mut instance = Some(state.revision.instance);
+    // The newest revision of the running brain; `None` for the brains before it.
+    let mut newest = Some(state.revision.rev);
+    // `None` if the content of the earlier changes of this brain cannot be computed.
+    let mut past = Some(Past::from(state));
     let mut progress = Progress::default();
     let mut history = Vec::new();
-    for entry in entries.iter().rev() {
+    for (index, entry) in entries.iter().enumerate().rev() {
         let time = time_of(entry);
         if selection.since.is_some_and(|since| time < since) {
             break;
         }
         let mut row = Row { time, ..Row::default() };
         match &entry.event {
-            Some(Event::Change(change)) if change.rev > past.state.revision.rev => continue,
+            Some(Event::Change(change)) if newest.is_some_and(|newest| change.rev > newest) => continue,
             Some(Event::Change(change)) => {
-                let steps = match lost {
-                    None => past.back(change).map_err(|broken| lost = Some(broken)).ok(),
-                    Some(_) => None,
-                };
+                let mut steps = past.as_mut().map(|past| past.back(change));
+                if let Some(Err(Broken::Misfit(_))) = steps {
+                    past = state_after(&entries[..=index]);
+                    steps = past.as_mut().map(|past| past.back(change));
+                }
+                let steps = steps.and_then(Result::ok);
                 row.revision = Some(change.rev);
                 row.digest = Some(Digest(change.digest).to_string());
                 row.changes = changes(change, steps, selection);
@@ -124,7 +127,7 @@ pub fn rows(state: Snapshot, entries: &[Entry], selection: &Selection) -> Histor
                 }
             }
             Some(Event::Progress(of)) => {
-                if of.instance_id == instance {
+                if Some(of.instance_id) == instance {
                     progress.add(of, time);
                 }
                 match of.families.iter().find(|family| !family.error.is_empty()) {
@@ -146,8 +149,17 @@ pub fn rows(state: Snapshot, entries: &[Entry], selection: &Selection) -> Histor
                     text => format!("{of}: {field}{text} ({})", problem.code),
                 });
             }
-            Some(Event::Start(start)) => row.event = Some(format!("localnet-brain {} started", start.version)),
-            None => continue,
+            Some(Event::Start(start)) => {
+                row.event = Some(format!("localnet-brain {} started", start.version));
+                // The entries before this one belong to another brain.
+                let before = entries[..index].iter().rev().find_map(|entry| match &entry.event {
+                    Some(Event::Start(start)) => Some(start.instance_id),
+                    _ => None,
+                });
+                (instance, newest, progress) = (before, None, Progress::default());
+                past = past.or_else(|| state_after(&entries[..index]));
+            }
+            Some(Event::State(_)) | None => continue,
         }
         history.push(row);
     }
@@ -321,7 +333,7 @@ mod tests {
 
     use localnet_proto::{
         Endpoint, EndpointPort, Revision, Scopes, encode,
-        history::{Patch, Problem, hunks, records},
+        history::{FullState, Patch, Problem, Start, hunks, records},
         wire::FamilyReport,
     };
 
@@ -471,6 +483,73 @@ TIME                      REVISION  APPLIED      OBJECTS                        
         assert_eq!(error.to_string(), "the history begins at revision 2, after revision 1");
         let error = state_at(states[2].clone(), &entries[6..8], Moment::Revision(1)).unwrap_err();
         assert!(error.to_string().contains("revision 1"), "{error}");
+    }
+
+    fn full_state(state: &Snapshot) -> Event {
+        Event::State(FullState { items: encode::state_items(state), continues: false })
+    }
+
+    /// Regression: the content of changes before a restart of the brain, or before a change that is too large to be recorded, was
+    /// unknown.
+    #[test]
+    fn states_of_earlier_brains_are_found() {
+        let (old, mut entries) = recorded();
+        let start = |instance_id| Event::Start(Start { instance_id, version: "0.1.0".to_owned() });
+        let add = |entries: &mut Vec<Entry>, events: Vec<Event>| {
+            for event in events {
+                let time_millis = START + 10_000 + 1_000 * entries.len() as u64;
+                entries.push(Entry { time_millis, event: Some(event) });
+            }
+        };
+        entries.insert(1, Entry { time_millis: START, event: Some(full_state(&old[1])) });
+        entries.insert(0, Entry { time_millis: START, event: Some(start(7)) });
+        let new = |rev: u64, hosts| {
+            let mut state = state(rev, &[("web", hosts)]);
+            state.revision.instance = 8;
+            state
+        };
+        let (one, two, three) = (new(1, &[5]), new(2, &[6]), new(3, &[7]));
+        let Event::Change(large) = change(&two, &three) else { panic!("no change") };
+        let large = Event::Change(Change { whole: true, patches: Vec::new(), ..large });
+        let more = vec![
+            start(8),
+            change(&state(0, &[]), &one),
+            full_state(&one),
+            change(&one, &two),
+            large,
+            full_state(&three),
+        ];
+        add(&mut entries, more);
+        let named = |history: &History| -> Vec<(Option<u64>, String)> {
+            let rows = history.history.iter().filter(|row| row.event.is_none());
+            rows.map(|row| (row.revision, row.changes[0].change.clone())).collect()
+        };
+        let all = rows(three.clone(), &entries, &Selection::default());
+        let expected = [
+            (1, "first complete state"),
+            (2, "endpoints added: 10.0.0.2"),
+            (3, "added (endpoints: 1)"),
+            (4, "endpoints removed: 10.0.0.1"),
+            (1, "first complete state"),
+            (2, "endpoints added: 10.0.0.6; endpoints removed: 10.0.0.5"),
+            (3, "unknown"),
+        ];
+        assert_eq!(named(&all), expected.map(|(rev, change)| (Some(rev), change.to_owned())));
+        let applied = |row: &Row| row.applied.first().and_then(|applied| applied.millis);
+        assert_eq!(all.history.iter().map(applied).take(3).collect::<Vec<_>>(), [None, Some(20), Some(1009)]);
+        let at = |moment| state_at(three.clone(), &entries, moment).map(|state| state.services);
+        let time = |millis: i64| Moment::Time(Timestamp::from_millisecond(START.cast_signed() + millis).unwrap());
+        for (moment, expected) in [
+            (time(0), &old[1]),
+            (time(2_000), &old[3]),
+            (time(9_000), &old[4]),
+            (Moment::Revision(4), &old[4]),
+            (Moment::Revision(1), &one),
+            (Moment::Revision(2), &two),
+            (Moment::Revision(3), &three),
+        ] {
+            assert_eq!(at(moment).unwrap(), expected.services, "{moment:?}");
+        }
     }
 
     #[test]

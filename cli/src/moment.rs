@@ -6,7 +6,7 @@ use std::{str::FromStr, time::Duration};
 use jiff::{Timestamp, civil::Time, tz::TimeZone};
 use localnet_client::Snapshot;
 use localnet_config::GoDuration;
-use localnet_proto::history::{Broken, Entry, Past, entry::Event};
+use localnet_proto::history::{Broken, Entry, Past, entry::Event, state_after};
 
 use crate::failure::Failure;
 
@@ -52,44 +52,62 @@ fn parse(text: &str, now: Timestamp) -> Option<Timestamp> {
     if time > now { time.checked_sub(Duration::from_secs(24 * 3600)).ok() } else { Some(time) }
 }
 
-/// Returns an earlier state. `state` is the newest one.
+/// Returns an earlier state. `state` is the newest one. If several brains had a revision with the same number, the newest of them
+/// counts.
 ///
 /// # Errors
 /// Returns an error if the history does not contain the moment, or is damaged.
 pub fn state_at(state: Snapshot, entries: &[Entry], at: Moment) -> Result<Snapshot, Failure> {
     let newest = state.revision.rev;
-    let changes = || {
-        entries.iter().rev().filter_map(|entry| match &entry.event {
-            Some(Event::Change(change)) if change.rev <= newest => Some((time_of(entry), change)),
-            _ => None,
-        })
-    };
-    let rev = match at {
-        Moment::Revision(rev) => rev,
+    let mut is_running = true;
+    let mut changes = Vec::new();
+    for (index, entry) in entries.iter().enumerate().rev() {
+        match &entry.event {
+            Some(Event::Start(_)) => is_running = false,
+            Some(Event::Change(change)) if change.rev <= newest || !is_running => {
+                changes.push((index, time_of(entry), change));
+            }
+            _ => {}
+        }
+    }
+    let of_revision = |rev: u64| changes.iter().position(|(.., change)| change.rev == rev);
+    // The change that led to the state, and the number of changes after the state.
+    let (target, undone) = match at {
+        Moment::Revision(rev) if rev == newest => (None, 0),
+        Moment::Revision(rev) => {
+            let before_next = || of_revision(rev.checked_add(1)?).filter(|_| rev > 0).map(|next| (None, next + 1));
+            let oldest = changes.last().map_or(newest, |(.., change)| change.rev.saturating_sub(1));
+            of_revision(rev).map(|at| (Some(at), at)).or_else(before_next).ok_or_else(|| {
+                Failure::Missing(match rev > newest || rev == 0 {
+                    true => format!("there is no revision {rev}; the newest one is {newest}"),
+                    false => format!("the history begins at revision {oldest}, after revision {rev}"),
+                })
+            })?
+        }
         Moment::Time(at) => {
-            let found = changes().find(|(time, _)| *time <= at);
-            let oldest = changes().next_back().map_or_else(Timestamp::now, |(time, _)| time);
-            let missing = || format!("the history begins later, at {}", precise(oldest));
-            found.map(|(_, change)| change.rev).ok_or_else(|| Failure::Missing(missing()))?
+            let oldest = changes.last().map_or_else(Timestamp::now, |(_, time, _)| *time);
+            let missing = || Failure::Missing(format!("the history begins later, at {}", precise(oldest)));
+            let at = changes.iter().position(|(_, time, _)| *time <= at).ok_or_else(missing)?;
+            (Some(at), at)
         }
     };
-    if rev > newest || rev == 0 {
-        return Err(Failure::Missing(format!("there is no revision {rev}; the newest one is {newest}")));
-    }
     let mut past = Past::from(state);
-    for (_, change) in changes() {
-        if past.state.revision.rev == rev {
-            break;
+    for (.., change) in &changes[..undone] {
+        if let Err(broken) = past.back(change) {
+            let forward = target.and_then(|target| state_after(&entries[..=with_state(entries, changes[target].0)]));
+            return forward.map(|past| past.state).ok_or_else(|| match broken {
+                Broken::Whole(rev) => Failure::Missing(format!("the history has no state before revision {rev}")),
+                broken => Failure::Unreadable(broken.into()),
+            });
         }
-        past.back(change).map_err(|broken| match broken {
-            Broken::Whole(_) => Failure::Missing(format!("the history has no state before revision {}", change.rev)),
-            broken => Failure::Unreadable(broken.into()),
-        })?;
     }
-    match past.state.revision.rev {
-        reached if reached == rev => Ok(past.state),
-        reached => Err(Failure::Missing(format!("the history begins at revision {reached}, after revision {rev}"))),
-    }
+    Ok(past.state)
+}
+
+/// Returns the index of the last part of the full state that follows a change, or of the change if none follows.
+fn with_state(entries: &[Entry], change: usize) -> usize {
+    let is_state = |entry: &&Entry| matches!(entry.event, Some(Event::State(_)));
+    change + entries[change + 1..].iter().take_while(is_state).count()
 }
 
 /// Formats a time in UTC to the millisecond.

@@ -105,7 +105,7 @@ impl Brain {
     /// # Errors
     /// Returns an error if the brain is unavailable, or is too old to know the call.
     pub async fn history(&self) -> Result<Vec<Entry>, SourceError> {
-        let mut client = HistoryClient::new(self.channel.clone());
+        let mut client = HistoryClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
         let mut stream = client.read(HistoryRequest {}).await.map_err(|status| failed(&status))?.into_inner();
         let mut entries = Vec::new();
         while let Some(entry) = stream.message().await.map_err(|status| failed(&status))? {

@@ -4,7 +4,7 @@ use std::pin::pin;
 
 use clap::Parser;
 use localnet_brain::{
-    args::{LogArgs, SourceArgs},
+    args::{HistoryArgs, LogArgs, SourceArgs},
     configured::{self, Configured},
     reports::Reports,
     run::start,
@@ -38,6 +38,8 @@ pub struct Arguments {
     /// Also serve the state at this address: unix:///path or tcp://host:port of loopback; repeat for more addresses
     #[arg(long, value_name = "ADDR")]
     listen: Vec<Address>,
+    #[command(flatten)]
+    history: HistoryArgs,
     #[command(flatten)]
     log: LogArgs,
 }
@@ -79,6 +81,7 @@ async fn serve(arguments: &Arguments, running: Running, backend: &Entry) -> anyh
     running.log_start("localnet-node", Some(&options.node_name), &source);
     let (node_ips, chosen_ips) = watch::channel(configured::node_ips(config));
     let mut brain = start(&source, options, chosen_ips).await?;
+    arguments.history.clone().start(brain.feed());
     brain.log_changes();
     let reports = Reports::recorded(brain.feed().history().clone());
     brain.post_warnings(&reports);

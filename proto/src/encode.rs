@@ -1,9 +1,10 @@
 //! Encodes states: model → wire.
 
+use bytes::Bytes;
 use prost::Message as _;
 
 use crate::{
-    model::{Endpoint, Node, Revision, Service, ServiceKey},
+    model::{Endpoint, Node, Revision, Service, ServiceKey, Snapshot},
     wire,
 };
 
@@ -59,6 +60,13 @@ pub fn service_items(service: &Service) -> Vec<wire::NextItem> {
         items.push(item(name_only, next, true));
     }
     items
+}
+
+/// The serialized items of a full state, as `Next` sends them.
+pub fn state_items(state: &Snapshot) -> Vec<Bytes> {
+    let services = state.services.values().flat_map(|service| service_items(service));
+    let items = [next_item(state.revision, false), node_item(&state.node)].into_iter().chain(services);
+    items.map(|item| item.encode_to_vec().into()).collect()
 }
 
 /// The size of the service's largest item in bytes, if it exceeds [`MAX_ITEM_BYTES`]; otherwise `None`.

@@ -12,9 +12,11 @@ use std::{collections::HashSet, sync::Arc};
 use bytes::Bytes;
 use prost::Message as _;
 
+use self::entry::Event;
 pub use crate::historyv1alpha1::*;
 use crate::{
     convert::{DecodeError, Names, endpoint_of, service_of},
+    decode::Assembler,
     digest::Digest,
     model::{Node, Service, ServiceKey, Snapshot},
     wire,
@@ -118,6 +120,33 @@ impl From<Snapshot> for Past {
     fn from(state: Snapshot) -> Self {
         Self { digest: Digest::of(&state), state }
     }
+}
+
+/// Computes the state after the last of these entries, from the last full state among them. `None` if the last brain recorded no
+/// full state, or if the content of a later change is not recorded.
+pub fn state_after(entries: &[Entry]) -> Option<Past> {
+    let full = |entry: &Entry| match &entry.event {
+        Some(Event::State(part)) => Some(part.continues),
+        _ => None,
+    };
+    let start = entries.iter().rposition(|entry| matches!(entry.event, Some(Event::Start(_)))).unwrap_or(0);
+    let run = &entries[start..];
+    let last = run.iter().rposition(|entry| full(entry) == Some(false))?;
+    let first = run[..last].iter().rposition(|entry| full(entry) != Some(true)).map_or(0, |before| before + 1);
+    let mut assembler = Assembler::default();
+    for entry in &run[first..=last] {
+        let Some(Event::State(part)) = &entry.event else { return None };
+        part.items.iter().try_for_each(|item| assembler.push_bytes(item.clone())).ok()?;
+    }
+    let mut state = Snapshot::default();
+    state.apply(assembler.finish().ok()?);
+    let mut past = Past::from(state);
+    for entry in &run[last + 1..] {
+        if let Some(Event::Change(change)) = &entry.event {
+            past.forward(change).ok()?;
+        }
+    }
+    Some(past)
 }
 
 impl Past {

@@ -5,7 +5,7 @@ use prost::Message as _;
 pub use crate::sysdumpv1alpha1::*;
 use crate::{
     decode::{Assembler, DecodeError},
-    encode::{next_item, node_item, service_items},
+    encode::state_items,
     model::Snapshot,
     update::Update,
 };
@@ -13,9 +13,7 @@ use crate::{
 impl Sysdump {
     /// Sets the state.
     pub fn set_state(&mut self, state: &Snapshot) {
-        let services = state.services.values().flat_map(|service| service_items(service));
-        let items = [next_item(state.revision, false), node_item(&state.node)].into_iter().chain(services);
-        self.state = items.map(|item| item.encode_to_vec().into()).collect();
+        self.state = state_items(state);
     }
 
     /// The state.

@@ -4,14 +4,21 @@
 //! ```text
 //! feed: each revision  ─┐
 //! reports of backends  ─┼─► open block ──deflate──► closed blocks, of which the oldest are dropped ─► `History.Read`
-//! problems             ─┘
+//! problems             ─┘  └► `file`, if there is one ───────────────────────────────────────────────────┘
 //! ```
 //!
 //! A change contains only what differs. Names and addresses repeat from change to change, so a block of changes compresses well.
 
+mod file;
+mod frames;
+
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{SyncSender, TrySendError},
+    },
     time::{Duration, Instant, SystemTime},
 };
 
@@ -24,8 +31,9 @@ use localnet_proto::{
 };
 use miniz_oxide::{deflate::compress_to_vec, inflate::decompress_to_vec};
 use prost::Message as _;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
+use self::file::Message;
 use super::{Encoded, State};
 use crate::metrics::{Trouble, Troubles};
 
@@ -54,6 +62,8 @@ struct Ring {
     limit: usize,
     /// Entries, each after its length.
     open: Vec<u8>,
+    /// The queue of the thread that also records the entries in a file.
+    recorder: Option<SyncSender<Message>>,
 }
 
 impl History {
@@ -64,16 +74,35 @@ impl History {
         Self(Arc::new(Mutex::new(ring)))
     }
 
-    /// The serialized entries, oldest first.
+    /// The serialized entries in memory, oldest first.
     pub fn entries(&self) -> impl Iterator<Item = Bytes> + Send + 'static {
-        let (start, closed, open) = {
-            let ring = self.lock();
-            let start = ring.start.as_ref().map(|start| Bytes::from(start.encode_to_vec()));
-            (start, ring.closed.clone(), Bytes::copy_from_slice(&ring.open))
-        };
-        // A block that cannot be decompressed would be a bug in the compression.
-        let closed = closed.into_iter().map(|block| decompress_to_vec(&block).unwrap_or_default().into());
-        start.into_iter().chain(closed.chain([open]).flat_map(framed))
+        self.lock().entries()
+    }
+
+    /// The serialized entries, oldest first: those in the file, if the brain records into one, and otherwise those in memory.
+    pub(crate) async fn recorded(&self) -> Box<dyn Iterator<Item = Bytes> + Send> {
+        let recorder = self.lock().recorder.clone();
+        if let Some(recorder) = recorder {
+            let (reply, files) = oneshot::channel();
+            if recorder.try_send(Message::Read(reply)).is_ok()
+                && let Ok(files) = files.await
+            {
+                return Box::new(files.into_iter().flat_map(file::contents).flat_map(framed));
+            }
+        }
+        Box::new(self.entries())
+    }
+
+    /// Also records into a file from now on. `state` is the newest state, which does not change during the call.
+    pub(super) fn record_into(&self, path: PathBuf, limit: u64, state: State) {
+        let mut ring = self.lock();
+        let state = (state.revision().rev > 0).then_some(state);
+        let recorder = file::start(path, limit);
+        ring.recorder = recorder
+            .inspect_err(|error| tracing::error!(%error, "cannot start the thread that records the history in a file"))
+            .ok();
+        let entries = ring.entries().collect();
+        ring.record(Message::Begin(entries, state));
     }
 
     /// Records the change from one state of the feed to the next. The first of the changed objects was received at `since`.
@@ -87,8 +116,10 @@ impl History {
             whole: patches.is_none(),
             patches: patches.unwrap_or_default(),
         };
+        let whole = change.whole;
         let at = SystemTime::now().checked_sub(since.elapsed()).unwrap_or(SystemTime::UNIX_EPOCH);
-        self.add(&entry(at, Event::Change(change)));
+        let message = |entry| Message::Change { entry, state: now.clone(), whole };
+        self.lock().add(&entry(at, Event::Change(change)), message);
     }
 
     /// Records a report if it contains other progress than `last`, the backend's previous report.
@@ -129,25 +160,54 @@ impl History {
     }
 
     fn add(&self, entry: &Entry) {
-        let mut ring = self.lock();
-        // Writing to a vector cannot fail.
-        _ = entry.encode_length_delimited(&mut ring.open);
-        if ring.open.len() >= BLOCK {
-            let block: Arc<[u8]> = compress_to_vec(&ring.open, LEVEL).into();
-            ring.open.clear();
-            ring.open.shrink_to(BLOCK);
-            ring.bytes += block.len();
-            ring.closed.push_back(block);
-            while ring.bytes > ring.limit
-                && let Some(oldest) = ring.closed.pop_front()
-            {
-                ring.bytes -= oldest.len();
-            }
-        }
+        self.lock().add(entry, Message::Entry);
     }
 
     fn lock(&self) -> MutexGuard<'_, Ring> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ring {
+    /// Adds an entry, and passes `message` of its serialized form to the recorder.
+    fn add(&mut self, entry: &Entry, message: impl FnOnce(Bytes) -> Message) {
+        // Writing to a vector cannot fail.
+        _ = entry.encode_length_delimited(&mut self.open);
+        if self.recorder.is_some() {
+            self.record(message(entry.encode_to_vec().into()));
+        }
+        if self.open.len() >= BLOCK {
+            let block: Arc<[u8]> = compress_to_vec(&self.open, LEVEL).into();
+            self.open.clear();
+            self.open.shrink_to(BLOCK);
+            self.bytes += block.len();
+            self.closed.push_back(block);
+            while self.bytes > self.limit
+                && let Some(oldest) = self.closed.pop_front()
+            {
+                self.bytes -= oldest.len();
+            }
+        }
+    }
+
+    fn record(&mut self, message: Message) {
+        let Some(recorder) = &self.recorder else { return };
+        if let Err(error) = recorder.try_send(message) {
+            if matches!(error, TrySendError::Full(_)) {
+                tracing::error!(
+                    "the disk is too slow for the history file; the brain keeps the history in memory until it restarts"
+                );
+            }
+            self.recorder = None;
+        }
+    }
+
+    fn entries(&self) -> impl Iterator<Item = Bytes> + Send + use<> {
+        let start = self.start.as_ref().map(|start| Bytes::from(start.encode_to_vec()));
+        let (closed, open) = (self.closed.clone(), Bytes::copy_from_slice(&self.open));
+        // A block that cannot be decompressed would be a bug in the compression.
+        let closed = closed.into_iter().map(|block| decompress_to_vec(&block).unwrap_or_default().into());
+        start.into_iter().chain(closed.chain([open]).flat_map(framed))
     }
 }
 

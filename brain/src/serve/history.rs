@@ -1,12 +1,9 @@
 //! `History.Read`: sends the recorded entries, which are already serialized. It changes nothing.
 
-use std::{
-    future::{Ready, ready},
-    pin::Pin,
-    sync::Arc,
-};
+use std::{pin::Pin, sync::Arc};
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use localnet_proto::history::HistoryRequest;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status, body::Body, server::ServerStreamingService};
@@ -42,13 +39,16 @@ impl Read {
 impl ServerStreamingService<HistoryRequest> for Read {
     type Response = Bytes;
     type ResponseStream = Pin<Box<Paced>>;
-    type Future = Ready<Result<Response<Self::ResponseStream>, Status>>;
+    type Future = BoxFuture<'static, Result<Response<Self::ResponseStream>, Status>>;
 
     fn call(&mut self, _: Request<HistoryRequest>) -> Self::Future {
-        let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else {
-            return ready(Err(Status::resource_exhausted("other clients are reading the history; retry the call")));
-        };
-        let entries = self.history.entries().inspect(move |_| _ = &permit);
-        ready(Ok(Response::new(Box::pin(self.stalls.pace(Box::new(entries))))))
+        let Self { history, stalls, permits } = self.clone();
+        Box::pin(async move {
+            let permit = permits
+                .try_acquire_owned()
+                .map_err(|_| Status::resource_exhausted("other clients are reading the history; retry the call"))?;
+            let entries = history.recorded().await.inspect(move |_| _ = &permit);
+            Ok(Response::new(Box::pin(stalls.pace(Box::new(entries)))))
+        })
     }
 }

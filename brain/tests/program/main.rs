@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 mod health;
+mod history;
 mod log;
 
 use std::{
@@ -44,6 +45,11 @@ fn write(folder: &Path, endpoints: &[&str]) {
 
 /// Starts the brain with the `cluster.yaml` of a folder. Returns the lines of its log as JSON, too.
 fn start(folder: &Path, listen: &str) -> (Program, impl Iterator<Item = Value> + Send + use<>) {
+    start_with(folder, listen, &[])
+}
+
+/// Does the same with further flags.
+fn start_with(folder: &Path, listen: &str, more: &[&str]) -> (Program, impl Iterator<Item = Value> + Send + use<>) {
     // Ports are free on an address of 127.0.0.0/8 that only this process uses.
     static NEXT: AtomicU8 = AtomicU8::new(0);
     let [a, b, ..] = std::process::id().to_le_bytes();
@@ -53,6 +59,7 @@ fn start(folder: &Path, listen: &str) -> (Program, impl Iterator<Item = Value> +
         .args(["--node-name=here", &format!("--healthz-bind-address={host}:10256")])
         .arg(format!("--metrics-bind-address={host}:10249"))
         .args(["--log-format=json", "--log-level=debug", "--listen", listen])
+        .args(more)
         .env_remove("RUST_LOG")
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

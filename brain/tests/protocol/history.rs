@@ -17,6 +17,7 @@ fn in_words(entry: &Entry) -> String {
             format!("{} {} {:?}", progress.backend, family.applied_rev, family.error)
         }
         Event::Problem(problem) => problem.of.clone(),
+        Event::State(state) => format!("state in {} items", state.items.len()),
     }
 }
 
