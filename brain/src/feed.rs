@@ -38,6 +38,7 @@ use tokio::sync::watch;
 use crate::metrics::Metrics;
 pub use counts::Counts;
 pub use health::{HealthFacts, NodeFacts};
+pub(crate) use history::Cursor;
 pub use history::History;
 pub use items::Items;
 use localnet_cluster::localize::Localized;

@@ -18,7 +18,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  success; no problem was found
   1  a problem was found (explain: the packet reaches no endpoint; --why-not: there is a cause; diff: the kernel differs;
-     doctor: a check fails; status: a backend or the brain's source fails, or a backend lags)
+     doctor: a check fails; status: a backend or the brain's source fails, or a backend lags; replay: a digest differs)
   2  the command line is invalid
   3  the brain, the file or the kernel cannot be read
   4  the requested object does not exist";

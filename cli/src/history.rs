@@ -486,7 +486,7 @@ TIME                      REVISION  APPLIED      OBJECTS                        
     }
 
     fn full_state(state: &Snapshot) -> Event {
-        Event::State(FullState { items: encode::state_items(state), continues: false })
+        Event::State(FullState { items: encode::state_items(state), ..FullState::default() })
     }
 
     /// Regression: the content of changes before a restart of the brain, or before a change that is too large to be recorded, was

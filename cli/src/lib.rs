@@ -31,7 +31,7 @@
 //! | [`diff`], [`top`], [`doctor`] | check the node as a whole |
 //! | [`shadow`] | compares kube-proxy's rules with what localnet would do |
 //!
-//! The command only reads. It changes neither the state nor the kernel nor any flow.
+//! Only `replay --backend` changes the kernel. All other commands only read.
 
 pub mod answer;
 pub mod args;

@@ -17,7 +17,7 @@ use localnet_proto::{
 };
 use tokio::time::timeout;
 use tonic::{
-    Code, Status,
+    Code, Status, Streaming,
     transport::{Channel, Endpoint, Uri},
 };
 use wire::{backends_client::BackendsClient, endpoints_client::EndpointsClient, reasons_client::ReasonsClient};
@@ -106,12 +106,36 @@ impl Brain {
     /// Returns an error if the brain is unavailable, or is too old to know the call.
     pub async fn history(&self) -> Result<Vec<Entry>, SourceError> {
         let mut client = HistoryClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
-        let mut stream = client.read(HistoryRequest {}).await.map_err(|status| failed(&status))?.into_inner();
+        let mut stream = client.read(HistoryRequest::default()).await.map_err(|status| failed(&status))?.into_inner();
         let mut entries = Vec::new();
         while let Some(entry) = stream.message().await.map_err(|status| failed(&status))? {
             entries.push(entry);
         }
         Ok(entries)
+    }
+
+    /// The entries that the brain records from now on; see `HistoryRequest.Follow` in `historyv1alpha1.proto`.
+    ///
+    /// # Errors
+    /// Returns an error if the brain is unavailable, or is too old to know the call.
+    pub async fn follow(&self) -> Result<Following, SourceError> {
+        let mut client = HistoryClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
+        let stream = client.read(HistoryRequest { follow: true }).await.map_err(|status| failed(&status))?;
+        Ok(Following(stream.into_inner()))
+    }
+}
+
+/// The entries that a brain records.
+#[derive(Debug)]
+pub struct Following(Streaming<Entry>);
+
+impl Following {
+    /// Waits for the next entry. `None` if the brain ends. Cancel-safe.
+    ///
+    /// # Errors
+    /// Returns an error if the connection is lost, or if the reader is too slow.
+    pub async fn next(&mut self) -> Result<Option<Entry>, SourceError> {
+        self.0.message().await.map_err(|status| failed(&status))
     }
 }
 

@@ -19,6 +19,7 @@ use crate::{
     decode::Assembler,
     digest::Digest,
     model::{Node, Service, ServiceKey, Snapshot},
+    update::Changes,
     wire,
 };
 
@@ -133,20 +134,9 @@ pub fn state_after(entries: &[Entry]) -> Option<Past> {
     let run = &entries[start..];
     let last = run.iter().rposition(|entry| full(entry) == Some(false))?;
     let first = run[..last].iter().rposition(|entry| full(entry) != Some(true)).map_or(0, |before| before + 1);
-    let mut assembler = Assembler::default();
-    for entry in &run[first..=last] {
-        let Some(Event::State(part)) = &entry.event else { return None };
-        part.items.iter().try_for_each(|item| assembler.push_bytes(item.clone())).ok()?;
-    }
-    let mut state = Snapshot::default();
-    state.apply(assembler.finish().ok()?);
-    let mut past = Past::from(state);
-    for entry in &run[last + 1..] {
-        if let Some(Event::Change(change)) = &entry.event {
-            past.forward(change).ok()?;
-        }
-    }
-    Some(past)
+    let mut replay = Replay::default();
+    run[first..].iter().try_for_each(|entry| replay.take(entry).map(drop)).ok()?;
+    replay.past
 }
 
 impl Past {
@@ -232,6 +222,73 @@ impl Past {
         self.digest = self.digest.without(digest(&before)).and(digest(&after));
         self.state.services.extend(after.iter().map(|service| (key.clone(), Arc::clone(service))));
         Ok(Step::Service(key, before, after))
+    }
+}
+
+/// A state that follows the entries of a history or a trace.
+#[derive(Debug, Default)]
+pub struct Replay {
+    past: Option<Past>,
+    /// The parts of a full state so far.
+    parts: Option<Assembler>,
+}
+
+impl Replay {
+    /// The state; `None` before the first full state.
+    pub fn past(&self) -> Option<&Past> {
+        self.past.as_ref()
+    }
+
+    /// Takes the next entry. Returns what differs if the entry leads to another revision.
+    ///
+    /// # Errors
+    /// Returns an error with the revision if the state that results from the entry does not have the entry's digest.
+    pub fn take(&mut self, entry: &Entry) -> Result<Option<Changes>, Broken> {
+        match &entry.event {
+            Some(Event::Start(_)) => *self = Self::default(),
+            Some(Event::State(part)) => return self.part(part),
+            Some(Event::Change(change)) => return self.change(change),
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    fn change(&mut self, change: &Change) -> Result<Option<Changes>, Broken> {
+        match &mut self.past {
+            Some(past) if change.rev <= past.state.revision.rev => Ok(None),
+            // The full state follows.
+            _ if change.whole => Ok(None),
+            None => Err(Broken::Whole(change.rev)),
+            Some(past) => {
+                let mut changes = Changes::default();
+                for step in past.forward(change)? {
+                    match step {
+                        Step::Service(key, ..) => _ = changes.services.insert(key),
+                        Step::Node(_) => changes.node = true,
+                    }
+                }
+                Ok(Some(changes))
+            }
+        }
+    }
+
+    fn part(&mut self, part: &FullState) -> Result<Option<Changes>, Broken> {
+        let mut state = self.past.as_ref().map(|past| past.state.clone()).unwrap_or_default();
+        let invalid = |rev: u64| move |error: DecodeError| Broken::Record(rev + 1, error);
+        let invalid = invalid(state.revision.rev);
+        let mut parts = self.parts.take().unwrap_or_default();
+        part.items.iter().try_for_each(|item| parts.push_bytes(item.clone())).map_err(invalid)?;
+        if part.continues {
+            self.parts = Some(parts);
+            return Ok(None);
+        }
+        let changes = state.apply(parts.finish().map_err(invalid)?);
+        let past = Past::from(state);
+        if Digest::reported(part.digest).is_some_and(|digest| digest != past.digest) {
+            return Err(Broken::Misfit(past.state.revision.rev));
+        }
+        self.past = Some(past);
+        Ok(Some(changes))
     }
 }
 

@@ -12,6 +12,7 @@
 //! - [`history`] describes the changes of a state, and goes back to earlier states.
 //! - [`reasons`] explains a state: the typed form of the answers of `Reasons.Why`, and its conversions.
 //! - [`sysdump`] is everything that is needed to examine a node elsewhere.
+//! - [`trace`] is a recorded history, which can be replayed.
 //! - [`encode`] (model → wire) and [`decode`] (wire → model) handle the items of an answer. The module `convert` converts
 //!   single objects in both directions.
 
@@ -25,6 +26,7 @@ pub mod history;
 pub mod model;
 pub mod reasons;
 pub mod sysdump;
+pub mod trace;
 mod update;
 
 pub use address::{Address, DEFAULT_ADDRESS, InvalidAddress};

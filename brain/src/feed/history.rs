@@ -57,13 +57,27 @@ struct Ring {
     /// The first entry, which is never dropped.
     start: Option<Entry>,
     closed: VecDeque<Arc<[u8]>>,
+    /// The number of closed blocks that were dropped.
+    dropped: u64,
     /// The size of the closed blocks, and its maximum.
     bytes: usize,
     limit: usize,
     /// Entries, each after its length.
     open: Vec<u8>,
+    /// Is notified of each entry.
+    added: watch::Sender<()>,
     /// The queue of the thread that also records the entries in a file.
     recorder: Option<SyncSender<Message>>,
+}
+
+/// A position in the history of a running brain.
+#[derive(Debug)]
+pub(crate) struct Cursor {
+    /// The number of the block.
+    block: u64,
+    /// The number of bytes in the block.
+    bytes: usize,
+    added: watch::Receiver<()>,
 }
 
 impl History {
@@ -91,6 +105,44 @@ impl History {
             }
         }
         Box::new(self.entries())
+    }
+
+    /// The position after the last entry.
+    pub(crate) fn end(&self) -> Cursor {
+        let ring = self.lock();
+        let block = ring.dropped + ring.closed.len() as u64;
+        Cursor { block, bytes: ring.open.len(), added: ring.added.subscribe() }
+    }
+
+    /// Waits for the next entries after a position, and moves the position. `None` if they were dropped.
+    pub(crate) async fn after(&self, cursor: &mut Cursor) -> Option<Vec<Bytes>> {
+        loop {
+            cursor.added.mark_unchanged();
+            let from = cursor.bytes;
+            let (closed, mut content) = {
+                let ring = self.lock();
+                let index = usize::try_from(cursor.block.checked_sub(ring.dropped)?).unwrap_or(usize::MAX);
+                match ring.closed.get(index) {
+                    Some(block) => {
+                        (cursor.block, cursor.bytes) = (cursor.block + 1, 0);
+                        (Some(Arc::clone(block)), Bytes::new())
+                    }
+                    None => {
+                        cursor.bytes = ring.open.len();
+                        (None, Bytes::copy_from_slice(&ring.open[from..]))
+                    }
+                }
+            };
+            if let Some(block) = &closed {
+                content = Bytes::from(decompress_to_vec(block).unwrap_or_default()).slice(from..);
+            }
+            if !content.is_empty() {
+                return Some(framed(content).collect());
+            }
+            if closed.is_none() {
+                changed(&mut cursor.added).await;
+            }
+        }
     }
 
     /// Also records into a file from now on. `state` is the newest state, which does not change during the call.
@@ -176,6 +228,7 @@ impl Ring {
         if self.recorder.is_some() {
             self.record(message(entry.encode_to_vec().into()));
         }
+        self.added.send_replace(());
         if self.open.len() >= BLOCK {
             let block: Arc<[u8]> = compress_to_vec(&self.open, LEVEL).into();
             self.open.clear();
@@ -186,6 +239,7 @@ impl Ring {
                 && let Some(oldest) = self.closed.pop_front()
             {
                 self.bytes -= oldest.len();
+                self.dropped += 1;
             }
         }
     }

@@ -55,7 +55,7 @@ impl Routes {
             .add_service(reflection().build_v1alpha().expect("descriptors of the build are well-formed"));
         Self {
             next: Next::new(state.views.own().feed().clone(), stalls.clone(), stop.clone()),
-            history: Read::new(state.views.own().feed().history().clone(), stalls.clone()),
+            history: Read::new(state.views.own().feed().history().clone(), stalls.clone(), stop.clone()),
             watch: Watch::new(state.views.clone(), stalls, stop),
             others: others.prepare(),
         }

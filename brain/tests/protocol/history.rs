@@ -38,7 +38,7 @@ async fn the_history_contains_changes_and_progress_in_their_order() {
         soon(backends.report(report)).await.unwrap();
     }
     let mut client = HistoryClient::new(server.channel().await);
-    let mut stream = soon(client.read(HistoryRequest {})).await.unwrap().into_inner();
+    let mut stream = soon(client.read(HistoryRequest::default())).await.unwrap().into_inner();
     let mut entries = Vec::new();
     while let Some(entry) = soon(stream.message()).await.unwrap() {
         entries.push(in_words(&entry));
@@ -59,11 +59,32 @@ async fn few_clients_can_read_the_history_at_the_same_time() {
     let mut client = HistoryClient::new(server.channel().await);
     let mut open = Vec::new();
     let refused = loop {
-        match soon(client.read(HistoryRequest {})).await {
+        match soon(client.read(HistoryRequest::default())).await {
             Ok(answer) => open.push(answer.into_inner()),
             Err(refused) => break refused,
         }
     };
     assert_eq!((refused.code(), open.len()), (Code::ResourceExhausted, 4));
+    server.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_follower_gets_each_later_entry_until_the_brain_ends() {
+    let server = Server::unix().await;
+    server.feed.publish(applied([service("a", 80, 10)]));
+    let mut client = HistoryClient::new(server.channel().await);
+    let mut stream = soon(client.read(HistoryRequest { follow: true })).await.unwrap().into_inner();
+    // Many more changes than fit into a block.
+    for port in 1..3000 {
+        server.feed.publish(applied([service("b", port, 10)]));
+        if port % 1000 == 0 {
+            for port in port - 999..=port {
+                let entry = soon(stream.message()).await.unwrap().unwrap();
+                assert_eq!(in_words(&entry), format!("revision {}, 1 patches", port + 1));
+            }
+        }
+    }
+    server.begin_shutdown();
+    while soon(stream.message()).await.unwrap().is_some() {}
     server.shutdown().await;
 }

@@ -8,6 +8,8 @@ mod explain;
 mod get;
 mod history;
 mod shadow;
+mod record;
+mod replay;
 mod status;
 mod sysdump;
 mod top;
@@ -42,6 +44,8 @@ pub(super) enum Command {
     Sysdump(sysdump::Sysdump),
     Status(status::Status),
     History(history::History),
+    Record(record::Record),
+    Replay(replay::Replay),
     Version(version::Version),
     Completion(completion::Completion),
 }
@@ -64,6 +68,8 @@ impl Command {
             Self::Doctor(flags) => doctor::run(&flags, global).await,
             Self::Shadow(flags) => shadow::run(&flags, global).await,
             Self::History(flags) => history::run(flags, global).await,
+            Self::Record(flags) => record::run(&flags, global).await,
+            Self::Replay(flags) => replay::run(&flags).await,
             Self::Status(flags) => status::run(&flags, global).await,
             Self::Version(flags) => version::run(&flags, global).await,
             Self::Completion(flags) => completion::run(&flags),

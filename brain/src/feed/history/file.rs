@@ -224,6 +224,7 @@ fn opened(path: &Path) -> io::Result<(File, u64)> {
 
 /// A state as serialized entries, each of about the size of a frame.
 fn state_entries(state: &State) -> impl Iterator<Item = Vec<u8>> {
+    let digest = state.digest().0;
     let mut items = state.answer(Revision::default(), false).items.peekable();
     std::iter::from_fn(move || {
         let (mut part, mut bytes) = (FullState::default(), 0);
@@ -234,6 +235,7 @@ fn state_entries(state: &State) -> impl Iterator<Item = Vec<u8>> {
             part.items.push(item);
         }
         part.continues = items.peek().is_some();
+        part.digest = if part.continues { 0 } else { digest };
         (bytes > 0).then(|| entry(SystemTime::now(), Event::State(part)).encode_to_vec())
     })
 }
