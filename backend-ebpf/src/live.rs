@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use localnet_linux::addresses::NodeAddresses;
 use localnet_linux_backend::live::{Live, Watch};
-use tokio::time;
+use tokio::time::{self, Interval};
 use tracing::info;
 
-use crate::{EbpfBackend, host::Host, kernel::Kernel as _};
+use crate::{EbpfBackend, host::Host, kernel::Kernel};
 
 /// The eBPF backend of this host.
 pub type LiveBackend = Live<EbpfBackend<Host>, Pins>;
@@ -18,26 +18,60 @@ pub type LiveBackend = Live<EbpfBackend<Host>, Pins>;
 /// Returns an error if the kernel refuses the programs or the maps, for instance without privileges.
 pub async fn open(mut backend: EbpfBackend<Host>) -> anyhow::Result<LiveBackend> {
     backend.kernel_mut().attach()?;
-    Ok(Live::new(backend, Pins, NodeAddresses::default()).await)
+    Ok(Live::new(backend, Pins::new(), NodeAddresses::default()).await)
 }
 
 /// Notices deleted pins.
 #[derive(Debug)]
-pub struct Pins;
+pub struct Pins {
+    /// When to check. It continues if a check is interrupted.
+    check: Interval,
+}
 
 /// How often the pins are checked. The check costs a few system calls.
 const EVERY: Duration = Duration::from_secs(10);
 
-impl Watch<EbpfBackend<Host>> for Pins {
+impl Pins {
+    /// Must be called in a tokio runtime.
+    fn new() -> Self {
+        Self { check: time::interval(EVERY) }
+    }
+}
+
+impl<K: Kernel> Watch<EbpfBackend<K>> for Pins {
     const OBJECTS: &'static str = "the pinned programs and maps";
 
-    async fn changed(&mut self, backend: &mut EbpfBackend<Host>) {
+    async fn changed(&mut self, backend: &mut EbpfBackend<K>) {
         loop {
-            time::sleep(EVERY).await;
+            self.check.tick().await;
             if !backend.kernel_mut().is_attached() {
                 info!("another program deleted pinned programs or maps; repairing them");
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use localnet_client::vips::Config;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::testing::FakeKernel;
+
+    /// Regression: each update of counters, every 5 s, restarted the wait of 10 s, so no deleted pin was noticed.
+    #[tokio::test(start_paused = true)]
+    async fn a_check_happens_although_other_events_interrupt_the_wait() {
+        let kernel = FakeKernel { attached: true, ..FakeKernel::default() };
+        let (mut backend, mut pins) = (EbpfBackend::new(Config::default(), kernel), Pins::new());
+        let wait = Duration::from_secs(5);
+        assert!(timeout(wait, pins.changed(&mut backend)).await.is_err(), "nothing has changed");
+        backend.kernel_mut().attached = false;
+        let mut noticed = false;
+        for _ in 0..2 {
+            noticed |= timeout(wait, pins.changed(&mut backend)).await.is_ok();
+        }
+        assert!(noticed);
     }
 }
