@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use localnet_client::vips;
 use localnet_ebpf::{LinuxBackend as _, desired::Desired, plan};
 use localnet_lab::{
-    Case, Flow, Flows, Network, Sender, Servers, cases,
+    Case, Flow, Flows, Network, Sandbox, Sender, Servers, cases,
     flow::{Expect, Source},
     probe_flows,
     topology::Place,
@@ -18,7 +18,7 @@ use localnet_lab::{
 use localnet_nft::{Netlink, NftBackend};
 use localnet_proto::{Changes, Snapshot};
 
-use crate::Sandbox;
+use crate::backend;
 
 #[path = "../../src/testing/config.rs"]
 mod case;
@@ -69,8 +69,7 @@ fn is_local(flow: &Flow) -> bool {
     }
 }
 
-fn check(case: &Case) -> anyhow::Result<()> {
-    let sandbox = Sandbox::enter()?;
+fn check(case: &Case, sandbox: &Sandbox) -> anyhow::Result<()> {
     let state: Snapshot = case.read_state()?;
     let flows = adapted(&case.flows, &state);
     let endpoints = case.endpoints()?;
@@ -79,7 +78,7 @@ fn check(case: &Case) -> anyhow::Result<()> {
         network.node().sysctl(&[("net/ipv4/conf/all/route_localnet", "1")])?;
     }
     let _servers = Servers::start(&network, endpoints)?;
-    let mut ebpf = sandbox.backend(config(&flows))?;
+    let mut ebpf = backend(config(&flows))?;
     ebpf.set_local_addresses(flows.local_addresses());
     ebpf.apply(&state, &Changes::everything())?.whole()?;
     network.node().run(|| {
@@ -98,9 +97,7 @@ fn packets_match_the_flows() {
     let work = || {
         let mut wrong = Vec::new();
         while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-            // Each Case has a thread of its own, because a thread enters a sandbox only once.
-            let checked = std::thread::scope(|scope| scope.spawn(|| check(case)).join());
-            let error = checked.unwrap_or_else(|panic| resume_unwind(panic)).err();
+            let error = Sandbox::run(|sandbox| check(case, sandbox)).err();
             wrong.extend(error.map(|error| format!("{}: {error:#}", case.name)));
         }
         wrong

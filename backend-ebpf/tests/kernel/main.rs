@@ -2,17 +2,14 @@
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 mod cases;
-mod sandbox;
 mod sockets;
 
-use std::{fs, net::SocketAddr};
+use std::{fs, net::SocketAddr, path::Path};
 
 use localnet_client::{Backend as _, vips::Config};
 use localnet_ebpf::{EbpfBackend, host::Host, kernel::Kernel as _};
-use localnet_lab::{Network, Outcome, Probe, Protocol, Servers, Topology, serve::Endpoint, topology::Pod};
+use localnet_lab::{Network, Outcome, Probe, Protocol, Sandbox, Servers, Topology, serve::Endpoint, topology::Pod};
 use localnet_proto::{Changes, Snapshot};
-
-use sandbox::{Sandbox, tree};
 
 const WEB: &str = "172.30.0.1:80";
 
@@ -43,6 +40,30 @@ pub(crate) fn network(protocol: Protocol, endpoints: &[&str]) -> (Network, Serve
     (network, servers)
 }
 
+fn bpffs() -> &'static Path {
+    Path::new(Sandbox::BPFFS)
+}
+
+/// A backend that has programmed nothing yet, in the sandbox of this thread.
+pub(crate) fn backend(config: Config) -> anyhow::Result<EbpfBackend<Host>> {
+    Ok(EbpfBackend::new(config, Host::open(bpffs(), Path::new(Sandbox::CGROUP))?))
+}
+
+/// The names in a folder, with those in its folders.
+fn tree(folder: &Path) -> anyhow::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.file_type()?.is_dir() {
+            names.extend(tree(&entry.path())?.into_iter().map(|inner| format!("{name}/{inner}")));
+        }
+        names.push(name);
+    }
+    names.sort();
+    Ok(names)
+}
+
 pub(crate) const ENDPOINTS: [&str; 2] = ["10.180.0.1", "10.180.0.2"];
 
 fn apply(backend: &mut EbpfBackend<Host>, state: &Snapshot) {
@@ -55,17 +76,17 @@ fn probe(network: &Network, to: &str) -> Outcome {
 
 #[test]
 fn a_backend_that_ends_leaves_programs_and_maps_that_the_next_one_adopts() {
-    let sandbox = Sandbox::enter().unwrap();
+    let _sandbox = Sandbox::enter().unwrap();
     let (network, _servers) = network(Protocol::Tcp, &ENDPOINTS);
-    apply(&mut sandbox.backend(Config::default()).unwrap(), &state("TCP", &ENDPOINTS));
-    let before = tree(&sandbox.bpffs).unwrap();
+    apply(&mut backend(Config::default()).unwrap(), &state("TCP", &ENDPOINTS));
+    let before = tree(bpffs()).unwrap();
     assert_eq!(before.iter().filter(|name| name.matches('/').count() == 2).count(), 8 + 5, "{before:?}");
-    let inode = |name: &str| std::os::unix::fs::MetadataExt::ino(&fs::metadata(sandbox.bpffs.join(name)).unwrap());
+    let inode = |name: &str| std::os::unix::fs::MetadataExt::ino(&fs::metadata(bpffs().join(name)).unwrap());
     let inodes: Vec<u64> = before.iter().map(|name| inode(name)).collect();
     assert!(matches!(probe(&network, WEB), Outcome::Answer { .. }));
-    let mut next = sandbox.backend(Config::default()).unwrap();
+    let mut next = backend(Config::default()).unwrap();
     apply(&mut next, &state("TCP", &ENDPOINTS[..1]));
-    assert_eq!(tree(&sandbox.bpffs).unwrap(), before);
+    assert_eq!(tree(bpffs()).unwrap(), before);
     assert_eq!(before.iter().map(|name| inode(name)).collect::<Vec<_>>(), inodes, "all pins are the same");
     let by = |text: &str| SocketAddr::new(text.parse().unwrap(), 8080);
     for _ in 0..8 {
@@ -75,34 +96,34 @@ fn a_backend_that_ends_leaves_programs_and_maps_that_the_next_one_adopts() {
 
 #[test]
 fn cleanup_leaves_nothing() {
-    let sandbox = Sandbox::enter().unwrap();
+    let _sandbox = Sandbox::enter().unwrap();
     let (network, _servers) = network(Protocol::Tcp, &ENDPOINTS);
     // The kernel adds pins of its own to each BPF file system.
-    let before = tree(&sandbox.bpffs).unwrap();
-    let mut backend = sandbox.backend(Config::default()).unwrap();
+    let before = tree(bpffs()).unwrap();
+    let mut backend = backend(Config::default()).unwrap();
     apply(&mut backend, &state("TCP", &ENDPOINTS));
     assert!(matches!(probe(&network, WEB), Outcome::Answer { .. }));
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(backend.cleanup()).unwrap();
-    assert_eq!(tree(&sandbox.bpffs).unwrap(), before);
+    assert_eq!(tree(bpffs()).unwrap(), before);
     // The kernel detaches a program a few milliseconds after the last pin is deleted, and announces it nowhere.
     let is_detached = (0..10_000).any(|_| !matches!(probe(&network, WEB), Outcome::Answer { .. }));
     assert!(is_detached, "a program still translates the VIP");
-    Host::remove_pins(&sandbox.bpffs).unwrap();
+    Host::remove_pins(bpffs()).unwrap();
 }
 
 #[test]
 fn deleted_pins_are_repaired() {
-    let sandbox = Sandbox::enter().unwrap();
+    let _sandbox = Sandbox::enter().unwrap();
     let (network, _servers) = network(Protocol::Tcp, &ENDPOINTS);
-    let mut backend = sandbox.backend(Config::default()).unwrap();
+    let mut backend = backend(Config::default()).unwrap();
     let state = state("TCP", &ENDPOINTS);
     apply(&mut backend, &state);
     for (number, of) in ["/links-", "/maps-"].into_iter().enumerate() {
         assert!(backend.kernel_mut().is_attached());
-        let pins = tree(&sandbox.bpffs).unwrap();
+        let pins = tree(bpffs()).unwrap();
         let pin = pins.iter().find(|name| name.contains(of) && name.ends_with(["connect4", "vips"][number])).unwrap();
-        fs::remove_file(sandbox.bpffs.join(pin)).unwrap();
+        fs::remove_file(bpffs().join(pin)).unwrap();
         assert!(!backend.kernel_mut().is_attached(), "{pin}");
         localnet_linux_backend::live::LinuxBackend::forget(&mut backend);
         apply(&mut backend, &state);
@@ -112,17 +133,17 @@ fn deleted_pins_are_repaired() {
 
 #[test]
 fn the_error_for_an_unsuitable_folder_names_the_flag_and_the_remedy() {
-    let sandbox = Sandbox::enter().unwrap();
+    let _sandbox = Sandbox::enter().unwrap();
     let text = |bpffs, cgroup| format!("{:#}", Host::open(bpffs, cgroup).unwrap_err());
-    let none = sandbox.bpffs.join("none");
+    let none = bpffs().join("none");
     for (error, expected) in [
         (
-            text(sandbox.bpffs.parent().unwrap(), &sandbox.cgroup),
+            text(bpffs().parent().unwrap(), Path::new(Sandbox::CGROUP)),
             "is not a BPF file system: mount one with `mount -t bpf",
         ),
-        (text(&none, &sandbox.cgroup), "No such file"),
-        (text(&sandbox.bpffs, &sandbox.bpffs), "is not a folder of cgroup v2: pass"),
-        (format!("{:#}", Host::pinned(&sandbox.bpffs).unwrap_err()), "does localnet-ebpf run with the same --bpffs?"),
+        (text(&none, Path::new(Sandbox::CGROUP)), "No such file"),
+        (text(bpffs(), bpffs()), "is not a folder of cgroup v2: pass"),
+        (format!("{:#}", Host::pinned(bpffs()).unwrap_err()), "does localnet-ebpf run with the same --bpffs?"),
     ] {
         assert!(error.contains(expected) && !error.contains('\n'), "{error}");
     }

@@ -7,10 +7,10 @@ use std::{
 };
 
 use localnet_client::vips::Config;
-use localnet_lab::{Namespace, Protocol};
+use localnet_lab::{Namespace, Protocol, Sandbox};
 use localnet_proto::{Changes, Snapshot};
 
-use crate::{ENDPOINTS, Sandbox, network, state};
+use crate::{ENDPOINTS, backend, network, state};
 
 const VIP: &str = "172.30.0.1:80";
 /// The same VIP for a process that uses IPv6 sockets for both families.
@@ -18,9 +18,9 @@ const MAPPED: &str = "[::ffff:172.30.0.1]:80";
 
 /// Runs `work` in the namespaces of the node and of a pod, beside a backend with this state.
 fn inside(protocol: Protocol, state: &Snapshot, work: impl Fn() -> anyhow::Result<()> + Sync) {
-    let sandbox = Sandbox::enter().unwrap();
+    let _sandbox = Sandbox::enter().unwrap();
     let (network, _servers) = network(protocol, &ENDPOINTS);
-    let mut backend = sandbox.backend(Config::default()).unwrap();
+    let mut backend = backend(Config::default()).unwrap();
     backend.apply(state, &Changes::everything()).unwrap().whole().unwrap();
     let pod = |address: &str| network.pod(address.parse().unwrap());
     let places: [&Namespace; 2] = [network.node(), pod(ENDPOINTS[0]).unwrap()];
@@ -153,9 +153,9 @@ fn with_session_affinity_all_sockets_of_a_pod_use_one_endpoint() {
 
 #[test]
 fn a_connected_udp_socket_ends_with_its_endpoint_in_every_namespace() {
-    let sandbox = Sandbox::enter().unwrap();
+    let _sandbox = Sandbox::enter().unwrap();
     let (network, _servers) = network(Protocol::Udp, &ENDPOINTS);
-    let mut backend = sandbox.backend(Config::default()).unwrap();
+    let mut backend = backend(Config::default()).unwrap();
     let mut apply = |state: &Snapshot| backend.apply(state, &Changes::everything()).unwrap().whole().unwrap();
     apply(&state("UDP", &ENDPOINTS[..1]));
     let connect = |to: &'static str| {

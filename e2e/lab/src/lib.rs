@@ -24,9 +24,10 @@
 //! | [`expect`] | compares with expected files, or rewrites them |
 //! | [`plan`] | compares plans: the changes of a Case to the plan of a node without Services |
 //! | [`foreign`] | tables of other programs on the node |
+//! | [`sandbox`] | a cgroup and a BPF file system for one test |
 //!
 //! The lab knows no backend: [`check_flows`] takes a closure that programs the node's namespace. The lab needs root, `ip`
-//! (iproute2) and, for [`foreign`], `nft`. It changes nothing outside of the namespaces that it creates.
+//! (iproute2) and, for [`foreign`], `nft`. It changes nothing outside of the namespaces and cgroups that it creates.
 
 pub mod case;
 pub mod check;
@@ -40,6 +41,7 @@ pub mod network;
 pub mod open;
 pub mod plan;
 pub mod probe;
+pub mod sandbox;
 pub mod sctp;
 pub mod segment;
 pub mod serve;
@@ -56,5 +58,6 @@ pub use network::Network;
 pub use open::OpenFlow;
 pub use plan::{check_that_mistakes_show, expect_plan};
 pub use probe::{Outcome, Probe};
+pub use sandbox::Sandbox;
 pub use serve::{Endpoint, Servers};
 pub use topology::{Pod, Topology};
