@@ -193,19 +193,20 @@ impl Expected {
 
     /// The requirements of `state` that a kernel with the limits in `lacks` can meet.
     pub fn without(state: &Snapshot, lacks: &Lacks) -> Self {
-        let entry = |vip: &Vip| lacks.leave(vip, &state.node.addresses);
+        let entry = |key: &VipKey, vip: &Vip| lacks.leave(key, vip, &state.node.addresses);
         let mut expected = Self::default();
         for (key, vip) in planned(state) {
             if vip.by_node_port {
                 expected.needed.insert(node_port(&key));
             } else {
-                expected.vips.0.insert(key, entry(&vip));
+                let entry = entry(&key, &vip);
+                expected.vips.0.insert(key, entry);
             }
         }
         let mut elsewhere = state.clone();
         elsewhere.node.addresses = STAND_INS.into();
         let node_ports = planned(&elsewhere).into_iter().filter(|(_, vip)| vip.by_node_port);
-        expected.node_ports = node_ports.map(|(key, vip)| (node_port(&key), entry(&vip))).collect();
+        expected.node_ports = node_ports.map(|(key, vip)| (node_port(&key), entry(&key, &vip))).collect();
         expected
     }
 
@@ -262,7 +263,7 @@ impl Program for Nobody {
 
 #[cfg(test)]
 mod tests {
-    use localnet_proto::{Endpoint, EndpointPort, Node, Port, Scopes, Service, ServiceKey};
+    use localnet_proto::{Endpoint, EndpointPort, Node, Port, Scopes, Service, ServiceKey, SourceFilter};
 
     use super::*;
 
@@ -320,6 +321,11 @@ mod tests {
             service.endpoints[0].ports[0].port = 9090;
             service.endpoints[0].address = [192, 0, 2, 1].into();
         };
+        let restricted = |service: &mut Service| {
+            service.load_balancer_ips = vec![[198, 51, 100, 1].into()];
+            let source_ranges = vec!["10.0.0.0/8".parse().unwrap()];
+            service.source_filters = vec![SourceFilter { targets: service.load_balancer_ips.clone(), source_ranges }];
+        };
         let local = "192.0.2.1 TCP 30080 -> 10.1.0.1:8080";
         let other = "10.96.0.10 TCP 80 -> 10.1.0.2:8080\n192.0.2.1 TCP 30080";
         for (lacks, change, served) in [
@@ -339,6 +345,9 @@ mod tests {
                 several_ports,
                 "10.96.0.10 TCP 80 -> 10.1.0.2:8080".to_owned(),
             ),
+            (&[Lack::Outside], |_| {}, format!("10.96.0.10 TCP 80 {BOTH}\n192.0.2.1 TCP 30080 {BOTH}")),
+            (&[Lack::Outside], |service| service.ports[0].protocol = Protocol::Sctp, String::new()),
+            (&[Lack::Outside], restricted, format!("10.96.0.10 TCP 80 {BOTH}\n192.0.2.1 TCP 30080 {BOTH}")),
         ] {
             let expected = Expected::without(&state(change), &lacks.iter().copied().collect());
             assert_eq!(expected.differences(&read(&served)), "", "{lacks:?}");

@@ -7,7 +7,8 @@ use std::{collections::BTreeSet, fmt, net::SocketAddr, str::FromStr};
 
 use localnet_lab::{
     Flow, Protocol,
-    flow::{Expect, Sender},
+    flow::{Expect, Sender, Source},
+    topology::Place,
 };
 use localnet_proto::{Port, Service, Snapshot};
 
@@ -48,11 +49,13 @@ pub enum Claim {
     Affinity,
     /// Ends the UDP flows to a removed endpoint, so that the next packet of a flow reaches another endpoint.
     Flows,
+    /// Serves clients outside of the node. Without this claim, the backend translates when a process of the node connects.
+    Outside,
 }
 
 impl Claim {
     /// All claims.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Tcp,
         Self::Udp,
         Self::Sctp,
@@ -70,6 +73,7 @@ impl Claim {
         Self::Scopes,
         Self::Affinity,
         Self::Flows,
+        Self::Outside,
     ];
 
     /// The name on the command line.
@@ -92,6 +96,7 @@ impl Claim {
             Self::Scopes => "scopes",
             Self::Affinity => "affinity",
             Self::Flows => "flows",
+            Self::Outside => "outside",
         }
     }
 }
@@ -158,16 +163,20 @@ impl Claims {
     }
 
     /// Returns the flow; `None` if the claims do not cover it. Removes the expected source address if the claims do not cover
-    /// this address.
+    /// this address. If the backend serves only the node, endpoints see the sender's own address.
     pub fn of_flow(&self, flow: &Flow, state: &Snapshot) -> Option<Flow> {
         if !needs(flow, state).iter().all(|claim| self.has(*claim)) {
             return None;
         }
         let mut flow = flow.clone();
-        if let Expect::Answers { source, .. } = &mut flow.expect
-            && !(self.has(Claim::Source) && (flow.from != Sender::Node || self.has(Claim::NodeSource)))
-        {
-            *source = None;
+        if let Expect::Answers { source, .. } = &mut flow.expect {
+            let of_node = flow.from == Sender::Node;
+            if !self.has(Claim::Source) || of_node && !self.has(Claim::NodeSource) {
+                *source = None;
+            } else if !self.has(Claim::Outside) {
+                // The node may have several addresses, and each of them is its own.
+                *source = source.map(|_| if of_node { Source::Masqueraded } else { Source::Kept });
+            }
         }
         Some(flow)
     }
@@ -196,6 +205,16 @@ fn needs(flow: &Flow, state: &Snapshot) -> Vec<Claim> {
     });
     if policy && !from_outside {
         needs.push(Claim::Scopes);
+    }
+    let from_this_node = match flow.from {
+        Sender::Node => true,
+        Sender::Pod(pod) => pod.place == Place::Local,
+        Sender::Client(_) | Sender::OtherNode => false,
+    };
+    // A socket has no source address before it connects.
+    let mut filters = state.services.values().flat_map(|service| &service.source_filters);
+    if !from_this_node || filters.any(|filter| filter.targets.contains(&flow.to.ip())) {
+        needs.push(Claim::Outside);
     }
     needs
 }
@@ -232,6 +251,7 @@ fn destination(flow: &Flow, state: &Snapshot) -> Claim {
 #[cfg(test)]
 mod tests {
     use localnet_lab::Flows;
+    use localnet_proto::SourceFilter;
 
     use super::*;
 
@@ -261,21 +281,53 @@ mod tests {
         let to_external = flow("from: node, proto: udp, to: 198.51.100.1, port: 80, outcome: reject");
         let claims = |text: &str| -> Claims { text.split(' ').map(|word| word.parse().expect("a claim")).collect() };
         assert_eq!(Claims::default().of_flow(&to_cluster, &state()), Some(to_cluster.clone()));
-        let some = claims("tcp ipv4 cluster-ip answers").of_flow(&to_cluster, &state());
+        let some = claims("tcp ipv4 cluster-ip answers outside").of_flow(&to_cluster, &state());
         assert!(matches!(some, Some(Flow { expect: Expect::Answers { source: None, .. }, .. })), "{some:?}");
-        assert_eq!(claims("udp ipv4 cluster-ip answers").of_flow(&to_cluster, &state()), None);
+        assert_eq!(claims("udp ipv4 cluster-ip answers outside").of_flow(&to_cluster, &state()), None);
         assert_eq!(claims("udp ipv4 external reject").of_flow(&to_external, &state()), None, "it requires scopes");
         assert!(claims("udp ipv4 external reject scopes").of_flow(&to_external, &state()).is_some());
         let elsewhere = flow("from: client, proto: tcp, to: 198.51.100.1, port: 81, outcome: drop");
-        assert_eq!(claims("tcp ipv4 external drop").of_flow(&elsewhere, &state()), None, "no Service owns the port");
+        assert_eq!(
+            claims("tcp ipv4 external drop outside").of_flow(&elsewhere, &state()),
+            None,
+            "no Service owns the port"
+        );
         let from_node =
             flow("from: node, proto: tcp, to: 172.30.0.1, port: 80, answers: [10.180.0.1:80], source: kept");
         let checked = |words: &str| match claims(words).of_flow(&from_node, &state()) {
             Some(Flow { expect: Expect::Answers { source, .. }, .. }) => source.is_some(),
             other => panic!("{other:?}"),
         };
-        assert!(!checked("tcp ipv4 cluster-ip answers source"));
-        assert!(checked("tcp ipv4 cluster-ip answers source node-source"));
+        assert!(!checked("tcp ipv4 cluster-ip answers source outside"));
+        assert!(checked("tcp ipv4 cluster-ip answers source node-source outside"));
+    }
+
+    #[test]
+    fn a_backend_without_clients_outside_serves_the_node_and_keeps_the_addresses_of_senders() {
+        let mut state = state();
+        let connects: Claims = Claim::ALL.into_iter().filter(|claim| *claim != Claim::Outside).collect();
+        for (from, to, source, expected) in [
+            ("pod:10.180.0.2", "172.30.0.1", "masqueraded", Some(Source::Kept)),
+            ("node", "172.30.0.1", "kept", Some(Source::Masqueraded)),
+            ("client", "172.30.0.1", "kept", None),
+            ("remote-pod:10.180.1.2", "172.30.0.1", "kept", None),
+            ("pod:10.180.0.2", "198.51.100.1", "masqueraded", Some(Source::Kept)),
+            ("pod:10.180.0.2", "198.51.100.2", "masqueraded", None),
+        ] {
+            let flow = flow(&format!(
+                "from: {from}, proto: tcp, to: {to}, port: 80, answers: [10.180.0.1:80], source: {source}"
+            ));
+            let mut service = (*state.services.values().next().expect("a Service").clone()).clone();
+            service.load_balancer_ips = vec![[198, 51, 100, 2].into()];
+            service.source_filters =
+                vec![SourceFilter { targets: service.load_balancer_ips.clone(), source_ranges: Vec::new() }];
+            state.services.insert(service.key.clone(), service.into());
+            let found = connects.of_flow(&flow, &state).map(|flow| match flow.expect {
+                Expect::Answers { source, .. } => source,
+                other => panic!("{other}"),
+            });
+            assert_eq!(found, expected.map(Some), "{flow}");
+        }
     }
 
     #[test]

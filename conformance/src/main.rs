@@ -30,7 +30,7 @@ struct Arguments {
     #[arg(long, value_name = "LEVEL", value_delimiter = ',', default_value = "wire,state,packets,life")]
     levels: Vec<Level>,
     /// What the backend does with packets, separated by commas: tcp, udp, sctp, ipv4, ipv6, cluster-ip, external, node-port, answers,
-    /// source, node-source, reject, drop, untouched, scopes, affinity, flows; or none [default: everything]
+    /// source, node-source, reject, drop, untouched, scopes, affinity, flows, outside; or none [default: everything]
     #[arg(long, value_name = "CLAIMS")]
     claims: Option<Claims>,
     /// Run only checks whose names (LEVEL/NAME) contain one of these strings
@@ -69,6 +69,10 @@ struct Arguments {
     /// A command after which the kernel accepts the backend's changes again
     #[arg(long, value_name = "COMMAND", requires = "obstruct")]
     clear: Option<String>,
+    /// For a backend with eBPF programs: mount a new BPF file system at /sys/fs/bpf, and a new cgroup with the node's processes at
+    /// /sys/fs/cgroup, only for each check and the backend that it starts; needs root
+    #[arg(long)]
+    sandbox: bool,
     /// Write the results to a file, as JUnit XML
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
@@ -113,6 +117,7 @@ fn check(arguments: Arguments) -> anyhow::Result<bool> {
         cannot_hold: arguments.cannot_hold.into_iter().collect(),
         obstruct: arguments.obstruct,
         clear: arguments.clear,
+        sandbox: arguments.sandbox,
         ..defaults
     };
     let outcomes = run(&options, |outcome| {

@@ -4,10 +4,10 @@
 use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr};
 
 use clap::ValueEnum;
-use localnet_proto::{Affinity, Verdict};
+use localnet_proto::{Affinity, Protocol, Verdict};
 
 use super::{Entry, To};
-use crate::vips::{Exposure, Vip};
+use crate::vips::{Exposure, Vip, VipKey};
 
 /// Something that a kernel may be unable to hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
@@ -25,6 +25,9 @@ pub enum Lack {
     HostNetwork,
     /// Source ranges: a destination whose ranges admit no client is not served at all.
     Sources,
+    /// Clients outside of the node: the kernel translates only when a process of the node connects. It then serves neither SCTP nor
+    /// source ranges, because it can translate no SCTP sockets, and most sockets have no source address yet.
+    Outside,
 }
 
 /// A set of `Lack` values; empty for a kernel that can hold everything.
@@ -43,8 +46,10 @@ impl Lacks {
     }
 
     /// What a kernel that lacks these properties serves for a VIP. `node` has the addresses of the node.
-    pub(super) fn leave(&self, vip: &Vip, node: &[IpAddr]) -> Entry {
-        if self.has(Lack::Sources) && vip.sources.as_deref().is_some_and(<[_]>::is_empty) {
+    pub(super) fn leave(&self, key: &VipKey, vip: &Vip, node: &[IpAddr]) -> Entry {
+        let admits_nobody = self.has(Lack::Sources) && vip.sources.as_deref().is_some_and(<[_]>::is_empty);
+        let is_beyond = key.protocol == Protocol::Sctp || vip.sources.is_some();
+        if admits_nobody || self.has(Lack::Outside) && is_beyond {
             return Entry::default();
         }
         let to = |endpoints: &[SocketAddr]| match To::new(self.endpoints(endpoints, node), vip.when_empty) {
@@ -53,8 +58,8 @@ impl Lacks {
         };
         let (to, outside) = match vip.exposure {
             Exposure::ExternalLocal if self.has(Lack::Scopes) => (to(&vip.local_endpoints), None),
-            Exposure::ExternalLocal => (to(&vip.endpoints), to(&vip.local_endpoints)),
-            Exposure::Internal | Exposure::External => (to(&vip.endpoints), None),
+            Exposure::ExternalLocal if !self.has(Lack::Outside) => (to(&vip.endpoints), to(&vip.local_endpoints)),
+            Exposure::Internal | Exposure::External | Exposure::ExternalLocal => (to(&vip.endpoints), None),
         };
         let affinity = vip.affinity.map(|held| if self.has(Lack::Seconds) { Affinity::default() } else { held });
         Entry { to, outside, affinity }.plain()
@@ -81,7 +86,7 @@ mod tests {
 
     #[test]
     fn only_known_words_are_accepted() {
-        let words = ["verdicts", "scopes", "seconds", "ports", "host-network", "sources"];
+        let words = ["verdicts", "scopes", "seconds", "ports", "host-network", "sources", "outside"];
         let lacks: Result<Vec<Lack>, String> = words.iter().map(|word| Lack::from_str(word, false)).collect();
         assert_eq!(lacks.as_deref(), Ok(Lack::value_variants()));
         assert!(Lack::from_str("affinity", false).is_err());

@@ -3,7 +3,9 @@
 use std::{collections::BTreeSet, time::Instant};
 
 use anyhow::Context as _;
-use localnet_lab::{Endpoint, Flow, Flows, Network, Protocol, Servers, Topology, check::probe_flows};
+use localnet_lab::{
+    Endpoint, Flow, Flows, Namespace, Network, Protocol, Sender, Servers, Topology, check::probe_flows,
+};
 use localnet_proto::{Service, Snapshot};
 
 use super::{
@@ -68,6 +70,16 @@ impl<'a> Life<'a> {
         self.lab.filter(|_| needed.iter().all(|claim| claims.has(*claim)))
     }
 
+    /// Whether the backend serves clients outside of the node.
+    pub(super) fn serves_outside(&self) -> bool {
+        self.bench.options.claims.has(Claim::Outside)
+    }
+
+    /// A client of the Services, outside of the node if the backend serves such clients.
+    pub(super) fn client(&self, lab: &'a PodNetwork) -> &'a Namespace {
+        if self.serves_outside() { lab.network.client() } else { lab.network.node() }
+    }
+
     pub(super) fn claims_packets(&self, pods: usize) -> Option<&'a PodNetwork> {
         let outcome = if pods == 0 { Claim::Reject } else { Claim::Answers };
         self.claimed(&[Claim::Tcp, Claim::Ipv4, Claim::ClusterIp, outcome])
@@ -76,7 +88,8 @@ impl<'a> Life<'a> {
     /// If the backend claims packets, sends packets to check that the backend serves a state with `pods` endpoints.
     pub(super) fn packets(&mut self, pods: usize) -> anyhow::Result<()> {
         let Some(lab) = self.claims_packets(pods) else { return Ok(()) };
-        probe_flows(&lab.network, &[flow(pods)?])?;
+        let from = if self.serves_outside() { Sender::Client(None) } else { Sender::Node };
+        probe_flows(&lab.network, &[flow(from, pods)?])?;
         self.bench.shown = true;
         Ok(())
     }
@@ -124,8 +137,8 @@ impl<'a> Life<'a> {
     }
 }
 
-fn flow(pods: usize) -> anyhow::Result<Flow> {
-    let to = "from: client, proto: tcp, to: 172.30.0.1, port: 80";
+fn flow(from: Sender, pods: usize) -> anyhow::Result<Flow> {
+    let to = format!("from: {from}, proto: tcp, to: 172.30.0.1, port: 80");
     let answers: Vec<String> = PODS.iter().take(pods).map(|pod| format!("{pod}:8080")).collect();
     let expected = if pods == 0 { "outcome: reject".to_owned() } else { format!("answers: [{}]", answers.join(", ")) };
     Flows::parse(&format!("flows: [{{{to}, {expected}}}]"))?.flows.pop().context("a flow")

@@ -19,6 +19,7 @@ use std::{
 };
 
 use localnet_client::served::Lacks;
+use localnet_lab::Sandbox;
 use rustix::process::Signal;
 
 use crate::{
@@ -58,6 +59,8 @@ pub struct Options {
     pub obstruct: Option<String>,
     /// A command after which the kernel accepts the backend's changes again.
     pub clear: Option<String>,
+    /// Whether each check runs in a [`Sandbox`], for a backend with eBPF programs. The level `state` has one sandbox for all checks.
+    pub sandbox: bool,
     /// How many checks run at a time. The checks of the level `state` always run one after the other.
     pub at_a_time: usize,
 }
@@ -80,8 +83,14 @@ impl Options {
             cannot_hold: Lacks::default(),
             obstruct: None,
             clear: None,
+            sandbox: false,
             at_a_time: 4,
         }
+    }
+
+    /// Runs `work`, in a sandbox if the options require this.
+    fn isolated<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
+        if self.sandbox { Sandbox::run(|_| work()) } else { work() }
     }
 
     fn selects(&self, level: Level, name: &str) -> bool {

@@ -15,7 +15,9 @@ pub(super) fn run(options: &Options, report: &(impl Fn(&Outcome) + Sync)) -> any
     anyhow::ensure!(rustix::process::geteuid().is_root(), "level `packets` creates network namespaces: run as root");
     let cases = read_cases(&options.cases)?;
     let cases: Vec<Case> = cases.into_iter().filter(|case| options.selects(Level::Packets, &case.name)).collect();
-    Ok(run_concurrently(options, &cases, |case| check(Level::Packets, &case.name, report, || of(options, case))))
+    Ok(run_concurrently(options, &cases, |case| {
+        check(Level::Packets, &case.name, report, || options.isolated(|| of(options, case)))
+    }))
 }
 
 fn of(options: &Options, case: &Case) -> anyhow::Result<Verdict> {

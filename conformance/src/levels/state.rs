@@ -6,7 +6,11 @@ use localnet_lab::case::read_cases;
 use super::{Level, Options, bench::Bench, check, states::state_of_case};
 use crate::outcome::Outcome;
 
-pub(super) fn run(options: &Options, report: &impl Fn(&Outcome)) -> anyhow::Result<Vec<Outcome>> {
+pub(super) fn run(options: &Options, report: &(impl Fn(&Outcome) + Sync)) -> anyhow::Result<Vec<Outcome>> {
+    options.isolated(|| one_after_the_other(options, report))
+}
+
+fn one_after_the_other(options: &Options, report: &impl Fn(&Outcome)) -> anyhow::Result<Vec<Outcome>> {
     let cases = read_cases(&options.cases)?;
     let mut bench = Bench::started(options)?;
     let mut outcomes = Vec::new();

@@ -54,15 +54,16 @@ pub(super) fn changes_interrupt_nothing(life: &mut Life<'_>) -> anyhow::Result<V
         let others = (2..2 + change % 3).map(|number| web(number, 1));
         state(std::iter::once(datagrams(web(1, 2))).chain(others))
     };
+    let client = life.client(lab);
     life.start()?;
     life.bench.apply(&states(0))?;
-    life.eventually(|_| answered(lab.network.client(), Protocol::Udp, at(1)).map(drop))?;
+    life.eventually(|_| answered(client, Protocol::Udp, at(1)).map(drop))?;
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
         let probing = scope.spawn(|| {
             let mut count = 0;
             while !ended.load(Ordering::Relaxed) {
-                answered(lab.network.client(), Protocol::Udp, at(1))
+                answered(client, Protocol::Udp, at(1))
                     .with_context(|| format!("datagram {count} while services changed"))?;
                 count += 1;
             }
@@ -93,9 +94,9 @@ pub(super) fn half_an_answer(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
         Err(verdict) => return Ok(verdict),
     };
     let both = state([web(1, 2), web(2, 2)]);
-    let served = |_: &mut Life<'_>| {
-        [at(1), at(2)].into_iter().try_for_each(|to| answered(lab.network.client(), Protocol::Tcp, to).map(drop))
-    };
+    let client = life.client(lab);
+    let served =
+        |_: &mut Life<'_>| [at(1), at(2)].into_iter().try_for_each(|to| answered(client, Protocol::Tcp, to).map(drop));
     life.start()?;
     let revision = life.bench.apply(&both)?;
     life.eventually(served)?;
@@ -121,12 +122,13 @@ pub(super) fn affinity(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
         Ok(lab) => lab,
         Err(verdict) => return Ok(verdict),
     };
+    let client = life.client(lab);
     life.start()?;
     life.bench.apply(&state([Service { client_ip_affinity: Some(600.into()), ..web(1, 2) }]))?;
-    life.eventually(|_| answered(lab.network.client(), Protocol::Tcp, at(1)).map(drop))?;
+    life.eventually(|_| answered(client, Protocol::Tcp, at(1)).map(drop))?;
     let mut met = BTreeSet::new();
     for _ in 0..AFFINITY_PROBES {
-        met.insert(answered(lab.network.client(), Protocol::Tcp, at(1))?);
+        met.insert(answered(client, Protocol::Tcp, at(1))?);
     }
     anyhow::ensure!(met.len() == 1, "despite session affinity, one client reached several endpoints: {met:?}");
     // Remove the endpoint. The client then moves to the other endpoint.
@@ -135,7 +137,7 @@ pub(super) fn affinity(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     let endpoints = left.iter().map(|pod| endpoint(*pod, "http", 8080)).collect();
     life.bench.apply(&state([Service { client_ip_affinity: Some(600.into()), endpoints, ..web(1, 0) }]))?;
     life.eventually(|_| {
-        let by = answered(lab.network.client(), Protocol::Tcp, at(1))?;
+        let by = answered(client, Protocol::Tcp, at(1))?;
         anyhow::ensure!(left.contains(&by.ip()), "{by} answers, although it was removed");
         Ok(())
     })?;
@@ -157,7 +159,7 @@ pub(super) fn stale_udp(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     };
     life.start()?;
     life.bench.apply(&of(PODS[0])?)?;
-    let socket = lab.network.client().run(|| {
+    let socket = life.client(lab).run(|| {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         socket.connect(at(1))?;
         socket.set_read_timeout(Some(Duration::from_millis(200)))?;
@@ -173,6 +175,14 @@ pub(super) fn stale_udp(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     };
     life.eventually(|_| answered_by(PODS[0]))?;
     life.bench.apply(&of(PODS[1])?)?;
+    if !life.serves_outside() {
+        // The flow ends together with its connection, and the client connects again.
+        life.eventually(|_| {
+            anyhow::ensure!(socket.send(b"?").is_err(), "the socket is still connected to a removed endpoint");
+            Ok(())
+        })?;
+        socket.connect(at(1)).context("failed to connect again")?;
+    }
     life.eventually(|_| answered_by(PODS[1])).context("after the endpoint of a UDP flow was replaced")?;
     Ok(Verdict::Passed)
 }

@@ -161,10 +161,12 @@ pub(super) fn run(options: &Options, report: &(impl Fn(&Outcome) + Sync)) -> any
     let requested: Vec<_> = CHECKS.iter().filter(|(name, _)| options.selects(Level::Wire, name)).collect();
     let outcome = |(name, done): &&(&str, Check)| {
         check(Level::Wire, name, report, || {
-            let mut bench = Bench::started(options)?;
-            done(&mut bench)?;
-            bench.backend()?.is_alive()?;
-            Ok(if BY_CALLS.contains(name) { Verdict::Passed } else { bench.verdict() })
+            options.isolated(|| {
+                let mut bench = Bench::started(options)?;
+                done(&mut bench)?;
+                bench.backend()?.is_alive()?;
+                Ok(if BY_CALLS.contains(name) { Verdict::Passed } else { bench.verdict() })
+            })
         })
     };
     Ok(run_concurrently(options, &requested, outcome))

@@ -64,7 +64,7 @@ fn of_the_stream(fault: &str) -> Options {
 
 fn of_packets(fault: &str) -> Options {
     let claims = [Claim::Tcp, Claim::Udp, Claim::Ipv4, Claim::Ipv6, Claim::ClusterIp, Claim::Answers];
-    let more = [Claim::Source, Claim::Reject, Claim::Affinity, Claim::Flows];
+    let more = [Claim::Source, Claim::Reject, Claim::Affinity, Claim::Flows, Claim::Outside];
     Options {
         claims: claims.into_iter().chain(more).collect(),
         listing: Some("nft list tables".to_owned()),

@@ -22,8 +22,8 @@ fn example(path: &str) -> String {
 }
 
 /// The claims of a proxy in user space.
-const PROXIES: [Claim; 7] =
-    [Claim::Tcp, Claim::Udp, Claim::Ipv4, Claim::Ipv6, Claim::ClusterIp, Claim::Answers, Claim::Reject];
+const PROXIES: [Claim; 8] =
+    [Claim::Tcp, Claim::Udp, Claim::Ipv4, Claim::Ipv6, Claim::ClusterIp, Claim::Answers, Claim::Reject, Claim::Outside];
 
 /// One check of each kind, for programs that start slowly. `localnet-conformance` without `--only` runs all checks.
 fn each_kind(options: Options) -> Options {

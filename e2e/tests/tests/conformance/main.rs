@@ -5,7 +5,7 @@
 //! | `broken` | each kind of fault fails the checks that name it |
 //! | `command` | the kit as a program: table, JUnit, exit codes |
 //! | `examples` | Go, Python, shell, Rust |
-//! | `ours` | localnet-nft, localnet-iptables |
+//! | `ours` | localnet-nft, localnet-iptables, localnet-ebpf |
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 

@@ -1,6 +1,7 @@
 //! Our backends, at all levels. localnet-ipvs is tested elsewhere, because it needs a kernel with IPVS.
 
-use localnet_conformance::Options;
+use localnet_client::served::Lack;
+use localnet_conformance::{Options, claims::Claim};
 
 use crate::{all_levels, passes, program};
 
@@ -27,6 +28,25 @@ fn iptables_passes() {
         cleanup: Some(format!("{iptables} cleanup")),
         read_back: Some(format!("{iptables} dump")),
         ..all_levels(format!("{iptables} --api {{api}} {{flags}}"))
+    };
+    let outcomes = passes(&options);
+    assert!(outcomes.count() >= 200, "{} checks", outcomes.count());
+}
+
+/// Alone, without the nft backend. Its programs serve no clients outside, no SCTP and no source ranges. They know without a detector
+/// which senders are pods, and do not drop packets to unused addresses of the Service CIDRs.
+#[test]
+fn ebpf_passes() {
+    let ebpf = program("localnet-ebpf");
+    let excluded = [Claim::Sctp, Claim::Untouched, Claim::Scopes, Claim::Outside];
+    let options = Options {
+        claims: Claim::ALL.into_iter().filter(|claim| !excluded.contains(claim)).collect(),
+        flush: Some("rm -r /sys/fs/bpf/localnet-ebpf".to_owned()),
+        cleanup: Some(format!("{ebpf} cleanup")),
+        read_back: Some(format!("{ebpf} dump")),
+        sandbox: true,
+        cannot_hold: [Lack::Outside].into_iter().collect(),
+        ..all_levels(format!("{ebpf} --api {{api}} {{flags}}"))
     };
     let outcomes = passes(&options);
     assert!(outcomes.count() >= 200, "{} checks", outcomes.count());
