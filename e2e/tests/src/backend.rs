@@ -2,7 +2,9 @@
 
 use std::process::Command;
 
-use localnet_lab::Namespace;
+use localnet_lab::{Namespace, Sandbox};
+
+use crate::program;
 
 /// A backend, and the tools that list its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +15,8 @@ pub enum Backend {
     Iptables(&'static str),
     /// `localnet-ipvs`: IPVS, and its own tables. It needs a kernel with IPVS.
     Ipvs,
+    /// `localnet-ebpf`: its own programs and maps, in a [`Sandbox`].
+    Ebpf,
 }
 
 impl Backend {
@@ -25,13 +29,14 @@ impl Backend {
             Self::Nft => "localnet-nft",
             Self::Iptables(_) => "localnet-iptables",
             Self::Ipvs => "localnet-ipvs",
+            Self::Ebpf => "localnet-ebpf",
         }
     }
 
     /// The flags that only this backend needs.
     pub fn flags(self) -> Vec<&'static str> {
         match self {
-            Self::Nft | Self::Ipvs => Vec::new(),
+            Self::Nft | Self::Ipvs | Self::Ebpf => Vec::new(),
             Self::Iptables(flavour) => vec!["--iptables-flavour", flavour],
         }
     }
@@ -50,6 +55,10 @@ impl Backend {
             Self::Nft | Self::Ipvs => {
                 let listing = node.output(Command::new("nft").args(["list", "ruleset"]))?;
                 parts.extend(listing.split([' ', ',', '\n', '\t']).map(str::to_owned));
+            }
+            Self::Ebpf => {
+                let served = node.output(Command::new(program(self.program())?).arg("dump"))?;
+                parts.extend(served.lines().map(str::to_owned));
             }
             Self::Iptables(flavour) => {
                 for tables in ["iptables", "ip6tables"] {
@@ -72,11 +81,15 @@ impl Backend {
     }
 
     /// The listing with the handles that the kernel assigns to rules, so that rewritten rules differ. ip_tables has no handles,
-    /// so its listing keeps the order of the rules.
+    /// so its listing keeps the order of the rules. eBPF programs and maps have the inodes of their pins.
     ///
     /// # Errors
     /// Returns an error if the tools fail.
     pub fn identity(self, node: &Namespace) -> anyhow::Result<String> {
+        if self == Self::Ebpf {
+            let pins = node.output(Command::new("find").args([Sandbox::BPFFS, "-printf", "%p %i\n"]))?;
+            return Ok(pins + &self.listing(node)?.join("\n"));
+        }
         let Self::Iptables("legacy") = self else {
             let listing = node.output(Command::new("nft").args(["-a", "-s", "list", "ruleset"]))?;
             // Skip the comments about rules that nft cannot list.
@@ -100,6 +113,9 @@ impl Backend {
     pub fn flush(self, node: &Namespace) -> anyhow::Result<()> {
         match self {
             Self::Nft => _ = node.output(Command::new("nft").args(["flush", "ruleset"]))?,
+            Self::Ebpf => {
+                _ = node.output(Command::new("rm").args(["-r", &format!("{}/localnet-ebpf", Sandbox::BPFFS)]))?
+            }
             Self::Ipvs => {
                 node.output(Command::new("ipvsadm").arg("-C"))?;
                 node.output(Command::new("nft").args(["flush", "ruleset"]))?;

@@ -5,7 +5,7 @@ use std::{fmt, process::Command};
 
 use crate::Backend;
 use anyhow::Context as _;
-use localnet_lab::Namespace;
+use localnet_lab::{Namespace, Sandbox};
 use serde_json::{Value, json};
 
 use super::random::Random;
@@ -20,11 +20,12 @@ pub(crate) struct Disturbance {
 /// An edit of the rules by another program, in one transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Edit {
-    /// Deletes an element of a set or map, or a destination of IPVS. iptables has neither, so a rule is deleted.
+    /// Deletes an element of a set or map, a destination of IPVS, or the pin of an eBPF map. iptables has neither, so a rule is
+    /// deleted.
     Element,
-    /// Deletes a rule, or a virtual server of IPVS.
+    /// Deletes a rule, a virtual server of IPVS, or the pin of an eBPF program.
     Rule,
-    /// Deletes all rules of a table, or all virtual servers of IPVS.
+    /// Deletes all rules of a table, all virtual servers of IPVS, or all pins.
     Flush,
     /// Deletes the table with everything that it has stored, or the interface of the ipvs backend. iptables needs its tables, so
     /// one of them is flushed.
@@ -80,6 +81,7 @@ impl Edit {
             Backend::Iptables(flavour) => self.by_iptables(flavour, node, random),
             Backend::Ipvs if random.percent(50) => self.by_nft("localnet-ipvs", node, random),
             Backend::Ipvs => self.by_ipvsadm(node, random),
+            Backend::Ebpf => self.by_pins(node, random),
         }
     }
 
@@ -107,6 +109,28 @@ impl Edit {
         let is_memory = object["name"].as_str().is_some_and(|name| name.starts_with("affinity"));
         let forgets = self == Self::Table || self == Self::Element && is_memory;
         Ok(Edited { edit: command, forgets, cuts: false })
+    }
+
+    /// Deletes the pin of a map or of a program, or all pins.
+    fn by_pins(self, node: &Namespace, random: &mut Random) -> anyhow::Result<Edited> {
+        let pins =
+            node.output(Command::new("find").args([Sandbox::BPFFS, "-type", "f", "-path", "*/localnet-ebpf/*"]))?;
+        let (mut all, kind): (Vec<&str>, _) = match self {
+            Self::Element => (pins.lines().collect(), "/maps-"),
+            Self::Rule => (pins.lines().collect(), "/links-"),
+            Self::Flush | Self::Table => return Self::without(&pins.lines().collect::<Vec<_>>(), node),
+        };
+        all.retain(|pin| pin.contains(kind));
+        all.sort_unstable();
+        anyhow::ensure!(!all.is_empty(), "there is no pin in {kind}: {pins}");
+        Self::without(&[*random.pick(&all)], node)
+    }
+
+    /// Deletes pins. If a map has no pin, the backend creates all maps again.
+    fn without(pins: &[&str], node: &Namespace) -> anyhow::Result<Edited> {
+        node.output(Command::new("rm").args(pins))?;
+        let forgets = pins.iter().any(|pin| pin.contains("/maps-"));
+        Ok(Edited { edit: format!("deleted {pins:?}"), forgets, cuts: false })
     }
 
     /// Deletes a destination, a virtual server, all of them, or the interface with the addresses of VIPs.

@@ -79,6 +79,7 @@ fn repaired_while_the_brain_is_unavailable(kind: Backend) -> anyhow::Result<()> 
     let log = world.programs.log(kind.program());
     let (text, most) = match kind {
         Backend::Nft | Backend::Ipvs => ("another program changed the tables", ROUNDS),
+        Backend::Ebpf => ("another program deleted pinned programs or maps", ROUNDS),
         // The tools flush each table of each family separately.
         Backend::Iptables(_) => ("another program changed the chains of Services", 4 * ROUNDS),
     };

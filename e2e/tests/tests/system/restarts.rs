@@ -10,7 +10,7 @@ use localnet_e2e::{
     load::{Answered, Connections, Load},
 };
 use localnet_lab::{
-    Endpoint, Network, Probe, Protocol, Running, Servers, Topology,
+    Endpoint, Network, Probe, Protocol, Running, Sandbox, Servers, Topology,
     topology::{CLIENT, CLIENT_TWO},
 };
 
@@ -86,12 +86,22 @@ fn kill_and_restart_of_iptables_under_load_fails_no_connection_and_moves_no_flow
     kill_and_restart_under_load(Backend::Iptables("legacy"), 12)
 }
 
+#[test]
+fn kill_and_restart_of_ebpf_under_load_fails_no_connection_and_moves_no_flow() -> anyhow::Result<()> {
+    Sandbox::run(|_| kill_and_restart_under_load(Backend::Ebpf, 10))
+}
+
 fn kill_and_restart_under_load(backend: Backend, restarts: usize) -> anyhow::Result<()> {
     let chosen = env::var("RESTARTS").ok();
     let restarts: usize = chosen.map_or(Ok(restarts), |text| text.parse()).context("reading RESTARTS")?;
     let world = World::build(backend)?;
     let (web, dns): (SocketAddr, SocketAddr) = (WEB.parse()?, DNS.parse()?);
-    let (node, client) = (world.network.node(), world.network.client());
+    let node = world.network.node();
+    // The eBPF programs serve only processes of the node.
+    let (client, addresses) = match backend {
+        Backend::Ebpf => (node, [None; 2]),
+        _ => (world.network.client(), [CLIENT[0], CLIENT_TWO[0]].map(Some)),
+    };
     let mut brain = world.start_brain()?;
     let mut backend = world.start_backend()?;
     let pods = PODS.iter().map(|pod| format!("{pod}:8080").parse()).collect::<Result<BTreeSet<_>, _>>()?;
@@ -99,8 +109,8 @@ fn kill_and_restart_under_load(backend: Backend, restarts: usize) -> anyhow::Res
     world.programs.await_answers(client, Probe::new(Protocol::Tcp, web), &all)?;
     // Connections from outside are masqueraded, those of pods are not, and those of the node pass other hooks.
     let senders = [
-        (client, Some(CLIENT[0])),
-        (client, Some(CLIENT_TWO[0])),
+        (client, addresses[0]),
+        (client, addresses[1]),
         (world.network.pod(ASKING[0].parse()?)?, None),
         (world.network.pod(ASKING[1].parse()?)?, None),
         (node, None),
