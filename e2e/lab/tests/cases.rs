@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use localnet_lab::flow::Expect;
 use localnet_lab::{Case, Endpoint, Flow, Protocol, cases, check_between_nodes, check_case};
 
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "cluster.yaml",
     "flows.yaml",
     "state.yaml",
     "nft.txt",
     "iptables.txt",
     "ipvs.txt",
+    "ebpf.txt",
     "win.txt",
     "between-nodes.yaml",
     "other-state.yaml",
