@@ -375,7 +375,7 @@ impl<K: Kernel> LinuxBackend for IpvsBackend<K> {
 
     fn take_commit(&mut self) -> Commit {
         let remembered = std::mem::take(&mut self.found).values().concat();
-        Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
+        Commit { frontends: self.desired.take_moved(), remembered, ..Commit::default() }
     }
 }
 

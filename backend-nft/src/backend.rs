@@ -39,6 +39,8 @@ use crate::{
 pub struct NftBackend<K> {
     kernel: K,
     desired: Desired,
+    /// Whether another proxy serves the Services that the state does not contain.
+    is_canary: bool,
     /// Whether no sync has run yet.
     first: bool,
     /// The VIPs in each table when it was last read.
@@ -70,11 +72,18 @@ const ATTEMPTS: usize = 8;
 const MAX_REFUSED: usize = 16;
 
 impl<K: Kernel> NftBackend<K> {
+    /// The backend beside another proxy, which serves the Services that the state does not contain.
+    #[must_use]
+    pub fn canary(self, is_canary: bool) -> Self {
+        Self { is_canary, ..self }
+    }
+
     /// A backend that has neither read nor written anything yet.
     pub fn new(config: Config, kernel: K) -> Self {
         Self {
             kernel,
             desired: Desired::new(config),
+            is_canary: false,
             first: true,
             found: ByFamily::default(),
             generations: Generations::default(),
@@ -442,8 +451,13 @@ impl<K: Kernel> LinuxBackend for NftBackend<K> {
     }
 
     fn take_commit(&mut self) -> Commit {
-        let remembered = std::mem::take(&mut self.found).values().concat();
-        Commit { frontends: self.desired.take_moved(), remembered, recheck: false }
+        let mut remembered = std::mem::take(&mut self.found).values().concat();
+        // The other proxy may serve them now.
+        remembered.retain(|_| !self.is_canary);
+        let (frontends, removed): (Vec<_>, Vec<_>) =
+            self.desired.take_moved().into_iter().partition(|(_, now)| now.is_some() || !self.is_canary);
+        let handed_over = removed.into_iter().map(|(frontend, _)| frontend).collect();
+        Commit { frontends, remembered, handed_over, recheck: false }
     }
 }
 

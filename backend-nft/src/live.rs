@@ -18,14 +18,15 @@ use crate::{Netlink, NftBackend};
 pub type LiveBackend = Live<NftBackend<Netlink>, Tables>;
 
 /// Opens the backend, which programs nothing yet. `resync_every` is the interval of the periodic checks, which find changes
-/// that no notification reported. A check is cheap if no program has changed the tables. Must be called in a tokio runtime.
+/// that no notification reported. A check is cheap if no program has changed the tables. `canary`: another proxy serves the Services that
+/// the state does not contain. Must be called in a tokio runtime.
 ///
 /// # Errors
 /// Returns an error if nf_tables cannot be used at all, for instance without privileges.
-pub async fn open(config: Config, resync_every: Option<Duration>) -> anyhow::Result<LiveBackend> {
+pub async fn open(config: Config, resync_every: Option<Duration>, canary: bool) -> anyhow::Result<LiveBackend> {
     let kernel = Netlink::open()?;
     let tables = Tables::new(Subscription::subscribe(kernel.port()), resync_every);
-    let mut backend = NftBackend::new(config, kernel);
+    let mut backend = NftBackend::new(config, kernel).canary(canary);
     backend.check().context("cannot program nf_tables")?;
     Ok(Live::new(backend, tables, NodeAddresses::default()).await)
 }

@@ -14,9 +14,14 @@ use localnet_linux::{addresses::NodeAddresses, setup};
 
 use crate::{LiveBackend, NftBackend, desired::Desired, kernel::Netlink, kube_proxy, live, served};
 
-/// `localnet-nft`, which has no flags of its own.
+/// `localnet-nft`, with its own flags.
 #[derive(Args)]
-pub struct Nft {}
+pub struct Nft {
+    /// Run beside another proxy, with a brain that has --canary: leave the flows to a Service alone if the Service is removed, because
+    /// the other proxy serves it
+    #[arg(long)]
+    canary: bool,
+}
 
 /// The flags of the command `cleanup`.
 #[derive(Args, Debug, Default)]
@@ -46,7 +51,7 @@ impl BackendProgram for Nft {
     async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
         let mut vips = flags.config(config);
         vips.node_port_addresses.localhost = setup::route_localhost(config, Self::MODE, NOT_ON_LOCALHOST);
-        let backend = live::open(vips, Some(config.sync_period)).await?;
+        let backend = live::open(vips, Some(config.sync_period), self.canary).await?;
         // This comes after the backend's start, because the backend's use of nf_tables makes the kernel load connection
         // tracking.
         if flags.kube_proxy.configures_node() {

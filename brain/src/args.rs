@@ -31,6 +31,9 @@ pub struct Arguments {
     /// Run beside another proxy: open no ports for health checks and metrics, which that proxy needs, and post no events
     #[arg(long)]
     pub shadow: bool,
+    /// Run beside another proxy, as with --shadow, and serve only the Services that match this label selector, such as proxy=localnet
+    #[arg(long, value_name = "SELECTOR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub canary: Option<String>,
     /// Where the history is kept.
     #[command(flatten)]
     pub history: HistoryArgs,

@@ -135,6 +135,9 @@ pub(crate) async fn watch(
 ) -> anyhow::Result<Events> {
     let node_name = options.node_name.clone();
     match source {
+        Source::File(_) if options.canary.is_some() => {
+            anyhow::bail!("--canary needs an API server, which evaluates the selector; use --source kube")
+        }
         Source::File(path) => {
             let path = path.clone();
             let troubles = metrics.troubles();
@@ -158,7 +161,8 @@ pub(crate) async fn watch(
 /// Returns an error if an argument is invalid, an address cannot be bound, or a task fails permanently.
 pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
     let config = running.config();
-    let options = arguments.source.cluster(config)?;
+    let canary = arguments.canary.clone();
+    let options = localnet_cluster::Options { canary, ..arguments.source.cluster(config)? };
     let source = arguments.source.source(config, arguments.kube_proxy.to_do()?.master)?;
     running.log_start("localnet-brain", Some(&options.node_name), &source);
     let listeners = Listener::bind_all(&arguments.serve.listen, &arguments.serve.options).await?;
@@ -172,7 +176,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let chosen = running.has_file();
     let (current, mut following) = running.follow();
     let mut configured = None;
-    if !arguments.shadow {
+    if !arguments.shadow && arguments.canary.is_none() {
         brain.post_warnings(&reports);
         let of_brain = (brain.feed(), brain.events());
         configured = Some(Configured::start(current, chosen, node_ips, of_brain, &reports)?);

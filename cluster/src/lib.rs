@@ -45,6 +45,9 @@ pub struct Options {
     /// Only Services whose label `service.kubernetes.io/service-proxy-name` has this value are served; if `None`, only
     /// Services without the label.
     pub service_proxy_name: Option<String>,
+    /// A label selector: only the Services that match it are served, and another proxy serves the others. Only an API server
+    /// evaluates it.
+    pub canary: Option<String>,
     /// Whether `spec.externalIPs` of Services is used: the feature gate `AllowServiceExternalIPs`.
     pub external_ips: bool,
     /// How long to hold Services and endpoints that suddenly disappear from a list. If zero, they are removed
@@ -55,7 +58,13 @@ pub struct Options {
 impl Options {
     /// The defaults for a node.
     pub fn of_node(node_name: impl Into<String>) -> Self {
-        Self { node_name: node_name.into(), service_proxy_name: None, external_ips: true, shrink_hold: SHRINK_HOLD }
+        Self {
+            node_name: node_name.into(),
+            service_proxy_name: None,
+            canary: None,
+            external_ips: true,
+            shrink_hold: SHRINK_HOLD,
+        }
     }
 }
 

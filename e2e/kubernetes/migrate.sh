@@ -134,18 +134,18 @@ migrate() {
     local node
     proxy "kube-proxy-$1"
     start_load "$step" replacing
-    page "5. Take over" 2
-    for node in $(nodes); do page "5. Take over" 3 "$node"; done
-    page "5. Take over" 4
+    page "6. Take over" 2
+    for node in $(nodes); do page "6. Take over" 3 "$node"; done
+    page "6. Take over" 4
     stop_load "$step"
 }
 
 back() {
     local node
     start_load "$step" replacing
-    page "6. Go back" 1
+    page "7. Go back" 1
     for node in $(nodes); do
-        page "6. Go back" 2 "$node"
+        page "7. Go back" 2 "$node"
         await 60 "localnet's rules are removed from $node" without_rules "$node"
     done
     helm uninstall localnet --wait >>"$output"

@@ -34,7 +34,7 @@ impl Live {
             runtime.block_on(async {
                 let source = States { states: receiver, reports };
                 let shutdown = async { _ = stopped.await };
-                localnet_client::run(live::open(config, None).await?, source, Options::default(), shutdown).await
+                localnet_client::run(live::open(config, None, false).await?, source, Options::default(), shutdown).await
             })
         };
         let thread = std::thread::spawn(move || network.node().run(work).unwrap());

@@ -12,8 +12,9 @@ use crate::sets::{Sets, VIP};
 
 /// The priority just before destination NAT, for chains that depend on the address that the client connects to.
 pub const BEFORE_DNAT: i32 = -110;
-/// The priority of destination NAT.
-pub const DNAT: i32 = -100;
+/// The priority of destination NAT: before kube-proxy (−100). If both run on a node, this backend translates the packets to the
+/// Services that it has, and kube-proxy the others.
+pub const DNAT: i32 = -105;
 /// The priority of filters.
 pub const FILTER: i32 = 0;
 /// The priority of source NAT.

@@ -27,6 +27,8 @@ pub struct Commit {
     pub frontends: Vec<(Frontend, Option<Endpoints>)>,
     /// Frontends that the kernel held before this process started.
     pub remembered: Vec<Frontend>,
+    /// Frontends that another proxy serves from now on. Their flows are left alone.
+    pub handed_over: Vec<Frontend>,
     /// Whether all flows have to be checked, because rules were missing or wrong.
     pub recheck: bool,
 }
@@ -50,6 +52,7 @@ struct Inbox {
 struct Waiting {
     frontends: HashMap<Frontend, Option<Endpoints>>,
     remembered: BTreeSet<Frontend>,
+    handed_over: BTreeSet<Frontend>,
     recheck: bool,
     /// Whether the cleaner is being dropped, so that no more commits come.
     ended: bool,
@@ -72,6 +75,12 @@ impl Inbox {
                 waiting.remembered.insert(frontend);
             }
             waiting.frontends.insert(frontend, now);
+            waiting.handed_over.remove(&frontend);
+        }
+        for frontend in commit.handed_over {
+            waiting.frontends.remove(&frontend);
+            waiting.remembered.remove(&frontend);
+            waiting.handed_over.insert(frontend);
         }
         waiting.remembered.extend(commit.remembered);
         waiting.recheck |= commit.recheck;
@@ -105,7 +114,8 @@ impl Inbox {
 
 impl Waiting {
     fn is_empty(&self) -> bool {
-        self.frontends.is_empty() && self.remembered.is_empty() && !self.recheck && !self.ended
+        let nothing = self.frontends.is_empty() && self.remembered.is_empty() && self.handed_over.is_empty();
+        nothing && !self.recheck && !self.ended
     }
 }
 
@@ -242,6 +252,9 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
     }
 
     fn take(&mut self, waiting: Waiting) {
+        for frontend in &waiting.handed_over {
+            self.reconciler.hand_over(frontend);
+        }
         for frontend in waiting.remembered {
             self.reconciler.remember(frontend);
         }
@@ -433,6 +446,16 @@ mod tests {
         assert_eq!((waiting.frontends.len(), waiting.remembered.len(), waiting.recheck), (1, 1, true));
         assert!(waiting.frontends[&frontend()].as_ref().is_some_and(Endpoints::is_empty));
         assert!(inbox.take(Some(Instant::now())).is_none(), "taken once");
+        // The last commit of a frontend decides whether it is handed over.
+        for last_serves in [false, true] {
+            let hands_over = Commit { handed_over: vec![frontend()], ..Commit::default() };
+            let serves = served_by(&["10.244.0.2:53"]);
+            for commit in if last_serves { [hands_over, serves] } else { [serves, hands_over] } {
+                inbox.put(commit);
+            }
+            let waiting = inbox.take(None).unwrap();
+            assert_eq!((waiting.frontends.len(), waiting.handed_over.len()), if last_serves { (1, 0) } else { (0, 1) });
+        }
         inbox.end();
         assert!(inbox.take(None).is_some_and(|waiting| waiting.ended));
     }

@@ -102,6 +102,12 @@ impl Frontends {
         self.current.insert(frontend, endpoints)
     }
 
+    /// Makes the frontend a foreign one.
+    pub fn hand_over(&mut self, frontend: &Frontend) {
+        self.former.remove(frontend);
+        self.current.remove(frontend);
+    }
+
     /// Makes the frontend a former one and returns its endpoints.
     pub fn retire(&mut self, frontend: &Frontend) -> Option<Endpoints> {
         self.former.insert(*frontend);

@@ -138,6 +138,13 @@ impl Reconciler {
         }
     }
 
+    /// Removes a frontend that another proxy serves from now on, so its flows are none of this backend's.
+    pub fn hand_over(&mut self, frontend: &Frontend) {
+        self.frontends.hand_over(frontend);
+        self.checked_former.remove(frontend);
+        self.changed.remove(frontend);
+    }
+
     /// Records a frontend that the kernel held before this process started. If it is not desired, its flows are stale.
     pub fn remember(&mut self, frontend: Frontend) {
         self.changed.insert(frontend, Before::Unknown);
@@ -399,6 +406,28 @@ mod tests {
             let dumps: &[Selection] = if expected { &[selection(protocol)] } else { &[] };
             assert_eq!(kernel.dumps, dumps, "{protocol:?} {before:?} {after:?}");
             assert_eq!(reconciler.due(), if expected { Due::Later } else { Due::Nothing });
+        }
+    }
+
+    #[test]
+    fn flows_of_a_frontend_that_is_handed_over_stay() {
+        for before in [&[A][..], &[B], &[]] {
+            let mut reconciler = settled(Udp, before);
+            reconciler.set(frontend(Udp, NODE_PORT), endpoints(&[A]));
+            // Whatever the reconciler had to check, the other proxy now decides about the flow.
+            reconciler.set(frontend(Udp, VIP), endpoints(&[]));
+            reconciler.hand_over(&frontend(Udp, VIP));
+            let mut kernel = Fake::new(numbered([
+                to(Udp, Stage::Answered, VIP, A),
+                to(Udp, Stage::Answered, VIP, B),
+                to(Udp, Stage::Answered, NODE_PORT, B),
+            ]));
+            reconciler.recheck();
+            reconciler.run(&mut kernel).unwrap();
+            assert_eq!(ids(&kernel), [1, 2], "{before:?}");
+            reconciler.set(frontend(Udp, VIP), endpoints(&[A]));
+            reconciler.run(&mut kernel).unwrap();
+            assert_eq!(ids(&kernel), [1], "{before:?}");
         }
     }
 

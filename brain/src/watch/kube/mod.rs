@@ -34,7 +34,7 @@ use crate::batch::Batch;
 use localnet_cluster::{
     Options,
     objects::{
-        Kind, Object,
+        Event, Kind, Object,
         reduce::{HEADLESS, SERVICE_PROXY_NAME},
     },
 };
@@ -45,7 +45,8 @@ fn services(options: &Options) -> Selectors {
         Some(name) => format!("{SERVICE_PROXY_NAME}={name}"),
         None => format!("!{SERVICE_PROXY_NAME}"),
     };
-    Selectors { labels: Some(proxy), fields: Some("spec.clusterIP!=None".to_owned()) }
+    let canary = options.canary.iter().map(|selector| format!(",{selector}"));
+    Selectors { labels: Some(proxy + &canary.collect::<String>()), fields: Some("spec.clusterIP!=None".to_owned()) }
 }
 
 fn slices() -> Selectors {
@@ -87,7 +88,14 @@ fn watches(api: &ApiServer, options: &Options, events: &mpsc::Sender<Batch>) -> 
     watches.spawn(slices.run(|slice: EndpointSlice| Object::Slice(slice.into())));
     let node = follow(Kind::Node, Absent::Awaited { name: options.node_name.clone() }, node(options));
     watches.spawn(node.run(|node: Node| Object::Node(node.into())));
-    let cidrs = follow(Kind::ServiceCidr, Absent::Tolerated, Selectors::default());
-    watches.spawn(cidrs.run(|cidr: ServiceCIDR| Object::ServiceCidr(cidr.into())));
+    if options.canary.is_some() {
+        // Other addresses of the ServiceCIDRs belong to the other proxy.
+        let none = vec![Event::Replace { kind: Kind::ServiceCidr, objects: Vec::new() }];
+        let events = events.clone();
+        watches.spawn(async move { _ = events.send(none.into()).await });
+    } else {
+        let cidrs = follow(Kind::ServiceCidr, Absent::Tolerated, Selectors::default());
+        watches.spawn(cidrs.run(|cidr: ServiceCIDR| Object::ServiceCidr(cidr.into())));
+    }
     watches
 }

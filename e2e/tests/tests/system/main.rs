@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `api_server` | an unavailable API server changes nothing. It is first by name, because it takes the longest |
 //! | `bad_input` | invalid files and full disks |
+//! | `canary` | localnet serves a part of the Services, beside kube-proxy |
 //! | `cluster` | from a real API server to a packet |
 //! | `differential` | the oracle, the backends and kube-proxy agree |
 //! | `drop_in` | in place of kube-proxy: its configuration, its pages, its connections |
@@ -20,6 +21,7 @@
 
 mod api_server;
 mod bad_input;
+mod canary;
 mod cluster;
 mod differential;
 mod drop_in;
