@@ -70,7 +70,7 @@ impl Brain {
     fn publish(&self, number: u32) {
         let name = format!("secret-{}", number % 7);
         let key = ServiceKey::new("secret-shop", name.as_str());
-        let endpoints = if number % 40 == 39 { 9000 } else { number % 5 };
+        let endpoints = if number % 40 == 39 { 2500 } else { number % 5 };
         let service = (number % 11 > 0).then(|| Arc::new(service(&key, number % 7, endpoints)));
         let node = Node {
             name: "secret-node".to_owned(),
@@ -95,7 +95,7 @@ fn service(key: &ServiceKey, number: u32, endpoints: u32) -> Service {
         address: std::net::Ipv4Addr::from_bits(0x0af4_0000 + host).into(),
         ports: vec![EndpointPort { name: "secret-port".into(), port: 8080 }],
         local: false,
-        hostname: None,
+        hostname: Some(format!("secret-{host:0>100}").into()),
         scopes,
     };
     let [.., last] = number.to_be_bytes();
