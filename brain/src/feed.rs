@@ -216,7 +216,7 @@ struct NodeEntry {
 
 impl NodeEntry {
     fn new(rev: u64, node: Node) -> Self {
-        let encoded = encode::node_item(&node).encode_to_vec().into();
+        let encoded = encode::node_bytes(&node);
         Self { rev, node, encoded }
     }
 

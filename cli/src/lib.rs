@@ -18,6 +18,7 @@
 //! | [`table`], [`style`] | lay out tables; pure |
 //! | [`get`], [`watch`] | print the state and its changes |
 //! | [`history`], [`moment`] | the last changes of the state, and how to go back to an earlier one |
+//! | [`anonymise`] | replaces the names and addresses in a trace; pure |
 //! | [`question`] | parses a sender and a destination into a packet; pure |
 //! | [`status`] | the status of the brain and its backends as plain values; pure |
 //! | [`path`] | the chains, rules and elements that a packet meets; pure |
@@ -33,6 +34,7 @@
 //!
 //! Only `replay --backend` changes the kernel. All other commands only read.
 
+pub mod anonymise;
 pub mod answer;
 pub mod args;
 pub mod causes;

@@ -173,6 +173,16 @@ fn a_replay_reaches_the_digest_of_each_revision() {
 }
 
 #[test]
+fn an_anonymised_trace_contains_no_names() {
+    let brain = Brain::start();
+    let path = brain.record(&["--anonymise"]);
+    let bytes = fs::read(&path).unwrap();
+    assert!(!bytes.windows(6).any(|part| part == b"secret"), "a name remains");
+    let (code, text) = replay(&path);
+    assert_eq!(code, Some(0), "{text}");
+}
+
+#[test]
 fn a_trace_is_replayed_into_the_kernel() {
     let brain = Brain::start();
     let path = brain.record(&[]);

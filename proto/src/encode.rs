@@ -31,6 +31,11 @@ pub fn node_item(node: &Node) -> wire::NextItem {
     wire::NextItem { node: Some(node.into()), ..Default::default() }
 }
 
+/// The serialized item with the facts about the node.
+pub fn node_bytes(node: &Node) -> Bytes {
+    node_item(node).encode_to_vec().into()
+}
+
 /// The item that removes a service.
 pub fn removed_item(key: &ServiceKey) -> wire::NextItem {
     wire::NextItem { removed: Some(key.into()), ..Default::default() }

@@ -20,15 +20,15 @@ use localnet_proto::{
 use tokio::time::sleep;
 
 use super::{Answered, Failure, Global};
-use crate::output;
+use crate::{anonymise::Anonymiser, output};
 
 /// Record every change of the state into a trace, until Ctrl-C
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   localnet record --output shop.trace
-  localnet record --output shop.trace --duration 10m
+  localnet record --output shop.trace --duration 10m --anonymise
 
-The trace contains names and addresses from the cluster, but no Secrets.")]
+The trace contains no Secrets, but names and addresses from the cluster, except with --anonymise.")]
 pub(crate) struct Record {
     /// File to write; must not exist
     #[arg(long, value_name = "FILE")]
@@ -42,6 +42,9 @@ pub(crate) struct Record {
     /// Stop when the trace has this size in MiB
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     size: u64,
+    /// Replace names and addresses; equal ones stay equal
+    #[arg(long)]
+    anonymise: bool,
 }
 
 pub(super) async fn run(flags: &Record, global: &Global) -> Answered {
@@ -49,7 +52,8 @@ pub(super) async fn run(flags: &Record, global: &Global) -> Answered {
     let failed = || format!("failed to write {}", flags.output.display());
     let mut file = OpenOptions::new();
     let file = file.write(true).create_new(true).mode(0o600).open(&flags.output).with_context(failed)?;
-    let mut trace = Trace { file, bytes: 0, changes: 0 };
+    let anonymiser = flags.anonymise.then(Anonymiser::default);
+    let mut trace = Trace { file, bytes: 0, changes: 0, anonymiser };
     trace.bytes += trace::begin(&mut trace.file).with_context(failed)?;
     let why = tokio::select! {
         result = record(&brain, &mut trace, flags, global) => result?,
@@ -74,17 +78,24 @@ struct Trace {
     bytes: usize,
     /// The number of changes.
     changes: u64,
+    anonymiser: Option<Anonymiser>,
 }
 
 impl Trace {
-    fn add(&mut self, entry: &Entry) -> anyhow::Result<()> {
-        self.bytes += trace::append(&mut self.file, entry).context("failed to write the trace")?;
+    fn add(&mut self, entry: Entry) -> anyhow::Result<()> {
+        let entry = match &mut self.anonymiser {
+            Some(anonymiser) => anonymiser.entry(entry)?,
+            None => entry,
+        };
+        self.bytes += trace::append(&mut self.file, &entry).context("failed to write the trace")?;
         Ok(())
     }
 
     fn add_state(&mut self, state: &Snapshot, time_millis: u64) -> anyhow::Result<()> {
+        let anonymous = self.anonymiser.as_mut().map(|anonymiser| anonymiser.state(state));
+        let state = anonymous.as_ref().unwrap_or(state);
         let part = FullState { items: encode::state_items(state), continues: false, digest: Digest::of(state).0 };
-        self.add(&Entry { time_millis, event: Some(Event::State(part)) })
+        self.add(Entry { time_millis, event: Some(Event::State(part)) })
     }
 }
 
@@ -108,11 +119,12 @@ async fn record(brain: &Brain, trace: &mut Trace, flags: &Record, global: &Globa
         if rev.is_some_and(|rev| rev <= held.revision.rev) {
             continue;
         }
-        trace.add(&entry)?;
+        let time_millis = entry.time_millis;
+        trace.add(entry)?;
         trace.changes += u64::from(rev.is_some());
         if whole {
             held = newest().await?;
-            trace.add_state(&held, entry.time_millis)?;
+            trace.add_state(&held, time_millis)?;
         }
         if flags.count.is_some_and(|count| trace.changes >= count) {
             return Ok("the number is reached");
