@@ -96,6 +96,7 @@ mod tests {
             "localnet explain --why-not web:80 --from 10.0.0.1 --to 192.0.2.1:80 --cluster-cidr 10.0.0.0/8",
             "localnet explain --packets -",
             "localnet diff --all --config file",
+            "localnet diff --dump - --cannot-hold outside,seconds",
             "localnet top --by client",
             "localnet doctor --kernel no",
             "localnet completion zsh",
@@ -121,6 +122,8 @@ mod tests {
             "localnet get svc -A -n shop",
             "localnet top --interval 0",
             "localnet diff --to 812",
+            "localnet diff --cannot-hold outside",
+            "localnet diff --dump - --from 812",
             "localnet history --since noon",
             // Flags of the long-running programs that this one does not have.
             "localnet doctor --write-config-to file",

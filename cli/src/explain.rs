@@ -59,6 +59,8 @@ pub struct Explanation {
     pub endpoints: BTreeSet<SocketAddr>,
     /// Whether the node's address replaces the packet's source address.
     pub masquerade: bool,
+    /// Whether the ebpf backend replaces the destination when the sender connects. The endpoint then sees the sender's own address.
+    pub translated_on_connect: bool,
     /// The endpoints that belong to the sender itself. For these, the source address is replaced even if `masquerade` is false.
     pub hairpin: BTreeSet<SocketAddr>,
     /// The session affinity, which sends the sender's new connections to the same endpoint.
@@ -135,6 +137,7 @@ pub fn from_state(world: &World, judged: &Judged<'_>) -> Explanation {
         },
         outcome: outcome_name(&judged.outcome),
         why: why(world, judged),
+        translated_on_connect: judged.is_translated_on_connect(world),
         ..Explanation::default()
     };
     if let Outcome::Endpoints { choices, masquerade, hairpin, affinity } = &judged.outcome {

@@ -29,6 +29,7 @@
 //! | [`causes`], [`answer`] | ranks what is wrong, and prints it; pure |
 //! | [`diagnostics`] | what both `--why-not` and `doctor` may find; pure |
 //! | [`kernel`] | reads the kernel; no other file does |
+//! | [`dumped`] | compares the output of a backend's command `dump` with the state; pure |
 //! | [`diff`], [`top`], [`doctor`] | check the node as a whole |
 //! | [`shadow`] | compares kube-proxy's rules with what localnet would do |
 //!
@@ -42,6 +43,7 @@ pub mod configuration;
 pub mod diagnostics;
 pub mod diff;
 pub mod doctor;
+pub mod dumped;
 pub mod evidence;
 pub mod explain;
 pub mod failure;

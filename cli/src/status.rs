@@ -125,6 +125,9 @@ pub struct Versions {
     pub brain: Option<String>,
 }
 
+/// The name of the ebpf backend in its reports.
+const EBPF: &str = "ebpf";
+
 impl Status {
     /// Whether each backend has applied the latest revision in each family, with the content that the brain sent, and the brain can
     /// read changes.
@@ -134,9 +137,16 @@ impl Status {
         all && !self.backends.is_empty() && self.source_problems.is_empty() && !self.unread
     }
 
-    /// The backend with the latest report. It programs the node.
+    /// The backend with the latest report. It programs the node. The ebpf backend always runs beside the one that translates packets.
     pub fn newest(&self) -> Option<&Backend> {
-        self.backends.iter().min_by_key(|backend| backend.age_millis)
+        let of_packets =
+            self.backends.iter().filter(|backend| backend.name != EBPF).min_by_key(|backend| backend.age_millis);
+        of_packets.or(self.backends.first())
+    }
+
+    /// Whether the ebpf backend runs, so that connections of this node's processes need no translation of packets.
+    pub fn has_ebpf(&self) -> bool {
+        self.backends.iter().any(|backend| backend.name == EBPF)
     }
 }
 
@@ -267,6 +277,19 @@ mod tests {
         };
         assert_eq!((of(7, 9, 5), of(7, 4, 6), of(8, 9, 6)), ((9, 0, false), (4, 5, false), (0, 9, false)));
         assert_eq!((of(7, 9, 6), of(7, 9, 0)), ((9, 0, true), (9, 0, false)), "0 stands for no digest");
+    }
+
+    /// Regression: if the ebpf backend had reported last, no command read the rules of the nft backend beside it.
+    #[test]
+    fn the_ebpf_backend_does_not_hide_the_one_beside_it() {
+        let backend = |name: &str, age_millis| Backend { name: name.to_owned(), age_millis, ..Backend::default() };
+        for (backends, newest) in
+            [(&[("ebpf", 1), ("ipvs", 9), ("nft", 2)][..], Some("nft")), (&[("ebpf", 1)], Some("ebpf")), (&[], None)]
+        {
+            let backends = backends.iter().map(|(name, age)| backend(name, *age)).collect();
+            let status = Status { backends, ..Status::default() };
+            assert_eq!(status.newest().map(|backend| &*backend.name), newest);
+        }
     }
 
     #[test]

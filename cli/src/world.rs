@@ -31,6 +31,8 @@ pub struct World {
     pub local: Vec<IpAddr>,
     /// Whether the state describes this machine. If so, this machine's links may be read, whichever backend runs.
     pub is_here: bool,
+    /// Whether the ebpf backend translates the connections of this node's processes.
+    pub has_ebpf: bool,
     /// The kernel, or why it is not read.
     pub kernel: Result<Kernel, Diagnostic>,
 }
@@ -108,6 +110,17 @@ impl Judged<'_> {
         scopes
     }
 
+    /// Whether the ebpf backend translates a connection of the sender, so that no such packet exists (docs/backends/ebpf.md).
+    pub fn is_translated_on_connect(&self, world: &World) -> bool {
+        let to = self.packet.destination;
+        let is_served = self
+            .target
+            .as_ref()
+            .is_some_and(|target| !target.service.source_filters.iter().any(|filter| filter.targets.contains(&to)));
+        let can_be = self.packet.protocol != Protocol::Sctp && !to.is_loopback();
+        world.has_ebpf && self.packet.origin != Origin::Outside && is_served && can_be
+    }
+
     /// Whether the source ranges of the destination exclude the source.
     pub fn is_filtered(&self) -> bool {
         self.target.as_ref().is_some_and(|target| !route::admitted(target.service, &self.packet))
@@ -116,5 +129,55 @@ impl Judged<'_> {
     /// The Service that the packet is sent to, if any.
     pub fn service(&self) -> Option<&ServiceKey> {
         self.target.as_ref().map(|target| &target.service.key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::configuration::ConfigurationArgs;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        configuration: ConfigurationArgs,
+    }
+
+    #[test]
+    fn the_ebpf_backend_translates_what_processes_of_the_node_connect_to() {
+        let state = crate::source::read(
+            "node: {name: n, addresses: [192.168.0.2]}
+services:
+- {service: shop/web, type: LoadBalancer, clusterIPs: [10.96.0.1], loadBalancerIPs: [198.51.100.1],
+   sourceFilters: [{targets: [198.51.100.1], sourceRanges: [10.0.0.0/8]}],
+   ports: [{name: a, protocol: TCP, port: 80}, {name: b, protocol: SCTP, port: 80}]}
+",
+        )
+        .unwrap();
+        let configuration = Configuration::of(&Line::parse_from(["localnet"]).configuration, Err("a test")).unwrap();
+        let facts = configuration.facts(&state.node, None);
+        let kernel = Err(kernel::unread("a test"));
+        let mut world =
+            World { state, configuration, facts, local: Vec::new(), is_here: false, has_ebpf: true, kernel };
+        let is_translated = |world: &World, origin, to: &str, protocol| {
+            let to: SocketAddr = to.parse().unwrap();
+            let source = [10, 0, 0, 1].into();
+            let packet = Packet { source, destination: to.ip(), protocol, port: to.port(), origin };
+            world.judge(packet).is_translated_on_connect(world)
+        };
+        for (origin, to, protocol, expected) in [
+            (Origin::Pod, "10.96.0.1:80", Protocol::Tcp, true),
+            (Origin::Node, "10.96.0.1:80", Protocol::Tcp, true),
+            (Origin::Outside, "10.96.0.1:80", Protocol::Tcp, false),
+            (Origin::Pod, "10.96.0.1:80", Protocol::Sctp, false),
+            (Origin::Pod, "198.51.100.1:80", Protocol::Tcp, false),
+            (Origin::Pod, "10.96.0.1:81", Protocol::Tcp, false),
+        ] {
+            assert_eq!(is_translated(&world, origin, to, protocol), expected, "{origin:?} {to} {protocol:?}");
+        }
+        world.has_ebpf = false;
+        assert!(!is_translated(&world, Origin::Pod, "10.96.0.1:80", Protocol::Tcp));
     }
 }

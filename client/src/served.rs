@@ -210,10 +210,18 @@ impl Expected {
         expected
     }
 
-    /// The differences as text for people, one on each line: the missing and the unexpected entries of `served`. Empty if there
-    /// are none.
+    /// The differences as text for people, one on each line: the first of the missing and the unexpected lines of `served`.
+    /// Empty if there are none.
     pub fn differences(&self, served: &Served) -> String {
         const MOST: usize = 10;
+        let (lacks, more) = self.compare(served);
+        let lacks = lacks.iter().map(|line| format!("\n  lacks: {line}"));
+        let more = more.iter().map(|line| format!("\n  has extra: {line}"));
+        lacks.chain(more).take(MOST).collect()
+    }
+
+    /// The lines that `served` lacks, and its unexpected lines.
+    pub fn compare(&self, served: &Served) -> (BTreeSet<String>, BTreeSet<String>) {
         let (mut lacks, mut more) = (BTreeSet::new(), BTreeSet::new());
         let mut differ = |destination: &str, expected: &Entry, found: &Entry| {
             let (expected, found) = (expected.lines(destination), found.lines(destination));
@@ -235,9 +243,7 @@ impl Expected {
             let (family, protocol, port) = node_port;
             differ(&format!("(an {family} address of the node) {protocol} {port}"), expected, &nothing);
         }
-        let lacks = lacks.iter().map(|line| format!("\n  lacks: {line}"));
-        let more = more.iter().map(|line| format!("\n  has extra: {line}"));
-        lacks.chain(more).take(MOST).collect()
+        (lacks, more)
     }
 }
 

@@ -164,7 +164,8 @@ impl OfNode {
             None => dumped.map_or_else(Kernel::open, Kernel::of_sysdump),
         };
         let facts = configuration.facts(&state.node, is_local.then_some(&local));
-        Ok(World { state, configuration, facts, local, is_here, kernel })
+        let has_ebpf = status.as_ref().is_ok_and(Status::has_ebpf);
+        Ok(World { state, configuration, facts, local, is_here, has_ebpf, kernel })
     }
 }
 

@@ -43,6 +43,11 @@ impl Explanation {
             };
             facts.row(["source", source]);
         }
+        if self.translated_on_connect {
+            let instead =
+                "localnet-ebpf replaces the destination before the first packet, and the source is always kept";
+            facts.row(["connection", instead]);
+        }
         if let Some(affinity) = self.affinity {
             facts.row(["affinity", &format!("the sender keeps its endpoint for {affinity}")]);
         }

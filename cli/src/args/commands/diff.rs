@@ -1,23 +1,29 @@
 //! `localnet diff`.
 
+use std::path::PathBuf;
+
 use clap::Args;
+use localnet_client::served::Lack;
 use tokio::task::spawn_blocking;
 
 use super::{Answered, Failure, Global, OfNode, Output, World, ask_status, not_saved, unreadable};
 use crate::{
-    diff,
+    diff, dumped,
     history::Differences,
     kernel::Live,
     moment::{Moment, state_at},
+    source::text_of,
 };
 
-/// Compare the nft backend's plan with the live state of the kernel, or two states of the brain with each other
+/// Compare the nft backend's plan with the live state of the kernel, another backend's dump with the state, or two states with
+/// each other
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   localnet diff
   localnet diff --all -o json
   localnet diff --from 03:00 --to 03:15          # what changed in the brain's state between these times
-  localnet diff --cluster-cidr 10.9.0.0/16       # what would change with another configuration")]
+  localnet diff --cluster-cidr 10.9.0.0/16       # what would change with another configuration
+  localnet-ebpf dump | localnet diff --dump - --cannot-hold outside")]
 pub(crate) struct Diff {
     /// List all differences, however many
     #[arg(long)]
@@ -28,6 +34,19 @@ pub(crate) struct Diff {
     /// The newer revision or time [default: the newest state]
     #[arg(long, value_name = "REVISION|TIME", requires = "from")]
     to: Option<Moment>,
+    /// Compare the output of a backend's command dump with the state; - reads standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "all"])]
+    dump: Option<PathBuf>,
+    /// What the kernel of that backend cannot hold (docs/writing-a-backend.md)
+    #[arg(
+        long,
+        value_enum,
+        value_name = "LIMITS",
+        value_delimiter = ',',
+        requires = "dump",
+        hide_possible_values = true
+    )]
+    cannot_hold: Vec<Lack>,
     #[command(flatten)]
     output: Output,
     #[command(flatten)]
@@ -46,6 +65,13 @@ pub(super) async fn run(flags: &Diff, global: &Global) -> Answered {
         let differences = Differences::between(&state_at(newest, &history, from)?, &to);
         flags.output.print(global, &differences)?;
         return Ok(!differences.changes.is_empty());
+    }
+    if let Some(path) = &flags.dump {
+        let state = global.snapshot(brain.as_ref()).await?;
+        let compared = dumped::compare(&state, &flags.cannot_hold, &text_of(path)?);
+        let compared = compared.map_err(|error| Failure::Usage(format!("--dump {}: {error}", path.display())))?;
+        flags.output.print(global, &compared)?;
+        return Ok(!compared.is_equal());
     }
     let most = if flags.all { usize::MAX } else { diff::MOST };
     let differences = of_kernel(most, &flags.node, global).await?;
