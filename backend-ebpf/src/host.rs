@@ -131,7 +131,7 @@ impl Host {
         let program = ebpf.program_mut(name).with_context(|| format!("this build has no program {name}"))?;
         let program: &mut CgroupSockAddr = program.try_into()?;
         program.load().map_err(one_line).with_context(|| {
-            format!("the kernel refuses the program {name}: Linux 5.18 or newer with CONFIG_CGROUP_BPF is needed")
+            format!("the kernel refuses the program {name}: CAP_BPF, CAP_NET_ADMIN and Linux 5.18 with CONFIG_CGROUP_BPF are needed")
         })?;
         // The kernel refuses flags of links, and always permits further programs at the same cgroup.
         let link = program.attach(&self.cgroup, CgroupAttachMode::Single).map_err(one_line);

@@ -14,6 +14,8 @@ use crate::{Programs, program};
 
 /// The bit of `CAP_NET_ADMIN` in `/proc/PID/status`.
 pub const NET_ADMIN: u64 = 1 << 12;
+/// The bit of `CAP_BPF` in `/proc/PID/status`.
+pub const BPF: u64 = 1 << 39;
 /// The bit of `CAP_NET_RAW` in `/proc/PID/status`.
 pub const NET_RAW: u64 = 1 << 13;
 /// The ID of a user without privileges.

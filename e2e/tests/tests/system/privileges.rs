@@ -10,10 +10,10 @@ use std::{
 use anyhow::Context as _;
 use localnet_e2e::{
     Backend, Programs, await_condition,
-    privileges::{NET_ADMIN, NET_RAW, NOBODY, ROOT, Traced, copy_examples, has_only, start},
+    privileges::{BPF, NET_ADMIN, NET_RAW, NOBODY, ROOT, Traced, copy_examples, has_only, start},
     program,
 };
-use localnet_lab::{Endpoint, Network, Probe, Protocol, Running, Servers, Topology};
+use localnet_lab::{Endpoint, Network, Probe, Protocol, Running, Sandbox, Servers, Topology};
 
 /// A node with the pods of the examples, and a folder of the programs whose owner is `nobody`.
 struct World {
@@ -48,6 +48,15 @@ impl World {
         let (source, api) = (self.source(), self.programs.api());
         let arguments = ["--source", &source, "--node-name", "node-a", "--listen", &api];
         self.start(("localnet-brain", NOBODY), &[], &arguments)
+    }
+
+    /// Starts a brain whose socket root may use without further capabilities, although it belongs to `nobody`.
+    fn start_brain_for_root(&self) -> anyhow::Result<Running> {
+        let brain = self.start_brain()?;
+        // The log line comes after the brain has set the mode of the socket.
+        await_condition("the brain serves", || self.programs.log("localnet-brain").contains(" serving address="))?;
+        fs::set_permissions(self.programs.path().join("brain.sock"), Permissions::from_mode(0o666))?;
+        Ok(brain)
     }
 
     fn await_answers(&self) -> anyhow::Result<()> {
@@ -88,18 +97,33 @@ fn localnet_node_needs_only_the_privileges_of_the_backend() -> anyhow::Result<()
 fn the_iptables_backend_runs_as_root_with_two_capabilities() -> anyhow::Result<()> {
     for flavour in ["nft", "legacy"] {
         let world = World::build()?;
-        let (_brain, api) = (world.start_brain()?, world.programs.api());
-        // The socket belongs to `nobody`, and root without further capabilities is not allowed to use it.
-        let socket = world.programs.path().join("brain.sock");
-        // The log line comes after the brain has set the mode of the socket.
-        await_condition("the brain serves", || world.programs.log("localnet-brain").contains(" serving address="))?;
-        fs::set_permissions(&socket, Permissions::from_mode(0o666))?;
+        let (_brain, api) = (world.start_brain_for_root()?, world.programs.api());
         let arguments = ["--api", &api, "--iptables-flavour", flavour];
         let backend = world.start(("localnet-iptables", ROOT), &["net_admin", "net_raw"], &arguments)?;
         world.await_answers().with_context(|| world.programs.log("localnet-iptables"))?;
         has_only(&backend, ROOT, NET_ADMIN | NET_RAW)?;
     }
     Ok(())
+}
+
+#[test]
+fn the_ebpf_backend_runs_as_root_with_two_capabilities() -> anyhow::Result<()> {
+    Sandbox::run(|_| {
+        let world = World::build()?;
+        let (_brain, api) = (world.start_brain_for_root()?, world.programs.api());
+        for missing in [&["net_admin"][..], &["bpf"]] {
+            let mut without = world.start(("localnet-ebpf", ROOT), missing, &["--api", &api, "--once"])?;
+            anyhow::ensure!(!without.wait()?.success(), "programs were attached with only {missing:?}");
+        }
+        let log = || world.programs.log("localnet-ebpf");
+        await_condition("the log names the missing capabilities", || {
+            log().matches("CAP_BPF, CAP_NET_ADMIN").count() == 2
+        })
+        .with_context(log)?;
+        let backend = world.start(("localnet-ebpf", ROOT), &["bpf", "net_admin"], &["--api", &api])?;
+        world.await_answers().with_context(log)?;
+        has_only(&backend, ROOT, BPF | NET_ADMIN)
+    })
 }
 
 /// Runs a brain and a backend through a start, a change and a flush by another program. Returns the programs that each of them
@@ -138,6 +162,13 @@ fn programs_started_by(backend: Backend) -> anyhow::Result<(Vec<String>, [Vec<St
 fn brain_and_nft_backend_start_no_program() -> anyhow::Result<()> {
     let (_, [by_brain, by_backend]) = programs_started_by(Backend::Nft)?;
     assert_eq!((by_brain, by_backend), (vec!["localnet-brain".to_owned()], vec!["localnet-nft".to_owned()]));
+    Ok(())
+}
+
+#[test]
+fn the_ebpf_backend_starts_no_program() -> anyhow::Result<()> {
+    let (_, [_, by_backend]) = Sandbox::run(|_| programs_started_by(Backend::Ebpf))?;
+    assert_eq!(by_backend, ["localnet-ebpf"]);
     Ok(())
 }
 
