@@ -78,7 +78,7 @@ release: ## Build all files of a release in target/dist (TAG=vX.Y.Z: fail if thi
 	packaging/release/build.sh
 
 differential: deps controlplane ## Compare the oracle, our backends and kube-proxy on random clusters with N (20000) random packets (SEED=… repeats a run; PEER=previous: with kube-proxy of the previous minor version)
-	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet
+	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet-ebpf -p localnet
 	STRICT=1 N=$(or $(N),20000) SEED=$(SEED) PEER=$(PEER) $(CARGO) test --locked -p localnet-e2e --test system differential:: -- --nocapture
 
 differential-ipvs: deps controlplane vm ## Compare the oracle and localnet-ipvs in the guest, with N (2000) random packets (10 minutes)

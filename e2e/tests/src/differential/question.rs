@@ -73,6 +73,15 @@ impl Question {
         of_family(pair, self.to.ip())
     }
 
+    /// Whether the sender is a process of this node.
+    pub(crate) fn is_from_this_node(&self) -> bool {
+        match self.sender {
+            Sender::Pod(pod) => pod.place == Place::Local,
+            Sender::Node => true,
+            Sender::Client | Sender::SecondClient => false,
+        }
+    }
+
     /// The namespace of the sender.
     pub(crate) fn home<'a>(&self, network: &'a Network) -> anyhow::Result<&'a Namespace> {
         match self.sender {

@@ -17,12 +17,12 @@ use std::{
 
 use anyhow::Context as _;
 use localnet_client::{Snapshot, Source as _, grpc::Brain};
-use localnet_lab::{Namespace, Network, Probe, Protocol, Running, Servers};
+use localnet_lab::{Namespace, Network, Probe, Protocol, Running, Sandbox, Servers};
 use localnet_proto::{Revision, wire::BackendReport};
 use tokio::{runtime::Runtime, time::timeout};
 
 use crate::{
-    Programs,
+    Backend, Programs,
     api_server::Api,
     await_condition,
     kube_proxy::{self, KUBE_PROXY, Mode},
@@ -30,6 +30,7 @@ use crate::{
 };
 
 use super::{
+    ask::{Asked, Seen},
     cluster::NAMESPACE,
     disturb::{Disturbance, Edited},
     pair::{Pair, Side},
@@ -61,12 +62,15 @@ pub(crate) struct World {
     runtime: Runtime,
     /// The zone of the Node that both proxies have programmed.
     zone: Option<&'static str>,
+    /// The cgroup of the processes on the node, for the ebpf backend.
+    sandbox: Option<Sandbox>,
 }
 
 /// The proxies of both nodes, with the same flags.
 struct Proxies {
     setup: Setup,
     backend: Running,
+    _beside: Option<Running>,
     kube_proxy: Option<Running>,
     /// The number of repairs by the backend.
     repairs: u64,
@@ -74,6 +78,7 @@ struct Proxies {
 
 impl World {
     pub(crate) fn build(pair: Pair) -> anyhow::Result<Self> {
+        let sandbox = (pair.backend == Backend::Ebpf).then(Sandbox::enter).transpose()?;
         let runtime = Runtime::new()?;
         let built = pair.sides().map(|side| anyhow::Ok((side, Network::build(pools::topology())?)));
         let networks = built.collect::<anyhow::Result<BTreeMap<_, _>>>()?;
@@ -114,7 +119,17 @@ impl World {
             networks,
             runtime,
             zone: None,
+            sandbox,
         })
+    }
+
+    /// Sends a question. A sender on another host is outside of the sandbox.
+    pub(crate) fn ask(&self, side: Side, asked: &Asked) -> anyhow::Result<Seen> {
+        let ask = || asked.ask(self.network(side));
+        match &self.sandbox {
+            Some(sandbox) if !asked.question.is_from_this_node() => sandbox.outside(ask),
+            _ => ask(),
+        }
     }
 
     /// Ensures that our programs run with these flags. If they do not run or have other flags, starts them and ends kube-proxy.
@@ -129,8 +144,9 @@ impl World {
             self.running_brain = Some((setup.node, self.start_brain(setup.node)?));
         }
         self.await_brain()?;
-        let backend = self.start_backend(setup)?;
-        self.proxies = Some(Proxies { setup: *setup, backend, kube_proxy: None, repairs: 0 });
+        let backend = self.start_backend(self.pair.backend, setup)?;
+        let beside = self.pair.beside().map(|backend| self.start_backend(backend, setup)).transpose()?;
+        self.proxies = Some(Proxies { setup: *setup, backend, _beside: beside, kube_proxy: None, repairs: 0 });
         Ok(true)
     }
 
@@ -177,9 +193,9 @@ impl World {
         };
         let repairs = if kill {
             let setup = proxies.setup;
-            let backend = self.start_backend(&setup)?;
+            let backend = self.start_backend(self.pair.backend, &setup)?;
             self.proxies.as_mut().context("nothing runs")?.backend = backend;
-            self.await_applied(state, from).with_context(|| edited.edit.clone())?;
+            self.await_applied(self.pair.backend, state, from).with_context(|| edited.edit.clone())?;
             // Until the new backend reports, the report of its predecessor remains.
             self.await_report(state, |number| number == 0)?
         } else {
@@ -208,8 +224,8 @@ impl World {
         self.programs.start(self.node(Side::Ours), log, &["--source", &source, "--node-name", node, "--listen", &api])
     }
 
-    fn start_backend(&self, setup: &Setup) -> anyhow::Result<Running> {
-        let (api, flags, backend) = (self.programs.api(), setup.flags(), self.pair.backend);
+    fn start_backend(&self, backend: Backend, setup: &Setup) -> anyhow::Result<Running> {
+        let (api, flags) = (self.programs.api(), setup.flags());
         let mut arguments = vec!["--api", &api];
         arguments.extend(flags.iter().map(String::as_str).chain(backend.flags()));
         self.programs.start(self.node(Side::Ours), backend.program(), &arguments)
@@ -251,7 +267,9 @@ impl World {
     pub(crate) fn settle(&mut self, writer: &Writer, sentinel: Sentinel) -> anyhow::Result<(Snapshot, usize)> {
         for resends in 0..=MAX_RESENDS {
             let state = self.await_state(&format!("{sentinel:?}"), |state| sentinel.has_come(state))?;
-            self.await_applied(&state, 0)?;
+            for backend in [Some(self.pair.backend), self.pair.beside()].into_iter().flatten() {
+                self.await_applied(backend, &state, 0)?;
+            }
             for side in self.pair.sides() {
                 for (to, endpoint) in sentinel.paths() {
                     // Until the sentinel is programmed, probes may be silent.
@@ -302,9 +320,9 @@ impl World {
         })
     }
 
-    /// Waits until the backend logs, after this many bytes of its log, that it has applied this state or a later one.
-    fn await_applied(&self, state: &Snapshot, from: usize) -> anyhow::Result<()> {
-        let program = self.pair.backend.program();
+    /// Waits until a backend logs, after this many bytes of its log, that it has applied this state or a later one.
+    fn await_applied(&self, backend: Backend, state: &Snapshot, from: usize) -> anyhow::Result<()> {
+        let program = backend.program();
         await_condition("the backend has applied the state", || {
             settle::has_applied(self.programs.log(program).get(from..).unwrap_or_default(), state)
         })
@@ -333,7 +351,7 @@ impl World {
         reported?.context("the backend reports nothing")
     }
 
-    /// Waits until exactly these endpoints answer `count` connections in a row.
+    /// Waits until exactly these endpoints answer `count` connections in a row, inside and outside of the sandbox.
     fn await_answers(
         &self,
         side: Side,
@@ -342,7 +360,10 @@ impl World {
         endpoints: &BTreeSet<SocketAddr>,
         patience: Duration,
     ) -> anyhow::Result<()> {
-        settle::await_answers(self.network(side).client(), probe, connections, endpoints, patience).with_context(|| {
+        let client = self.network(side).client();
+        let are_answered = || settle::await_answers(client, probe, connections, endpoints, patience);
+        let outside = || self.sandbox.as_ref().map_or(Ok(()), |sandbox| sandbox.outside(are_answered));
+        are_answered().and_then(|()| outside()).with_context(|| {
             let log = match side {
                 Side::Ours => self.programs.log(self.pair.backend.program()),
                 Side::KubeProxy => self.programs.log(KUBE_PROXY),
@@ -366,7 +387,12 @@ async fn reach_api_server(nodes: &[&Namespace]) -> anyhow::Result<Api> {
     }
     match nodes {
         [ours, theirs] => link(ours, theirs)?,
-        _ => nodes[0].ip([format!("addr add {}/32 dev lo", LINK[0])])?,
+        // Not at lo: the kernel would prefer the address for masquerading.
+        _ => nodes[0].ip([
+            "link add link-b index 900 type veth peer name link-a index 901".to_owned(),
+            format!("addr add {}/32 dev link-b", LINK[0]),
+            "link set link-b up".to_owned(),
+        ])?,
     }
     Api::start(nodes[0].path(), LINK[0].parse()?, true).await
 }
