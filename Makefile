@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine ebpf python examples cluster build demo test conformance-ipvs chart images packages release differential differential-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-scale instructions bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine ebpf python go examples cluster build demo test conformance-ipvs chart images packages release differential differential-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-scale instructions bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -28,6 +28,11 @@ wine: ## Install mingw and Wine in .cache, and build localnet-win
 ebpf: ## Build the eBPF programs and store the result in backend-ebpf/programs (needs Debian on x86_64)
 	@backend-ebpf/programs/build.sh
 
+go: deps ## Test the Go library, and check that its generated code matches the proto
+	@go/generate.sh verify
+	@cd go && unformatted=$$(gofmt -l . ../examples/go) && [ -z "$$unformatted" ] || { echo "run gofmt -w on: $$unformatted" >&2; exit 1; }
+	cd go && go vet ./... && GOOS=windows go vet ./... && go test -race ./...
+
 examples: deps ## Build the examples in other languages, into .cache
 	@examples/build.sh
 
@@ -46,7 +51,7 @@ demo: deps ## Run brain and nft backend in a temporary network namespace and pri
 	$(CARGO) build --locked $(if $(TESTED),--workspace --bins --examples,-p localnet-brain -p localnet-nft -p localnet-demo)
 	target/debug/localnet-demo $(if $(ONCE),--once)
 
-test: deps cluster vm wine python examples ## Run all tests: unit, Cases, protocol, kernel, system (needs root for network namespaces)
+test: deps cluster vm wine python go examples ## Run all tests: unit, Cases, protocol, kernel, system (needs root for network namespaces)
 	@[ "$$(id -u)" = 0 ] || { echo "make test creates network namespaces: run it as root" >&2; exit 1; }
 	@backend-ebpf/programs/build.sh verify
 	$(CARGO) build --locked --workspace --bins --examples
