@@ -32,6 +32,7 @@ go: deps ## Test the Go library, and check that its generated code matches the p
 	@go/generate.sh verify
 	@cd go && unformatted=$$(gofmt -l . ../examples/go) && [ -z "$$unformatted" ] || { echo "run gofmt -w on: $$unformatted" >&2; exit 1; }
 	cd go && go vet ./... && GOOS=windows go vet ./... && go test -race ./...
+	cd examples/go && go vet ./...
 
 examples: deps ## Build the examples in other languages, into .cache
 	@examples/build.sh

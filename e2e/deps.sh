@@ -11,7 +11,8 @@
 #   systemd     checks our units
 #   strace      lists the programs that a program starts
 #   util-linux  setpriv, which ends programs together with their test
-#   protobuf-compiler, jq   for the examples in Go and shell
+#   protobuf-compiler   generates the code of the Go library
+#   jq          for the example in shell
 #   buildah     writes OCI layouts
 #   skopeo, shellcheck   push images, and check our scripts
 #   valgrind    counts instructions

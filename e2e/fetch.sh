@@ -7,6 +7,6 @@ here=$(cd "$(dirname "$0")" && pwd)
 "$here/deps.sh" guest
 "$here/deps.sh" windows
 "$here/deps.sh" kubernetes
-for module in "$here/controlplane" "$here/helm" "$here"/kubernetes/modules/* "$here/../examples/go"; do
+for module in "$here/controlplane" "$here/helm" "$here"/kubernetes/modules/* "$here/../go" "$here/../examples/go"; do
     (cd "$module" && go mod download)
 done

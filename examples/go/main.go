@@ -1,47 +1,29 @@
-// A backend for localnet in Go: a userspace proxy for TCP and UDP that reads full states. Its argument is the brain's
-// address. It adds the ClusterIPs to the loopback interface, listens there, forwards connections to the endpoints in turn,
-// and reports the applied revision. It needs CAP_NET_ADMIN.
+// A backend for localnet in Go: a userspace proxy for TCP and UDP that reads full states. It adds the ClusterIPs to the
+// loopback interface, listens there, forwards connections to the endpoints in turn, and reports the applied revision. It
+// needs CAP_NET_ADMIN.
+//
+//	go-proxy --api unix:///run/localnet/brain.sock
 package main
 
 import (
 	"context"
+	"flag"
 	"io"
 	"log"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
-	"strconv"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	pb "localnet/examples/go/localnetv1"
+	"localnet.dev/go/client"
 )
-
-// read returns an answer. The error is io.EOF if the stream ended with OK; otherwise the answer must be discarded.
-func read(client pb.EndpointsClient, token *pb.NextFilter) (*pb.NextFilter, map[string]*pb.ServiceEndpoints, error) {
-	stream, err := client.Next(context.Background(), token)
-	next, services := token, map[string]*pb.ServiceEndpoints{}
-	for err == nil {
-		var item *pb.NextItem
-		if item, err = stream.Recv(); err != nil {
-			break
-		} else if item.Next != nil {
-			next = &pb.NextFilter{InstanceID: item.Next.InstanceID, Rev: item.Next.Rev}
-		} else if of := item.Endpoints; of != nil && of.Continues {
-			before := services[of.Service.Namespace+"/"+of.Service.Name]
-			before.Endpoints = append(before.Endpoints, of.Endpoints...)
-		} else if of != nil {
-			services[of.Service.Namespace+"/"+of.Service.Name] = of
-		}
-	}
-	return next, services, err
-}
 
 type forward struct { // A socket on an address of a Service, and the endpoints to which it forwards.
 	io.Closer
@@ -100,24 +82,22 @@ func (f *forward) udp(socket net.PacketConn) {
 }
 
 type proxy struct { // The applied state: addresses, and sockets by protocol and address.
-	vips     map[string]bool
+	vips     client.DiffStore[netip.Addr, struct{}]
 	forwards map[string]*forward
 }
 
-func (p *proxy) sync(services map[string]*pb.ServiceEndpoints) {
-	vips, wanted := map[string]bool{}, map[string][]string{}
-	for _, of := range services {
-		for _, vip := range append(of.Service.IPs.ClusterIPs.GetV4(), of.Service.IPs.ClusterIPs.GetV6()...) {
-			vips[vip] = true
+func (p *proxy) sync(_ context.Context, state *client.State, _ *client.Changes) error {
+	vips, wanted := map[netip.Addr]struct{}{}, map[string][]string{}
+	for _, of := range state.Services {
+		endpoints, ips := client.PortEndpoints(of), of.Service.IPs.GetClusterIPs()
+		for _, text := range slices.Concat(ips.GetV4(), ips.GetV6()) {
+			vip, _ := netip.ParseAddr(text)
+			vips[vip] = struct{}{}
 			for _, port := range of.Service.Ports {
-				key := strings.ToLower(port.Protocol.String()) + " " + net.JoinHostPort(vip, strconv.Itoa(int(port.Port)))
-				for _, endpoint := range of.Endpoints {
-					ip := append(endpoint.IPs.GetV4(), endpoint.IPs.GetV6()...)[0]
-					serves := endpoint.Scopes.GetInternal() && strings.Contains(ip, ":") == strings.Contains(vip, ":")
-					for _, at := range endpoint.PortOverrides {
-						if serves && at.Name == port.Name {
-							wanted[key] = append(wanted[key], net.JoinHostPort(ip, strconv.Itoa(int(at.Port))))
-						}
+				key := strings.ToLower(port.Protocol.String()) + " " + netip.AddrPortFrom(vip, uint16(port.Port)).String()
+				for _, to := range endpoints {
+					if to.PortName == port.Name && to.Scopes.GetInternal() && to.Address.Addr().Is4() == vip.Is4() {
+						wanted[key] = append(wanted[key], to.Address.String())
 					}
 				}
 			}
@@ -129,7 +109,9 @@ func (p *proxy) sync(services map[string]*pb.ServiceEndpoints) {
 			delete(p.forwards, key)
 		}
 	}
-	p.give(vips)
+	p.vips.Replace(vips)
+	p.give(p.vips.Diff())
+	p.vips.Commit()
 	// The kernel rejects packets to a port without a socket, as the verdict Reject requires.
 	for key, targets := range wanted {
 		if f := p.forwards[key]; f != nil {
@@ -140,6 +122,7 @@ func (p *proxy) sync(services map[string]*pb.ServiceEndpoints) {
 			log.Printf("skipped %s: %v", key, err)
 		}
 	}
+	return nil
 }
 
 func open(key string, targets []string) (*forward, error) { // Fails for other protocols than TCP and UDP.
@@ -159,41 +142,32 @@ func open(key string, targets []string) (*forward, error) { // Fails for other p
 	return f, err
 }
 
-func (p *proxy) give(vips map[string]bool) { // To lo, with routes, because the kernel adds its own IPv6 routes only a moment later.
+// give changes the addresses of lo, and adds routes, because the kernel adds its own IPv6 routes only a moment later.
+func (p *proxy) give(diff client.Diff[netip.Addr, struct{}]) {
 	lines := ""
-	for vip := range vips {
-		lines += "addr replace " + vip + " dev lo nodad\nroute replace local " + vip + " dev lo table local metric 1024\n"
-		delete(p.vips, vip)
+	for vip := range diff.Set {
+		lines += "addr replace " + vip.String() + " dev lo nodad\nroute replace local " + vip.String() + " dev lo table local metric 1024\n"
 	}
-	for vip := range p.vips {
-		lines += "addr del " + vip + " dev lo\nroute del local " + vip + " dev lo table local metric 1024\n"
+	for vip := range diff.Removed {
+		lines += "addr del " + vip.String() + " dev lo\nroute del local " + vip.String() + " dev lo table local metric 1024\n"
 	}
 	ip := exec.Command("ip", "-force", "-batch", "-")
-	ip.Stdin, ip.Stderr, p.vips = strings.NewReader(lines), os.Stderr, vips
+	ip.Stdin, ip.Stderr = strings.NewReader(lines), os.Stderr
 	ip.Run()
 }
 
 func main() {
-	p := &proxy{forwards: map[string]*forward{}}
-	terminated, _ := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	context.AfterFunc(terminated, func() { os.Exit(0) })
-	connection, err := grpc.NewClient(os.Args[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	var flags client.Flags
+	flags.Register(flag.CommandLine)
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	brain, err := flags.Dial()
 	if err != nil {
 		log.Fatal(err)
 	}
-	client, token := pb.NewEndpointsClient(connection), &pb.NextFilter{}
-	for {
-		next, services, err := read(client, token)
-		if err == io.EOF {
-			p.sync(services)
-			token = next
-			both := []*pb.FamilyReport{{Family: pb.IPFamily_IPv4, AppliedRev: next.Rev}, {Family: pb.IPFamily_IPv6, AppliedRev: next.Rev}}
-			report := &pb.BackendReport{Backend: "go-proxy", InstanceID: next.InstanceID, Rev: next.Rev, Families: both}
-			_, err = pb.NewBackendsClient(connection).Report(context.Background(), report)
-		}
-		if err != nil {
-			log.Printf("retrying: %v", err)
-			time.Sleep(100 * time.Millisecond)
-		}
+	p := &proxy{forwards: map[string]*forward{}}
+	if err := client.Run(ctx, brain, p.sync, flags.Options("go-proxy")); err != nil {
+		log.Fatal(err)
 	}
 }

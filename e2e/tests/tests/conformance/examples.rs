@@ -56,13 +56,18 @@ fn python_proxies_tcp_and_udp() {
     passes(&each_kind(Options { claims: PROXIES.into_iter().collect(), ..Options::of(backend) }));
 }
 
+/// The path of an example in Go.
+fn go_program(name: &str) -> String {
+    let cache = std::env::var_os("LOCALNET_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
+    let program = cache.join("examples/bin").join(name);
+    assert!(program.exists(), "{} is not built: run `make examples`", program.display());
+    program.display().to_string()
+}
+
 #[test]
 fn go_proxies_tcp_and_udp() {
     example("examples/go/main.go");
-    let cache = std::env::var_os("LOCALNET_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
-    let proxy = cache.join("examples/bin/go-proxy");
-    assert!(proxy.exists(), "{} is not built: run `make examples`", proxy.display());
-    let backend = format!("{} {{api}}", proxy.display());
+    let backend = format!("{} --api {{api}}", go_program("go-proxy"));
     passes(&Options { claims: PROXIES.into_iter().collect(), ..all_levels(backend) });
 }
 
