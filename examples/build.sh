@@ -19,8 +19,12 @@ flock 9
 stamp=$(find "$here/go" "$root/go" "$here/build.sh" -type f -exec cat {} + | { go version; cat; } | sha256sum | cut -d' ' -f1)
 [ "$(cat "$cache/stamp" 2>/dev/null)" != "$stamp" ] || exit 0
 
-echo "examples: building the Go proxy"
+echo "examples: building the backends in Go"
 mkdir -p "$cache/bin"
 cd "$here/go"
-CGO_ENABLED=0 go build -mod=readonly -buildvcs=false -o "$cache/bin/go-proxy" . || fail "go build: is the Go module proxy reachable?"
+for program in proxy=. incremental=./incremental; do
+    CGO_ENABLED=0 go build -mod=readonly -buildvcs=false -o "$cache/bin/go-${program%=*}" "${program#*=}" ||
+        fail "go build: is the Go module proxy reachable?"
+done
+GOOS=windows GOARCH=amd64 go build -mod=readonly -buildvcs=false -o "$cache/bin/go-incremental.exe" ./incremental || fail "go build: see above"
 echo "$stamp" >"$cache/stamp"

@@ -1,4 +1,4 @@
-// A backend of localnet in Go. A backend outside this repository has no replace line.
+// Backends of localnet in Go. A backend outside this repository has no replace line.
 module localnet.dev/examples/go
 
 go 1.25.0

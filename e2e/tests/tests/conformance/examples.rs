@@ -65,6 +65,13 @@ fn go_program(name: &str) -> String {
 }
 
 #[test]
+fn the_go_example_follows_the_state_incrementally() {
+    example("examples/go/incremental/main.go");
+    let backend = format!("{} --api {{api}} --dump {{dump}}", go_program("go-incremental"));
+    passes(&levels(backend, &[Level::Wire, Level::State, Level::Life]));
+}
+
+#[test]
 fn go_proxies_tcp_and_udp() {
     example("examples/go/main.go");
     let backend = format!("{} --api {{api}}", go_program("go-proxy"));

@@ -80,3 +80,31 @@ fn a_brain_on_a_named_pipe_is_followed() {
     let _second_brain = brain(&programs, node, &file);
     both(&[POD, "0ab40103"]);
 }
+
+#[test]
+fn the_go_library_follows_a_brain_on_a_named_pipe() {
+    if !is_possible() {
+        return;
+    }
+    let network = Network::build(Topology::default()).unwrap();
+    let (node, programs) = (network.node(), Programs::new().unwrap());
+    let windows = Windows::new("15.5", "L2Bridge", &[]).unwrap();
+    let (file, dump) = (programs.path().join("cluster.yaml"), programs.path().join("dump"));
+    write(&file, &cluster(&[1]));
+    let first_brain = brain(&programs, node, &file);
+    let _pipe = windows.start_pipe(node, "localnet", 12_090).unwrap();
+    let arguments = ["--api", "npipe:////./pipe/localnet", "--dump", &windows_path(&dump)];
+    let _program = windows.start_go(node, &arguments).unwrap();
+    let await_endpoint = |address: &str| {
+        let line = format!("endpoint demo/web http {address} 8080 ");
+        await_condition("the endpoint", || fs::read_to_string(&dump).is_ok_and(|text| text.contains(&line)))
+            .unwrap_or_else(|error| panic!("{error}: {line}: {}", windows.output()));
+    };
+    await_endpoint("10.180.1.1");
+    write(&file, &cluster(&[2]));
+    await_endpoint("10.180.1.2");
+    drop(first_brain);
+    write(&file, &cluster(&[3]));
+    let _second_brain = brain(&programs, node, &file);
+    await_endpoint("10.180.1.3");
+}

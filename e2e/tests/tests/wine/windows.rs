@@ -189,6 +189,13 @@ impl Windows {
         Ok(running)
     }
 
+    /// Starts the incremental example in Go.
+    pub(crate) fn start_go(&self, namespace: &Namespace, arguments: &[&str]) -> anyhow::Result<Running> {
+        let program = cache().with_file_name("examples").join("bin/go-incremental.exe");
+        ensure!(program.exists(), "{} is not built: run `make examples`", program.display());
+        self.start_other(namespace, program.as_os_str(), arguments)
+    }
+
     /// Runs the program to its end.
     pub(crate) fn run(&self, namespace: &Namespace, arguments: &[&str]) -> anyhow::Result<()> {
         let running = self.start(namespace, arguments)?;
