@@ -114,7 +114,7 @@ impl Backend {
         match self {
             Self::Nft => _ = node.output(Command::new("nft").args(["flush", "ruleset"]))?,
             Self::Ebpf => {
-                _ = node.output(Command::new("rm").args(["-r", &format!("{}/localnet-ebpf", Sandbox::BPFFS)]))?
+                _ = node.output(Command::new("rm").args(["-r", &format!("{}/localnet-ebpf", Sandbox::BPFFS)]))?;
             }
             Self::Ipvs => {
                 node.output(Command::new("ipvsadm").arg("-C"))?;
