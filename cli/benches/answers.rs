@@ -174,6 +174,7 @@ fn measure(services: usize) -> anyhow::Result<()> {
             state: state.clone(),
             local: state.node.addresses.clone(),
             is_here: true,
+            has_ebpf: false,
             kernel: Kernel::open(),
         })
     };

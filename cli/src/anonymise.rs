@@ -239,9 +239,9 @@ mod tests {
                     half => [10, 244, half, *host].into(),
                 },
                 ports: vec![EndpointPort { name: "secret-port".into(), port: 8000 + u16::from(*host) }],
-                local: host % 2 == 0,
-                hostname: (host % 3 == 0).then(|| format!("secret-host{host}").into()),
-                scopes: Scopes { internal: true, external: host % 2 == 0, ..Scopes::default() },
+                local: host.is_multiple_of(2),
+                hostname: (host.is_multiple_of(3)).then(|| format!("secret-host{host}").into()),
+                scopes: Scopes { internal: true, external: host.is_multiple_of(2), ..Scopes::default() },
             };
             let port = Port { name: "secret-port".into(), port: 80, node_port: Some(30_000), ..Port::default() };
             let filter = SourceFilter {

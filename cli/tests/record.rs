@@ -71,7 +71,7 @@ impl Brain {
         let name = format!("secret-{}", number % 7);
         let key = ServiceKey::new("secret-shop", name.as_str());
         let endpoints = if number % 40 == 39 { 2500 } else { number % 5 };
-        let service = (number % 11 > 0).then(|| Arc::new(service(&key, number % 7, endpoints)));
+        let service = (!number.is_multiple_of(11)).then(|| Arc::new(service(&key, number % 7, endpoints)));
         let node = Node {
             name: "secret-node".to_owned(),
             addresses: vec![[192, 168, 0, 2].into()],
