@@ -231,15 +231,7 @@ impl Show for Shadow {
 /// The verdicts in words: `10.0.0.1:80, 10.0.0.2:80 masqueraded`.
 fn told(verdicts: &Verdicts) -> String {
     const MOST: usize = 3;
-    let one = |verdict: &Verdict| match verdict {
-        Verdict::Endpoint { to, masquerade, sticky } => {
-            format!("{to}{}{}", if *masquerade { " masqueraded" } else { "" }, if *sticky { " sticky" } else { "" })
-        }
-        Verdict::Reject => "reject".to_owned(),
-        Verdict::Drop => "drop".to_owned(),
-        Verdict::Untouched => "untouched".to_owned(),
-    };
-    let mut words: Vec<String> = verdicts.iter().take(MOST).map(one).collect();
+    let mut words: Vec<String> = verdicts.iter().take(MOST).map(ToString::to_string).collect();
     if verdicts.len() > MOST {
         words.push(format!("{} more", verdicts.len() - MOST));
     }

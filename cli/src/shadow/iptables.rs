@@ -386,6 +386,7 @@ fn masked(text: &str) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shadow::verdict::testing::short;
 
     /// In the words of `iptables-save`: a Service with two endpoints, an external address with policy Local and source ranges, a
     /// NodePort, and a Service without endpoints.
@@ -443,14 +444,8 @@ COMMIT
             _ => Origin::Outside,
         };
         let packet = Packet { source, destination: to.ip(), protocol, port: to.port(), origin };
-        let one = |verdict: Verdict| match verdict {
-            Verdict::Endpoint { to, masquerade, sticky } => {
-                format!("{}{}{}", to.ip(), if masquerade { " M" } else { "" }, if sticky { " S" } else { "" })
-            }
-            other => format!("{other:?}").to_lowercase(),
-        };
         match tables.verdicts(&packet, &local) {
-            Ok(verdicts) => verdicts.into_iter().map(one).collect::<Vec<_>>().join(", "),
+            Ok(verdicts) => short(&verdicts),
             Err(Unknown(rule)) => format!("unknown: {}", rule.split(" -m limit ").last().unwrap_or_default()),
         }
     }

@@ -420,6 +420,7 @@ fn words(value: &Value) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shadow::verdict::testing::short;
 
     /// In the notation of nft, in a form that [`table`] completes: the chains and maps of mode nftables with one Service.
     const RULES: &[(&str, &str)] = &[
@@ -517,14 +518,8 @@ mod tests {
         let (source, to): (IpAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
         let origin = if from == "192.168.0.2" { Origin::Node } else { Origin::Outside };
         let packet = Packet { source, destination: to.ip(), protocol, port: to.port(), origin };
-        let one = |verdict: Verdict| match verdict {
-            Verdict::Endpoint { to, masquerade, sticky } => {
-                format!("{}{}{}", to.ip(), if masquerade { " M" } else { "" }, if sticky { " S" } else { "" })
-            }
-            other => format!("{other:?}").to_lowercase(),
-        };
         let verdicts = table.verdicts(&packet, &[IpAddr::from([192, 168, 0, 2])]).unwrap();
-        verdicts.into_iter().map(one).collect::<Vec<_>>().join(", ")
+        short(&verdicts)
     }
 
     const PACKETS: &[(&str, &str, Protocol, &str)] = &[

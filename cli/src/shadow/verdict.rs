@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    fmt,
     net::{IpAddr, SocketAddr},
 };
 
@@ -28,6 +29,20 @@ pub enum Verdict {
     Drop,
     /// The rules leave the packet alone.
     Untouched,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Endpoint { to, masquerade, sticky } => {
+                let masquerade = if *masquerade { " masqueraded" } else { "" };
+                write!(f, "{to}{masquerade}{}", if *sticky { " sticky" } else { "" })
+            }
+            Self::Reject => f.write_str("reject"),
+            Self::Drop => f.write_str("drop"),
+            Self::Untouched => f.write_str("untouched"),
+        }
+    }
 }
 
 /// All possibilities for a packet.
@@ -95,3 +110,18 @@ impl<'a> Passing<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot evaluate the rule {0:?}")]
 pub struct Unknown(pub String);
+
+#[cfg(test)]
+pub(super) mod testing {
+    use super::{Verdict, Verdicts};
+
+    /// The verdicts without ports, `M` for masqueraded and `S` for sticky.
+    pub(in super::super) fn short(verdicts: &Verdicts) -> String {
+        let one = |verdict: &Verdict| match verdict {
+            Verdict::Endpoint { to, .. } => verdict.to_string().replace(&to.to_string(), &to.ip().to_string()),
+            other => other.to_string(),
+        };
+        let all: Vec<String> = verdicts.iter().map(one).collect();
+        all.join(", ").replace(" masqueraded", " M").replace(" sticky", " S")
+    }
+}
