@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use localnet_client::route::{self, Origin, Outcome, Packet, Rules};
+use localnet_client::route::{self, Origin, Outcome, Packet};
 use localnet_lab::Protocol;
 
 use super::{ask::Asked, scene::Scene};
@@ -21,10 +21,8 @@ pub(crate) fn expected(asked: &Asked, scene: &Scene<'_>) -> Option<Asked> {
     let Outcome::Endpoints { choices, affinity, .. } = outcome else {
         return Some(Asked { expected: outcome, ..asked.clone() });
     };
-    let is_vip = |packet: Packet| {
-        let rules: Rules = scene.setup.rules(packet.destination);
-        route::route(scene.state, &rules, &packet) != Outcome::NotOurs
-    };
+    let is_vip =
+        |packet: Packet| route::route(scene.state, &scene.setup.rules(packet.destination), &packet) != Outcome::NotOurs;
     let mut endpoints =
         choices.iter().map(|endpoint| Packet { destination: endpoint.ip(), port: endpoint.port(), ..packet });
     if endpoints.any(is_vip) {
@@ -35,9 +33,11 @@ pub(crate) fn expected(asked: &Asked, scene: &Scene<'_>) -> Option<Asked> {
     Some(Asked { expected, ..asked.clone() })
 }
 
-/// Whether the programs serve the destination, if it belongs to a Service.
+/// Whether the programs serve the destination, if it belongs to a Service. Other Services with this address, but with other ports,
+/// may have source ranges.
 fn is_ours(packet: &Packet, scene: &Scene<'_>) -> bool {
-    let mut filters = scene.state.services.values().flat_map(|service| &service.source_filters);
+    let target = route::target(scene.state, &scene.setup.rules(packet.destination), packet);
+    let mut filters = target.iter().flat_map(|target| &target.service.source_filters);
     let is_restricted = filters.any(|filter| filter.targets.contains(&packet.destination));
     packet.protocol != Protocol::Sctp && !packet.destination.is_loopback() && !is_restricted
 }
