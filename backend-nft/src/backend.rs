@@ -177,6 +177,12 @@ impl<K: Kernel> NftBackend<K> {
         Family::BOTH.into_iter().all(|family| tables[family].is_known() || !self.kernel.has_family(family))
     }
 
+    /// Whether another program has committed since the tables were read. A refusal can then be its doing: for instance, it may
+    /// have deleted the table.
+    fn is_overtaken(&mut self) -> bool {
+        self.generations.undisturbed.is_some_and(|last| self.kernel.generation() != Some(last))
+    }
+
     fn apply_transaction(&mut self, transaction: &Transaction) -> Result<TransactionSize, Error> {
         let sent = self.kernel.apply(transaction)?;
         let next = self.generations.undisturbed.map(|last| last.wrapping_add(1));
@@ -236,7 +242,7 @@ impl<K: Kernel> NftBackend<K> {
             // A lack of memory or space can hit any element, so the refused element is not at fault.
             let owner = if error.is_shortage() { None } else { self.owner(&transaction, &error) };
             match owner {
-                Some(service) if fresh && *refused < MAX_REFUSED => {
+                Some(service) if fresh && *refused < MAX_REFUSED && !self.is_overtaken() => {
                     *refused += 1;
                     let text = format!("the kernel refuses it; retrying later: {error}");
                     if self.desired.refuse(&service, text.clone()) {

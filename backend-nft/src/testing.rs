@@ -37,6 +37,8 @@ pub(crate) struct FakeKernel {
     pub(crate) generation: Option<u32>,
     /// A family without address translation, as if a module were missing.
     pub(crate) lacks_nat: Option<Family>,
+    /// The table that another program deletes immediately before the next transaction.
+    pub(crate) deleted_next: Option<Table>,
     /// Whether everything fails, as if without privileges.
     pub(crate) denied: bool,
     /// After how many more transactions `denied` becomes true.
@@ -55,6 +57,10 @@ impl Kernel for FakeKernel {
             return Err(Error::NotPermitted);
         }
         self.denied_after = self.denied_after.map(|transactions| transactions - 1);
+        if let Some(table) = self.deleted_next.take() {
+            self.tables.remove(&table);
+            self.generation = self.generation.map(|generation| generation + 1);
+        }
         let mut next = self.clone();
         for (change, what) in transaction.changes().iter().enumerate() {
             next.change(&self.tables, what).map_err(|(element, errno)| Error::Refused {

@@ -323,6 +323,26 @@ fn a_vip_moves_to_another_service_in_one_sync() {
     assert_eq!(has(&backend, SetId::NoEndpoints, ("172.30.0.41", 80)), None);
 }
 
+/// Another program deleted the table after the backend had read it. The backend blamed the Service of the first element for
+/// the refused commit, and did not serve the Service for 10 s.
+#[test]
+fn a_table_that_disappears_before_the_commit_is_no_fault_of_a_service() {
+    let mut backend = backend();
+    backend.kernel.generation = Some(1);
+    let state = state([service("a", "172.30.0.41", &["10.180.1.2"])]);
+    backend.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
+    let table = plan::table(Family::V4);
+    let sets = &mut backend.kernel.tables.get_mut(&table).unwrap().sets;
+    sets.get_mut(SetId::Services.name()).unwrap().1.clear();
+    backend.forget();
+    backend.kernel.deleted_next = Some(table);
+    let overtaken = backend.apply(&state, &Changes::default()).unwrap();
+    assert_eq!((overtaken.failed.len(), overtaken.refused.len()), (1, 0));
+    let repaired = backend.apply(&state, &Changes::default()).unwrap();
+    assert_eq!((repaired.failed.len(), repaired.refused.len()), (0, 0));
+    assert!(has(&backend, SetId::Services, ("172.30.0.41", 80)).is_some());
+}
+
 #[test]
 fn an_own_address_has_precedence_over_a_node_port() {
     let mut by_port = service("a", "172.30.0.41", &["10.180.1.2"]);
