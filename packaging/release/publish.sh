@@ -3,7 +3,7 @@
 #
 #   packaging/release/publish.sh    needs skopeo, cosign, gh and cargo with credentials: the workflow .github/workflows/release.yml has them
 #   DIST=…                          another folder than target/dist
-#   REGISTRY=…                      another registry than that of charts/localnet/values.yaml
+#   REGISTRY=…                      another registry than that in packaging/release/registry
 #   PLAIN_HTTP=1                    a registry without TLS, for tests
 #
 # cosign signs with the identity of the workflow (keyless), and records each signature in a public log. Each image gets a signature, and
@@ -14,7 +14,7 @@ cd "$(dirname "$0")/../.."
 version=$(packaging/release/version.sh)
 : "${GITHUB_SHA:?only the workflow release.yml can publish: packaging/release/version.sh explains how to start it}"
 dist=$(cd "${DIST:-target/dist}" && pwd)
-registry=${REGISTRY:-$(sed -n 's/^  registry: //p' charts/localnet/values.yaml)}
+registry=${REGISTRY:-$(cat packaging/release/registry)}
 insecure=
 plain=
 [ -z "${PLAIN_HTTP-}" ] || insecure=--dest-tls-verify=false plain=--plain-http

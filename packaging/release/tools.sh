@@ -3,7 +3,7 @@
 set -eu
 
 cd "$(dirname "$0")/../.."
-registry=$(sed -n 's/^  registry: //p' charts/localnet/values.yaml)
+registry=$(cat packaging/release/registry)
 sudo apt-get update -qq
 sudo apt-get install -y -qq --no-install-recommends skopeo jq
 e2e/helm/build.sh

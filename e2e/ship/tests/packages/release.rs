@@ -185,15 +185,12 @@ fn users_get_what_a_release_publishes() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Other files read it from there, or are generated.
+/// A chart that is not released must not name a registry that someone else may own.
 #[test]
-fn only_the_values_of_the_chart_name_a_registry() -> anyhow::Result<()> {
-    let values = fs::read_to_string(root().join("charts/localnet/values.yaml"))?;
-    let registry = values.lines().find_map(|line| line.strip_prefix("  registry: ")).context("a default")?;
-    let generated = ["charts/localnet/README.md", "charts/localnet/tests/golden"];
-    let found = git(&root(), &["grep", "--files-with-matches", "--fixed-strings", registry])?;
-    let others = found.lines().filter(|file| !generated.iter().any(|generated| file.starts_with(generated)));
-    assert_eq!(others.collect::<Vec<_>>(), ["charts/localnet/values.yaml"]);
+fn only_one_file_names_the_registry_of_releases() -> anyhow::Result<()> {
+    let registry = fs::read_to_string(root().join("packaging/release/registry"))?;
+    let found = git(&root(), &["grep", "--files-with-matches", "--fixed-strings", registry.trim()])?;
+    assert_eq!(found.lines().collect::<Vec<_>>(), ["packaging/release/registry"]);
     Ok(())
 }
 
