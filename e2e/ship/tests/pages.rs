@@ -47,7 +47,7 @@ until [ -S /run/localnet/brain.sock ]; do sleep 0.1; done
 const CLUSTER_PAGES: [&str; 2] = ["charts/localnet/README.md", "docs/migrating.md"];
 
 /// Blocks that are not run: the page, the beginning of the block, and the reason.
-const NOT_RUN: [(&str, &str, &str); 15] = [
+const NOT_RUN: [(&str, &str, &str); 18] = [
     ("README.md", "make demo", "CI runs it"),
     ("README.md", "helm install", "the chart's own page runs it"),
     ("README.md", "localnet-node", "it needs kube-proxy's file: `system::drop_in` runs it with one"),
@@ -62,6 +62,9 @@ const NOT_RUN: [(&str, &str, &str); 15] = [
     ("charts/localnet/README.md", "kubectl debug", "it needs a node with a kubelet"),
     ("docs/migrating.md", "helm install", "it needs nodes with kubelets: `make kubernetes-migrate` runs it"),
     ("docs/migrating.md", "kubectl label", "the same"),
+    ("docs/migrating.md", "localnet-brain --shadow", "it needs a node with kube-proxy: `system::shadow` has one"),
+    ("docs/migrating.md", "localnet-brain --canary", "the same: `system::canary`"),
+    ("docs/migrating.md", "kubectl --namespace shop label service", "the same"),
     (
         "docs/backends/ipvs.md",
         "localnet-ipvs",

@@ -145,9 +145,11 @@ impl Edit {
         };
         let mut command = Command::new("ipvsadm");
         match self {
-            // `-a -t VIP -r ENDPOINT …`
+            // `-a -t VIP -r ENDPOINT … -w WEIGHT`
             Self::Element => {
-                let all = of_kind("-a");
+                let mut all = of_kind("-a");
+                // The backend does not restore a draining endpoint that it is about to delete itself.
+                all.retain(|words| words.last() != Some(&"0"));
                 anyhow::ensure!(!all.is_empty(), "there is no destination to delete: {listing}");
                 command.arg("-d").args(&random.pick(&all)[1..5]);
             }
