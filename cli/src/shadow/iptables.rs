@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use localnet_client::route::{Origin, Packet};
 use localnet_proto::Protocol;
 
-use super::verdict::{Passing, Unknown, Verdict, Verdicts};
+use super::verdict::{Left, Passing, Unknown, Verdict, Verdicts};
 
 /// The maximum depth of jumps: kube-proxy's chains need five.
 const DEPTH: usize = 16;
@@ -78,17 +78,6 @@ enum Matches {
     Yes,
     No,
     Maybe,
-}
-
-/// How a packet leaves a chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Left {
-    /// At its end, or by `RETURN`.
-    AtEnd,
-    Accepted,
-    Masqueraded,
-    Dropped,
-    Rejected,
 }
 
 type Ways<'a> = Vec<(Left, Passing<'a>)>;
@@ -182,10 +171,9 @@ impl Tables {
             return Ok(());
         };
         for (left, passing) in self.hook("filter", hook, passing)? {
-            match left {
-                Left::Dropped => _ = verdicts.insert(Verdict::Drop),
-                Left::Rejected => _ = verdicts.insert(Verdict::Reject),
-                Left::AtEnd | Left::Accepted | Left::Masqueraded => self.filtered(passing, rest, verdicts)?,
+            match left.end() {
+                Some(verdict) => _ = verdicts.insert(verdict),
+                None => self.filtered(passing, rest, verdicts)?,
             }
         }
         Ok(())

@@ -10,7 +10,7 @@ use localnet_client::route::{Origin, Packet};
 use localnet_proto::Protocol;
 use serde_json::Value;
 
-use super::verdict::{Passing, Unknown, Verdict, Verdicts};
+use super::verdict::{Left, Passing, Unknown, Verdict, Verdicts};
 
 /// The maximum depth of jumps, as in the kernel.
 const DEPTH: usize = 16;
@@ -28,16 +28,6 @@ pub struct Table {
 
 /// The fields of a key in their canonical form.
 type Key = Vec<String>;
-
-/// How a packet leaves a chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Left {
-    AtEnd,
-    Accepted,
-    Masqueraded,
-    Dropped,
-    Rejected,
-}
 
 /// The ways in which a packet leaves a rule; `None`: to the next rule.
 type Ways<'a> = Vec<(Option<Left>, Passing<'a>)>;
@@ -109,12 +99,12 @@ impl Table {
         let first = if packet.origin == Origin::Node { "output" } else { "prerouting" };
         for (left, passing) in self.hook(first, Passing::new(packet, local))? {
             let to_node = passing.is_local(passing.to.ip());
-            match (end(left), packet.origin) {
+            match (left.end(), packet.origin) {
                 (Some(verdict), _) => _ = verdicts.insert(verdict),
                 (None, Origin::Node) if !to_node => masquerade.push(passing),
                 (None, _) => {
                     for (left, passing) in self.hook(if to_node { "input" } else { "forward" }, passing)? {
-                        match end(left) {
+                        match left.end() {
                             Some(verdict) => _ = verdicts.insert(verdict),
                             None => masquerade.push(passing),
                         }
@@ -311,15 +301,6 @@ impl Table {
                 Some(SocketAddr::new(fields.first()?.parse().ok()?, port))
             })
             .collect()
-    }
-}
-
-/// The verdict of a packet that a hook stops.
-fn end(left: Left) -> Option<Verdict> {
-    match left {
-        Left::Dropped => Some(Verdict::Drop),
-        Left::Rejected => Some(Verdict::Reject),
-        Left::AtEnd | Left::Accepted | Left::Masqueraded => None,
     }
 }
 

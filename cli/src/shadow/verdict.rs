@@ -65,6 +65,32 @@ pub fn of_outcome(outcome: &Outcome) -> Verdicts {
     }
 }
 
+/// How a packet leaves a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// At its end, or by a return.
+    AtEnd,
+    /// Accepted, so that no further rule of this hook sees it.
+    Accepted,
+    /// Masqueraded.
+    Masqueraded,
+    /// Dropped.
+    Dropped,
+    /// Rejected.
+    Rejected,
+}
+
+impl Left {
+    /// The verdict for a packet that goes no further.
+    pub fn end(self) -> Option<Verdict> {
+        match self {
+            Self::Dropped => Some(Verdict::Drop),
+            Self::Rejected => Some(Verdict::Reject),
+            Self::AtEnd | Self::Accepted | Self::Masqueraded => None,
+        }
+    }
+}
+
 /// A packet on its way through rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passing<'a> {

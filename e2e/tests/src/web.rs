@@ -2,8 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use localnet_controlplane::{ControlPlane, NewPod, Port};
-use localnet_lab::{Endpoint, Pod, Protocol};
+use localnet_controlplane::{ControlPlane, NewNode, NewPod, Options, Port};
+use localnet_lab::{
+    Endpoint, Network, Pod, Protocol,
+    topology::{NODE, POD_CIDRS, SERVICE_CIDRS},
+};
 use serde_json::json;
 
 /// The port of the pods for TCP.
@@ -14,6 +17,22 @@ pub const DNS: u16 = 5353;
 pub const HTTP_NODE_PORT: u16 = 30_080;
 /// The NodePort for UDP.
 pub const DNS_NODE_PORT: u16 = 30_053;
+
+/// Starts a control plane in the network's node, with the Node `node-a`.
+///
+/// # Errors
+/// Returns an error if a program does not start, or the API server refuses the Node.
+pub async fn plane(network: &Network) -> anyhow::Result<ControlPlane> {
+    let plane = ControlPlane::start(Options {
+        netns: Some(network.node().path()),
+        service_cidrs: SERVICE_CIDRS.map(str::to_owned).to_vec(),
+        ..Options::default()
+    })
+    .await?;
+    let node = NewNode { name: "node-a", addresses: &NODE, labels: &[], pod_cidrs: &POD_CIDRS };
+    plane.objects("default").ensure_node(node).await?;
+    Ok(plane)
+}
 
 /// Both addresses of a pod of the lab, which one of them identifies.
 ///

@@ -13,7 +13,6 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
-use localnet_controlplane::{ControlPlane, NewNode, Options};
 use localnet_e2e::{
     Programs, await_condition,
     kube_proxy::Mode,
@@ -22,7 +21,7 @@ use localnet_e2e::{
 };
 use localnet_lab::{
     Network, Probe, Protocol, Servers, Topology,
-    topology::{CLUSTER_CIDRS, NODE, POD_CIDRS, SERVICE_CIDRS},
+    topology::{CLUSTER_CIDRS, NODE},
 };
 use serde_json::json;
 use tokio::runtime::Handle;
@@ -53,14 +52,7 @@ async fn a_service_moves_between_the_proxies_without_a_failed_connection() -> an
 async fn there_and_back(mode: Mode, remove: &str) -> anyhow::Result<()> {
     let network = Network::build(Topology::with_pods(PODS.into_iter().chain([ASKING]))?)?;
     let _servers = Servers::start(&network, web::endpoints(&PODS))?;
-    let plane = ControlPlane::start(Options {
-        netns: Some(network.node().path()),
-        service_cidrs: SERVICE_CIDRS.map(str::to_owned).to_vec(),
-        ..Options::default()
-    })
-    .await?;
-    let node = NewNode { name: "node-a", addresses: &NODE, labels: &[], pod_cidrs: &POD_CIDRS };
-    plane.objects("default").ensure_node(node).await?;
+    let plane = web::plane(&network).await?;
     let cluster_ips = web::create(&plane, &PODS.map(|pod| (pod, "node-a"))).await?;
     // A Service that stays with kube-proxy.
     let ports = json!([{ "name": "http", "port": 81, "targetPort": HTTP }]);

@@ -3,11 +3,11 @@
 use std::{cell::RefCell, fs, net::IpAddr, process::Command};
 
 use anyhow::{Context as _, ensure};
-use localnet_controlplane::{ControlPlane, NewNode, Options};
+use localnet_controlplane::{ControlPlane, NewNode};
 use localnet_e2e::{Programs, await_condition, kube_proxy::Mode, program, web};
 use localnet_lab::{
     Network, Topology,
-    topology::{CLUSTER_CIDRS, NODE, POD_CIDRS, SERVICE_CIDRS},
+    topology::{CLUSTER_CIDRS, NODE},
 };
 use serde_json::{Value, json};
 
@@ -27,14 +27,7 @@ impl World {
     /// endpoints.
     async fn build() -> anyhow::Result<Self> {
         let network = Network::build(Topology::with_pods(PODS)?)?;
-        let plane = ControlPlane::start(Options {
-            netns: Some(network.node().path()),
-            service_cidrs: SERVICE_CIDRS.map(str::to_owned).to_vec(),
-            ..Options::default()
-        })
-        .await?;
-        let node = NewNode { name: "node-a", addresses: &NODE, labels: &[], pod_cidrs: &POD_CIDRS };
-        plane.objects("default").ensure_node(node).await?;
+        let plane = web::plane(&network).await?;
         let other = NewNode { name: "node-b", addresses: &["192.168.0.3".parse()?], labels: &[], pod_cidrs: &[] };
         plane.objects("default").ensure_node(other).await?;
         web::create(&plane, &[(PODS[0], "node-a"), (PODS[1], "node-b")]).await?;

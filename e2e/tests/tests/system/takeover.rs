@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use localnet_controlplane::{ControlPlane, NewNode, Options};
+use localnet_controlplane::ControlPlane;
 use localnet_e2e::{
     Backend, Programs, await_condition,
     load::{Connections, Load},
@@ -18,7 +18,7 @@ use localnet_e2e::{
 };
 use localnet_lab::{
     Network, Probe, Protocol, Servers, Topology,
-    topology::{CLUSTER_CIDRS, NODE, POD_CIDRS, SERVICE_CIDRS},
+    topology::{CLUSTER_CIDRS, NODE},
 };
 
 use crate::kube_proxy::{self, KUBE_PROXY, Mode};
@@ -43,14 +43,7 @@ impl World {
     async fn build(flavour: &'static str) -> anyhow::Result<Self> {
         let network = Network::build(Topology::with_pods(PODS.into_iter().chain([ASKING]))?)?;
         let servers = Servers::start(&network, web::endpoints(&PODS))?;
-        let plane = ControlPlane::start(Options {
-            netns: Some(network.node().path()),
-            service_cidrs: SERVICE_CIDRS.map(str::to_owned).to_vec(),
-            ..Options::default()
-        })
-        .await?;
-        let node = NewNode { name: "node-a", addresses: &NODE, labels: &[], pod_cidrs: &POD_CIDRS };
-        plane.objects("default").ensure_node(node).await?;
+        let plane = web::plane(&network).await?;
         let cluster_ips = web::create(&plane, &PODS.map(|pod| (pod, "node-a"))).await?;
         Ok(Self { programs: Programs::new()?, plane, network, _servers: servers, cluster_ips, flavour })
     }
