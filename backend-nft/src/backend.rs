@@ -67,6 +67,10 @@ struct Generations {
 /// How many times the clients are read again if some of them expire before they are changed.
 const ATTEMPTS: usize = 8;
 
+/// How many times a table is read again because another program committed before a Service was refused. Then the Service is at
+/// fault, because a program may commit all the time.
+const MAX_OVERTAKEN: usize = 3;
+
 /// The largest number of Services that may be refused in one sync. If the kernel refuses more, the Services are not at
 /// fault, and the sync fails.
 const MAX_REFUSED: usize = 16;
@@ -214,7 +218,7 @@ impl<K: Kernel> NftBackend<K> {
 
     fn write_table(&mut self, family: Family, refused: &mut usize) -> anyhow::Result<()> {
         // Whether the table was just read. If the kernel then refuses a change, the change itself is at fault.
-        let mut fresh = false;
+        let (mut fresh, mut overtaken) = (false, 0);
         loop {
             fresh |= self.read_unknown(family)?;
             self.prepare(family);
@@ -241,8 +245,13 @@ impl<K: Kernel> NftBackend<K> {
             };
             // A lack of memory or space can hit any element, so the refused element is not at fault.
             let owner = if error.is_shortage() { None } else { self.owner(&transaction, &error) };
+            if owner.is_some() && fresh && overtaken < MAX_OVERTAKEN && self.is_overtaken() {
+                overtaken += 1;
+                self.forget();
+                continue;
+            }
             match owner {
-                Some(service) if fresh && *refused < MAX_REFUSED && !self.is_overtaken() => {
+                Some(service) if fresh && *refused < MAX_REFUSED => {
                     *refused += 1;
                     let text = format!("the kernel refuses it; retrying later: {error}");
                     if self.desired.refuse(&service, text.clone()) {
@@ -457,9 +466,9 @@ impl<K: Kernel> LinuxBackend for NftBackend<K> {
     }
 
     fn take_commit(&mut self) -> Commit {
-        let mut remembered = std::mem::take(&mut self.found).values().concat();
-        // The other proxy may serve them now.
-        remembered.retain(|_| !self.is_canary);
+        let found = std::mem::take(&mut self.found);
+        // Beside another proxy, that proxy may serve them now.
+        let remembered = if self.is_canary { Vec::new() } else { found.values().concat() };
         let (frontends, removed): (Vec<_>, Vec<_>) =
             self.desired.take_moved().into_iter().partition(|(_, now)| now.is_some() || !self.is_canary);
         let handed_over = removed.into_iter().map(|(frontend, _)| frontend).collect();

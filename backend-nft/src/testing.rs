@@ -39,6 +39,8 @@ pub(crate) struct FakeKernel {
     pub(crate) lacks_nat: Option<Family>,
     /// The table that another program deletes immediately before the next transaction.
     pub(crate) deleted_next: Option<Table>,
+    /// Whether another program commits before each transaction.
+    pub(crate) is_busy: bool,
     /// Whether everything fails, as if without privileges.
     pub(crate) denied: bool,
     /// After how many more transactions `denied` becomes true.
@@ -57,10 +59,11 @@ impl Kernel for FakeKernel {
             return Err(Error::NotPermitted);
         }
         self.denied_after = self.denied_after.map(|transactions| transactions - 1);
-        if let Some(table) = self.deleted_next.take() {
-            self.tables.remove(&table);
+        let deleted = self.deleted_next.take();
+        if deleted.is_some() || self.is_busy {
             self.generation = self.generation.map(|generation| generation + 1);
         }
+        deleted.iter().for_each(|table| _ = self.tables.remove(table));
         let mut next = self.clone();
         for (change, what) in transaction.changes().iter().enumerate() {
             next.change(&self.tables, what).map_err(|(element, errno)| Error::Refused {

@@ -336,11 +336,21 @@ fn a_table_that_disappears_before_the_commit_is_no_fault_of_a_service() {
     sets.get_mut(SetId::Services.name()).unwrap().1.clear();
     backend.forget();
     backend.kernel.deleted_next = Some(table);
-    let overtaken = backend.apply(&state, &Changes::default()).unwrap();
-    assert_eq!((overtaken.failed.len(), overtaken.refused.len()), (1, 0));
-    let repaired = backend.apply(&state, &Changes::default()).unwrap();
-    assert_eq!((repaired.failed.len(), repaired.refused.len()), (0, 0));
+    backend.apply(&state, &Changes::default()).unwrap().whole().unwrap();
     assert!(has(&backend, SetId::Services, ("172.30.0.41", 80)).is_some());
+}
+
+#[test]
+fn a_refused_service_stops_no_other_even_if_another_program_commits_all_the_time() {
+    let mut backend = backend();
+    backend.kernel.generation = Some(1);
+    backend.kernel.is_busy = true;
+    let state = state([service("a", "172.30.0.41", &["10.180.1.2"]), service("b", "172.30.0.42", &["10.180.1.3"])]);
+    let vip = VipKey { address: "172.30.0.41".parse().unwrap(), protocol: Protocol::Tcp, port: 80 };
+    backend.kernel.hated.insert(plan::elements::tuple(&vip).into());
+    let synced = backend.apply(&state, &Changes::everything()).unwrap();
+    assert_eq!((synced.failed.len(), synced.refused.len()), (0, 1));
+    assert!(has(&backend, SetId::Services, ("172.30.0.42", 80)).is_some());
 }
 
 #[test]

@@ -95,7 +95,6 @@ impl Tables {
                     tables.chains(&table).entry(name.to_owned()).or_default();
                 }
                 Some(("-", _)) => {
-                    // `-A CHAIN …`; with counters, `[1:60]` stands before it.
                     let words = words(line);
                     if let [append, chain, rest @ ..] = words.as_slice()
                         && append == "-A"
@@ -393,7 +392,7 @@ mod tests {
 COMMIT
 *nat
 :PREROUTING ACCEPT [0:0]
-[7:420] -A PREROUTING -j IGNORED
+-A PREROUTING -j IGNORED
 -A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
 -A OUTPUT -j KUBE-SERVICES
 -A POSTROUTING -j KUBE-POSTROUTING
