@@ -33,7 +33,7 @@ versions() {
 }
 
 version=$(sed -En 's/^version = "(.*)"/\1/p' Cargo.toml | head -n 1)
-others=$(versions | sort -u | grep -vFx "$version" || true)
+others=$(versions | sort -u | awk -v version="$version" '$0 != version')
 
 case ${1-} in
     "")

@@ -15,8 +15,8 @@ const TRIES_OF_SPARSE: usize = 12;
 /// a change and look up its endpoint after it.
 const TRIES_OF_EXACT: usize = 2;
 
-/// The number of slots for that many endpoints: the same number up to 16. For more, a power of two, so that there are few
-/// distinct sizes, and between 4/9 and 8/9 of the slots are filled.
+/// The number of slots for that many endpoints: the same number up to 16. For more, a power of two, which keeps the number of
+/// sizes small. Between 4/9 and 8/9 of these slots are filled.
 pub fn slots(endpoints: usize) -> u32 {
     let endpoints = u32::try_from(endpoints).unwrap_or(u32::MAX).min(1 << 30);
     if endpoints <= EXACT_SLOTS { endpoints } else { (endpoints + endpoints / 8).next_power_of_two() }
