@@ -4,12 +4,15 @@
 # Tests that need a kernel with IPVS (targets named guest…) run at the same time as the others, because the guest emulates one
 # processor and mostly waits. The tests of the whole system and of the library start first; those of the backend start when two
 # processors are free. The output of these tests comes late. Kubernetes' own tests run last and alone, because they have time limits of their own.
+# At the end, it repeats what failed.
 set -u
 
 cargo=${CARGO:-cargo}
 mkdir -p target
 beside=target/guest-beside.log
 last=target/guest.log
+export FAILURES="$PWD/target/failures.log"
+: >"$FAILURES"
 
 # within SECONDS ARGUMENT…: runs cargo test. A test program that takes longer than SECONDS is ended and named.
 within() {
@@ -36,5 +39,6 @@ within 2400 --test guest >"$last" 2>&1 || failed=1
 wait "$guest" || failed=1
 cat "$beside" "$last"
 echo "running a part of Kubernetes' own tests on a cluster of two nodes"
-QUICK=1 TESTED=1 timeout 1200 "$here/kubernetes/run.sh" || failed=1
+QUICK=1 TESTED=1 timeout 1200 "$here/kubernetes/run.sh" || { failed=1 && echo "e2e/kubernetes/run.sh failed" >>"$FAILURES"; }
+cat "$FAILURES"
 [ -z "$failed" ]
