@@ -1,5 +1,7 @@
-//! Replaces names and addresses in a trace. The structure stays: equal names and addresses stay equal, addresses in a common CIDR
+//! Replaces names and addresses in a trace or a sysdump. The structure stays: equal names and addresses stay equal, addresses in a common CIDR
 //! stay in a common CIDR, and every change stays a change of the same kind. Pure, except for the random key.
+
+mod sysdump;
 
 use std::{
     collections::HashMap,
@@ -222,6 +224,8 @@ mod tests {
     use localnet_proto::{
         Affinity, Revision, Scopes,
         history::{FullState, Replay},
+        sysdump::Sysdump,
+        wire::{BackendReport, BackendWarning, BrainStatus, FamilyReport, Finding, ReceivedReport, ServiceReasons},
     };
     use proptest::prelude::*;
 
@@ -358,6 +362,54 @@ mod tests {
                 let text = format!("{entry:?} {:?}", shown.state);
                 prop_assert!(!text.contains("secret"), "{}", text);
             }
+        }
+    }
+
+    #[test]
+    fn a_sysdump_keeps_its_structure_and_history() {
+        let states = [(vec![(0, vec![1, 2])], 1), (vec![(0, vec![2, 3]), (1, vec![4])], 1), (vec![(1, vec![4, 6])], 2)];
+        let states: Vec<Snapshot> =
+            states.iter().zip(1..).map(|((services, pods), rev)| state(rev, services, *pods)).collect();
+        let text = || "secret-text".to_owned();
+        let family =
+            FamilyReport { error: text(), applied_digest: Digest::of(&states[2]).0, ..FamilyReport::default() };
+        let report = BackendReport {
+            backend: "nft".to_owned(),
+            families: vec![family],
+            warnings: vec![BackendWarning { note: text(), ..BackendWarning::default() }],
+            ..BackendReport::default()
+        };
+        let mut content = Sysdump {
+            // The first change does not lead to the recorded states.
+            history: vec![
+                change(&states[1], &states[2]),
+                change(&states[0], &states[1]),
+                change(&states[1], &states[2]),
+            ],
+            status: Some(BrainStatus {
+                digest: Digest::of(&states[2]).0,
+                backends: vec![ReceivedReport { report: Some(report), age_millis: 1 }],
+                ..BrainStatus::default()
+            }),
+            reasons: vec![ServiceReasons {
+                findings: vec![Finding { problem: text(), ..Finding::default() }],
+                ..ServiceReasons::default()
+            }],
+            ..Sysdump::default()
+        };
+        content.set_state(&states[2]);
+        let anonymous = Anonymiser::default().sysdump(&content).unwrap();
+        let shown = format!("{anonymous:?}");
+        assert!(!shown.contains("secret"), "{shown}");
+        let mut past = Past::from(anonymous.state().unwrap());
+        let status = anonymous.status.unwrap();
+        let applied = status.backends[0].report.as_ref().unwrap().families[0].applied_digest;
+        assert_eq!([status.digest, applied], [past.digest.0; 2]);
+        assert_eq!(anonymous.history.len(), 2);
+        for (entry, real) in anonymous.history.iter().zip(&states[..2]).rev() {
+            let Some(Event::Change(change)) = &entry.event else { panic!("{entry:?}") };
+            past.back(change).unwrap();
+            assert_eq!(structure(&past.state), structure(real));
         }
     }
 

@@ -1,6 +1,6 @@
 //! `localnet sysdump`.
 
-use std::{fs::File, io, path::PathBuf};
+use std::{fs::OpenOptions, io, os::unix::fs::OpenOptionsExt as _, path::PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
@@ -10,6 +10,7 @@ use localnet_proto::sysdump::Sysdump as Content;
 
 use super::{Answered, Failure, Format, Global, OfNode, Style, diff, doctor};
 use crate::{
+    anonymise::Anonymiser,
     diff::MOST,
     history::{self, Selection},
     kernel,
@@ -23,13 +24,18 @@ use crate::{
 #[command(after_help = "Examples:
   localnet sysdump
   localnet sysdump --output node-a.tar
+  localnet sysdump --anonymise
   localnet --state node-a.tar explain --why-not shop/web:80    # on any machine
 
-The archive contains names and addresses from the cluster, but no Secrets.")]
+The archive contains names and addresses from the cluster, but no Secrets. With --anonymise, it contains replaced ones, and only
+the state, the history and the progress of backends.")]
 pub(crate) struct Sysdump {
     /// File to write [default: sysdump-NODE-TIME.tar]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Replace names and addresses; equal ones stay equal
+    #[arg(long)]
+    anonymise: bool,
     #[command(flatten)]
     node: OfNode,
 }
@@ -39,9 +45,13 @@ const MOST_REASONS: usize = 10_000;
 
 pub(super) async fn run(flags: Sysdump, global: &Global) -> Answered {
     let brain = Peer::Brain(global.live("is a sysdump already, or the part of one")?);
-    let state = global.newest(Some(&brain)).await?;
+    let mut state = global.newest(Some(&brain)).await?;
     let now = Timestamp::now();
-    let content = content(&brain, &state, now, &flags, global).await?;
+    let mut content = content(&brain, &state, now, &flags, global).await?;
+    if flags.anonymise {
+        content = Anonymiser::default().sysdump(&content).map_err(anyhow::Error::from)?;
+        state = content.state().map_err(anyhow::Error::from)?;
+    }
     let mut archive = Archive { tar: tar::Builder::new(Vec::new()), now };
     archive.add(CONTENT, &content.to_bytes())?;
     archive.add_shown("state.yaml", &state, Format::Yaml)?;
@@ -55,17 +65,20 @@ pub(super) async fn run(flags: Sysdump, global: &Global) -> Answered {
         &history::rows(state.clone(), &content.history, &Selection::default()),
         Format::Wide,
     )?;
-    archive.add_shown("doctor.txt", &doctor::findings(&flags.node, global).await?, Format::Table)?;
-    // Without the privilege to read the kernel, the archive states the reason instead.
-    match diff::of_kernel(MOST, &flags.node, global).await {
-        Ok(differences) => archive.add_shown("diff.txt", &differences, Format::Table)?,
-        Err(failure) => archive.add("diff.txt", format!("{failure}\n").as_bytes())?,
+    if !flags.anonymise {
+        archive.add_shown("doctor.txt", &doctor::findings(&flags.node, global).await?, Format::Table)?;
+        // Without the privilege to read the kernel, the archive states the reason instead.
+        match diff::of_kernel(MOST, &flags.node, global).await {
+            Ok(differences) => archive.add_shown("diff.txt", &differences, Format::Table)?,
+            Err(failure) => archive.add("diff.txt", format!("{failure}\n").as_bytes())?,
+        }
     }
     let name = || PathBuf::from(format!("sysdump-{}-{}.tar", state.node.name, now.strftime("%Y%m%dT%H%M%SZ")));
     let path = flags.output.clone().unwrap_or_else(name);
     let failed = || format!("failed to write {}", path.display());
     let bytes = archive.tar.into_inner().with_context(failed)?;
-    let mut file = File::create(&path).with_context(failed)?;
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&path).with_context(failed)?;
     io::Write::write_all(&mut file, &bytes).with_context(failed)?;
     output::print(|out| Ok(io::Write::write_fmt(out, format_args!("{}\n", path.display()))?))?;
     Ok(false)

@@ -1,6 +1,10 @@
 //! Every command of `localnet` on a live node: formats, exit codes, a saved state, and the name as a plugin.
 
-use std::{os::unix::fs::symlink, process::Command};
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    process::Command,
+};
 
 use localnet_e2e::{await_condition, program};
 use localnet_lab::{Namespace, topology::CLUSTER_CIDRS};
@@ -83,6 +87,7 @@ fn a_sysdump_answers_like_the_node() {
         let node = Scenario::build(&path, &steps).unwrap();
         let written = node.localnet(&["sysdump", "--output", archive]).unwrap();
         assert_eq!((written.code, written.out), (0, format!("{archive}\n")), "{}", written.error);
+        assert_eq!(fs::metadata(archive).unwrap().permissions().mode() & 0o777, 0o600);
         for arguments in [
             &["get", "services"][..],
             &["get", "endpoints"],
@@ -97,6 +102,12 @@ fn a_sysdump_answers_like_the_node() {
             let here = command.args(["--state", archive]).args(arguments).output().unwrap();
             let out = String::from_utf8(here.stdout).unwrap();
             assert_eq!((here.status.code(), out), (Some(there.code), there.out), "{fault}: {arguments:?}");
+        }
+        let written = node.localnet(&["sysdump", "--anonymise", "--output", archive]).unwrap();
+        assert_eq!(written.code, 0, "{}", written.error);
+        let bytes = fs::read(archive).unwrap();
+        for secret in ["shop", "10.180.0.2"] {
+            assert!(!bytes.windows(secret.len()).any(|part| part == secret.as_bytes()), "{fault}: {secret}");
         }
     }
 }
