@@ -20,7 +20,7 @@ Exit codes:
   1  a problem was found (explain: the packet reaches no endpoint; --why-not: there is a cause; diff: the kernel differs;
      doctor: a check fails; status: a backend or the brain's source fails, or a backend lags; replay: a digest differs)
   2  the command line is invalid
-  3  the brain, the file or the kernel cannot be read
+  3  the brain, the file, the kernel or the cluster cannot be read or changed
   4  the requested object does not exist";
 
 /// Inspect the Services of a node
@@ -107,6 +107,8 @@ mod tests {
             "localnet history --since 03:00 --service shop/web",
             "localnet get svc --at 812",
             "localnet diff --from 812 --to 03:12",
+            "localnet takeover --plan node-a node-b",
+            "localnet give-back -n proxies node-a",
             "localnet version",
         ] {
             assert!(parsed(line).is_ok(), "{line}: {:?}", parsed(line).err());
@@ -125,6 +127,7 @@ mod tests {
             "localnet diff --cannot-hold outside",
             "localnet diff --dump - --from 812",
             "localnet history --since noon",
+            "localnet takeover --plan",
             // Flags of the long-running programs that this one does not have.
             "localnet doctor --write-config-to file",
             "localnet doctor --cleanup",

@@ -32,8 +32,9 @@
 //! | [`dumped`] | compares the output of a backend's command `dump` with the state; pure |
 //! | [`diff`], [`top`], [`doctor`] | check the node as a whole |
 //! | [`shadow`] | compares kube-proxy's rules with what localnet would do |
+//! | [`takeover`] | the commands of kubectl that move a node from kube-proxy to localnet, and back; pure |
 //!
-//! Only `replay --backend` changes the kernel. All other commands only read.
+//! Only `replay --backend` changes the kernel, and only `takeover` and `give-back` change the cluster. All other commands only read.
 
 pub mod anonymise;
 pub mod answer;
@@ -62,6 +63,7 @@ pub mod source;
 pub mod status;
 pub mod style;
 pub mod table;
+pub mod takeover;
 pub mod top;
 pub mod watch;
 pub mod why_not;

@@ -3,6 +3,7 @@
 #
 #   migrate.sh [STEP …]     [default: all steps, with the chart and with kube-proxy]
 #
+#   beside:MODE                 shadow and canary on a node with kube-proxy in this mode, with the commands in docs/migrating.md
 #   migrate:MODE, back:MODE     from kube-proxy in this mode to the chart, node by node, and back, with the commands in docs/migrating.md
 #   upgrade                     the chart, from the images with the tag `previous` to ours, to each mixture of brain and backend, and back
 #   drain:PROXY                 drains each node; PROXY is a name that proxy.sh knows
@@ -15,13 +16,36 @@ results=$results/migrate
 output=$log/migrate.log
 loads=() replacing='' failed=''
 
+# The commands of the page run programs beside kube-proxy on the node $beside, and otherwise on the machine of the operator.
+localnet() {
+    if [ -n "${beside-}" ]; then
+        in_node "$beside" "$programs/localnet" "$@"
+    else
+        in_fabric env PATH="$bin:$PATH" KUBECONFIG="$kubeconfig" "$programs/localnet" "$@"
+    fi
+}
+
+localnet-brain() {
+    in_node "$beside" sh -c 'echo $$ >/run/beside-brain.pid && exec "$@"' sh "$programs/localnet-brain" "$@"
+}
+
+localnet-nft() {
+    in_node "$beside" sh -c 'echo $$ >/run/beside-nft.pid && exec "$@"' sh "$programs/localnet-nft" "$@"
+}
+
+# stop_beside PROGRAM: ends a program that runs beside kube-proxy.
+stop_beside() {
+    in_node "$beside" sh -c 'pid=$(cat "$1") && kill "$pid" && while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done; rm "$1"' sh "/run/beside-$1.pid"
+}
+
 # page HEADING NUMBER [NODE]: runs a block of commands of docs/migrating.md, with the names of this cluster.
 page() {
     local block
     block=$(awk -v heading="$1" -v wanted="$2" '/^```/ { inside = !inside; number += /^```sh/; next }
         /^#/ && !inside { section = $0; number = 0 }
         inside && section ~ heading && number == wanted' "$repository/docs/migrating.md" |
-        sed "s/REGISTRY/localhost/g; s/ADDRESS/172.30.0.1/g; s/TAG/$version/g; s/\bNODE\b/${3-}/g
+        sed "s/REGISTRY/localhost/g; s/ADDRESS/172.30.0.1/g; s/\bNODE\b/${3-}/g
+            s#\bCONFIG\b#$run/kube-proxy.conf#g; s#\bKUBECONFIG\b#$kubeconfig#g; s/\bNAMESPACE\b/load/g; s/\bSERVICE\b/web/g
             s/--set 'cleanup={iptables}'/--set nodeSelector=null --set 'cleanup={$stale}'/")
     [ -n "$block" ] || fail "docs/migrating.md has no block $2 of commands under \"$1\""
     echo "$(date +%T) $block" >>"$output"
@@ -130,6 +154,37 @@ proxy() {
     [ "$(cat "$run/proxy" 2>/dev/null)" = "$1" ] || "$here/proxy.sh" "$1"
 }
 
+beside() {
+    local beside=n1 move
+    proxy "kube-proxy-$1"
+    kubectl --namespace kube-system get configmap kube-proxy -o jsonpath='{.data.config\.conf}' >"$run/kube-proxy.conf"
+    start_load "$step" replacing
+    page "4. Compare" 1 "$beside"
+    stop_beside brain
+    page "5. Let localnet" 1 "$beside"
+    for move in {1..5}; do
+        page "5. Let localnet" 2
+        await 30 "localnet serves web" serves
+        sleep 2
+        page "5. Let localnet" 3
+        await 30 "kube-proxy serves web" serves_nothing
+        sleep 2
+    done
+    stop_beside nft
+    stop_beside brain
+    in_node "$beside" "$programs/localnet-nft" cleanup >>"$output" 2>&1
+    stop_load "$step"
+}
+
+# Whether the canary has a rule for the ClusterIP of web.
+serves() {
+    in_node "$beside" nft list table ip localnet | grep -wF "$(of web '{.spec.clusterIP}')"
+}
+
+serves_nothing() {
+    ! serves
+}
+
 migrate() {
     local node
     proxy "kube-proxy-$1"
@@ -207,7 +262,7 @@ ended() {
 
 version=$("$programs/localnet" --version | cut -d' ' -f2)
 trap ended EXIT
-[ $# -gt 0 ] || set -- {migrate,back}:iptables {migrate,back}:nftables upgrade {drain,rollouts}:nft {drain,rollouts}:kube-proxy-nftables
+[ $# -gt 0 ] || set -- {beside,migrate,back}:iptables {beside,migrate,back}:nftables upgrade {drain,rollouts}:nft {drain,rollouts}:kube-proxy-nftables
 mkdir -p "$results"
 start_servers
 echo "| step | time | updates of the Deployment | connections | datagrams | requests on held connections | failed | slowest answer |"

@@ -12,6 +12,7 @@ mod replay;
 mod shadow;
 mod status;
 mod sysdump;
+mod takeover;
 mod top;
 mod version;
 mod watch;
@@ -41,6 +42,8 @@ pub(super) enum Command {
     Top(top::Top),
     Doctor(doctor::Doctor),
     Shadow(shadow::Shadow),
+    Takeover(takeover::Takeover),
+    GiveBack(takeover::GiveBack),
     Sysdump(sysdump::Sysdump),
     Status(status::Status),
     History(history::History),
@@ -67,6 +70,8 @@ impl Command {
             Self::Sysdump(flags) => sysdump::run(flags, global).await,
             Self::Doctor(flags) => doctor::run(&flags, global).await,
             Self::Shadow(flags) => shadow::run(&flags, global).await,
+            Self::Takeover(flags) => takeover::run(&flags).await,
+            Self::GiveBack(flags) => takeover::run_back(&flags).await,
             Self::History(flags) => history::run(flags, global).await,
             Self::Record(flags) => record::run(&flags, global).await,
             Self::Replay(flags) => replay::run(&flags).await,

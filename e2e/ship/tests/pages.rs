@@ -62,9 +62,11 @@ const NOT_RUN: [(&str, &str, &str); 18] = [
     ("charts/localnet/README.md", "kubectl debug", "it needs a node with a kubelet"),
     ("docs/migrating.md", "helm install", "it needs nodes with kubelets: `make kubernetes-migrate` runs it"),
     ("docs/migrating.md", "kubectl label", "the same"),
+    ("docs/migrating.md", "localnet takeover", "the same"),
+    ("docs/migrating.md", "localnet give-back", "the same"),
     ("docs/migrating.md", "localnet-brain --shadow", "it needs a node with kube-proxy: `system::shadow` has one"),
     ("docs/migrating.md", "localnet-brain --canary", "the same: `system::canary`"),
-    ("docs/migrating.md", "kubectl --namespace shop label service", "the same"),
+    ("docs/migrating.md", "kubectl --namespace NAMESPACE label service", "the same"),
     (
         "docs/backends/ipvs.md",
         "localnet-ipvs",
