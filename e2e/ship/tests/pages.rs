@@ -47,7 +47,7 @@ until [ -S /run/localnet/brain.sock ]; do sleep 0.1; done
 const CLUSTER_PAGES: [&str; 2] = ["charts/localnet/README.md", "docs/migrating.md"];
 
 /// Blocks that are not run: the page, the beginning of the block, and the reason.
-const NOT_RUN: [(&str, &str, &str); 18] = [
+const NOT_RUN: [(&str, &str, &str); 20] = [
     ("README.md", "make demo", "CI runs it"),
     ("README.md", "helm install", "the chart's own page runs it"),
     ("README.md", "localnet-node", "it needs kube-proxy's file: `system::drop_in` runs it with one"),
