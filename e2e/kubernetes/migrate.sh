@@ -155,14 +155,14 @@ proxy() {
 }
 
 beside() {
-    local beside=n1 move
+    local beside=n1
     proxy "kube-proxy-$1"
     kubectl --namespace kube-system get configmap kube-proxy -o jsonpath='{.data.config\.conf}' >"$run/kube-proxy.conf"
     start_load "$step" replacing
     page "4. Compare" 1 "$beside"
     stop_beside brain
     page "5. Let localnet" 1 "$beside"
-    for move in {1..5}; do
+    for _ in {1..5}; do
         page "5. Let localnet" 2
         await 30 "localnet serves web" serves
         sleep 2

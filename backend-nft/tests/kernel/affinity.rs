@@ -264,61 +264,6 @@ fn connections_work_even_if_the_set_of_clients_is_full() {
     }
 }
 
-/// The tables as written by older versions, which remembered clients by address.
-fn by_address(listing: &str) -> String {
-    let lines = listing
-        .lines()
-        .filter(|line| !line.trim().starts_with("meta priority set ip") || line.contains("affinity-vips g"));
-    let mut text: String = lines.map(|line| format!("{line}\n")).collect();
-    for family in ["ip", "ip6"] {
-        let [client, vip] = [format!("{family} saddr"), format!("{family} daddr . meta l4proto . th dport")];
-        text = text.replace(&format!("meta priority set {vip} map @affinity-vips"), &format!("{vip} @affinity-vips"));
-        text = text.replace(&format!("{client} . meta priority"), &format!("{client} . {vip}"));
-    }
-    for address in ["ipv4_addr", "ipv6_addr"] {
-        let clients = format!("type {address} . {address} . inet_proto . inet_service");
-        text = text.replace(&format!("type {address} . classid"), &clients);
-    }
-    text = text.replace("map affinity-vips", "set affinity-vips").replace("meta priority set none ", "");
-    text = text.replace(" : classid", "");
-    (1..9).fold(text, |text, number| text.replace(&format!(" : 0:{number}"), ""))
-}
-
-#[test]
-fn an_upgrade_from_affinity_by_address_fails_no_connection() {
-    let world = World::build();
-    let node = world.network.node();
-    let state = state(&ENDPOINTS, Some(10_800));
-    world.apply(&mut world.backend(), &state);
-    let listing = list(node);
-    node.output(Command::new("nft").args(["flush", "ruleset"])).unwrap();
-    let former = by_address(&listing);
-    assert!(!former.contains("priority set") && !former.contains("classid"), "{former}");
-    load(node, &former);
-    let first = world.ends(Protocol::Tcp, TCP);
-    assert_eq!(world.ends(Protocol::Tcp, TCP), first, "the previous version remembers them, too");
-    let done = std::sync::atomic::AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let (world, done) = (&world, &done);
-        let clients = [TCP, TCP6].map(|to| {
-            scope.spawn(move || {
-                let mut upgraded = false;
-                // The last connection starts after the upgrade.
-                while !upgraded {
-                    upgraded = done.load(std::sync::atomic::Ordering::SeqCst);
-                    world.connect(0, Protocol::Tcp, to);
-                }
-            })
-        });
-        world.apply(&mut world.backend(), &state);
-        done.store(true, std::sync::atomic::Ordering::SeqCst);
-        clients.into_iter().for_each(|client| client.join().unwrap());
-    });
-    assert_eq!(list(node).matches("map affinity-vips {").count(), 2);
-    let second = world.ends(Protocol::Tcp, TCP);
-    assert_eq!(world.ends(Protocol::Tcp, TCP), second);
-}
-
 #[test]
 fn switching_off_affinity_removes_all_its_objects() {
     let world = World::build();

@@ -211,6 +211,7 @@ fn any_damage_to_the_tables_is_repaired_at_the_start() {
         "add chain ip localnet odd { type filter hook input priority 5; }",
         "add set ip localnet odd { type mark; }",
         "insert rule ip localnet masquerading accept",
+        "delete table ip localnet; table ip localnet { set services { type ipv4_addr; }; }",
     ] {
         load(node, damage);
         assert_ne!(sorted(&list(node)), sorted(&right), "{damage}");
