@@ -265,10 +265,8 @@ async fn a_reader_among_a_thousand_hostile_peers_is_served() {
         }
         if number % 20 == 0 {
             server.feed.publish(applied([service("a", number + 2, 0)]));
-            let start = Instant::now();
             let next = reader.read(state, true).await.revision();
             assert_eq!(next, at(state.rev + 1));
-            assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
             state = next;
         }
     }
