@@ -83,9 +83,9 @@ release: ## Build all files of a release in target/dist (TAG=vX.Y.Z: fail if thi
 	@e2e/deps.sh images
 	packaging/release/build.sh
 
-differential: deps controlplane ## Compare the oracle, our backends and kube-proxy on random clusters with N (20000) random packets (SEED=… repeats a run; PEER=previous: with kube-proxy of the previous minor version)
+differential: deps controlplane ## Compare the oracle, our backends and kube-proxy on random clusters with N (20000) random packets (SEED=… repeats a run; PEER=previous: with kube-proxy of the previous minor version; EVALUATE=…: so many more packets in each state, which `localnet shadow` evaluates and nobody sends)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet-ebpf -p localnet
-	STRICT=1 N=$(or $(N),20000) SEED=$(SEED) PEER=$(PEER) $(CARGO) test --locked -p localnet-e2e --test system differential:: -- --nocapture
+	STRICT=1 N=$(or $(N),20000) SEED=$(SEED) PEER=$(PEER) EVALUATE=$(or $(EVALUATE),0) $(CARGO) test --locked -p localnet-e2e --test system differential:: -- --nocapture
 
 differential-ipvs: deps controlplane vm ## Compare the oracle and localnet-ipvs in the guest, with N (2000) random packets (10 minutes)
 	$(CARGO) build --locked -p localnet-brain -p localnet-ipvs -p localnet

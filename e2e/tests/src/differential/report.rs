@@ -39,6 +39,8 @@ pub(crate) struct Report {
     pub(crate) predicted: usize,
     /// The number of packets for which `localnet shadow` evaluated kube-proxy's rules.
     pub(crate) shadowed: usize,
+    /// The number of further packets that it evaluated, and that were not sent.
+    pub(crate) evaluated: usize,
     pub(crate) returned: Returned,
     /// How many open flows continued, and how many were routed anew.
     open: [usize; 2],
@@ -99,7 +101,11 @@ impl fmt::Display for Report {
         for (by, count) in &self.explained {
             write!(f, "{count} as {by}, ")?;
         }
-        write!(f, "{} packets predicted by localnet explain, {} by localnet shadow, ", self.predicted, self.shadowed)?;
+        write!(
+            f,
+            "{} packets predicted by localnet explain, {} by localnet shadow ({} more were not sent), ",
+            self.predicted, self.shadowed, self.evaluated
+        )?;
         write!(f, "{unexplained} unexplained differences")
     }
 }

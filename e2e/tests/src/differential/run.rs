@@ -1,7 +1,8 @@
 //! One run: clusters from a seed, the steps of each, and packets on both sides after each step.
 
-use std::{collections::BTreeMap, thread, time::Duration};
+use std::{collections::BTreeMap, env, thread, time::Duration};
 
+use anyhow::Context as _;
 use localnet_client::route::Outcome;
 use localnet_lab::Protocol;
 
@@ -176,7 +177,27 @@ impl Runs {
                 }
             }
         }
+        self.evaluate(scene)?;
         self.disturb(scene, &asked)
+    }
+
+    /// Lets `localnet shadow` evaluate EVALUATE more packets, which are not sent. The packets that are sent show that the proxies agree, so
+    /// each difference without an entry is a false alarm.
+    fn evaluate(&mut self, scene: &Scene<'_>) -> anyhow::Result<()> {
+        let count: usize = env::var("EVALUATE").map_or(Ok(0), |text| text.parse()).context("reading EVALUATE")?;
+        if count == 0 || self.world.pair.kube_proxy.is_none() {
+            return Ok(());
+        }
+        let mut random = Random::new(scene.seed.rotate_left(16) ^ scene.changes as u64);
+        let questions: Vec<_> = (0..count).map(|_| scene.draw(&mut random).question).collect();
+        self.report.evaluated += count;
+        for alarm in shadowed::alarms(&self.world, scene.setup, &questions)? {
+            if scene.former.is_none() && scene.claimants(alarm.to.ip()).len() < 2 {
+                self.report.unexplained += 1;
+                print_line(&format!("\ndifference: localnet shadow raises a false alarm: {alarm}"));
+            }
+        }
+        Ok(())
     }
 
     /// Checks what `localnet shadow` says of kube-proxy's rules.

@@ -25,7 +25,7 @@ struct Answer {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Difference {
     from: IpAddr,
-    to: SocketAddr,
+    pub(crate) to: SocketAddr,
     protocol: String,
     localnet: Value,
     kube_proxy: Value,
@@ -40,24 +40,41 @@ pub(crate) fn differences(
     setup: &Setup,
     asked: &[Asked],
 ) -> anyhow::Result<BTreeMap<usize, Difference>> {
-    let file = world.folder().join("shadowed.txt");
-    fs::write(&file, asked.iter().map(|asked| line(&asked.question)).collect::<String>())?;
-    let mut command = Command::new(program("localnet")?);
-    command.args(["shadow", "-o", "json", "--settle", "0", "--api", &world.api(), "--packets"]).arg(&file);
-    command.args(setup.flags());
-    let output = world.network(Side::KubeProxy).node().run(|| command.output().context("running localnet"))?;
-    let error = String::from_utf8_lossy(&output.stderr);
-    let answer: Answer = serde_json::from_slice(&output.stdout).with_context(|| format!("localnet shadow: {error}"))?;
-    anyhow::ensure!(answer.compared == asked.len(), "{} of {} packets compared: {error}", answer.compared, asked.len());
+    let found = evaluated(world, setup, asked.iter().map(|asked| &asked.question))?;
     let is = |question: &Question, difference: &Difference| {
         question.source() == difference.from
             && question.to == difference.to
             && question.protocol.as_str() == difference.protocol
     };
     let numbered = asked.iter().enumerate().filter_map(|(number, asked)| {
-        Some((number, answer.differences.iter().find(|difference| is(&asked.question, difference))?.clone()))
+        Some((number, found.iter().find(|difference| is(&asked.question, difference))?.clone()))
     });
     Ok(numbered.collect())
+}
+
+/// The differences without an entry, for packets that are not sent.
+pub(crate) fn alarms(world: &World, setup: &Setup, questions: &[Question]) -> anyhow::Result<Vec<Difference>> {
+    let mut found = evaluated(world, setup, questions.iter())?;
+    found.retain(|difference| difference.entry.is_none());
+    Ok(found)
+}
+
+/// What the command finds.
+fn evaluated<'a>(
+    world: &World,
+    setup: &Setup,
+    questions: impl ExactSizeIterator<Item = &'a Question>,
+) -> anyhow::Result<Vec<Difference>> {
+    let (file, count) = (world.folder().join("shadowed.txt"), questions.len());
+    fs::write(&file, questions.map(line).collect::<String>())?;
+    let mut command = Command::new(program("localnet")?);
+    command.args(["shadow", "-o", "json", "--settle", "0", "--api", &world.api(), "--packets"]).arg(&file);
+    command.args(setup.flags());
+    let output = world.network(Side::KubeProxy).node().run(|| command.output().context("running localnet"))?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    let answer: Answer = serde_json::from_slice(&output.stdout).with_context(|| format!("localnet shadow: {error}"))?;
+    anyhow::ensure!(answer.compared == count, "{} of {count} packets compared: {error}", answer.compared);
+    Ok(answer.differences)
 }
 
 /// The contradiction between the command and the packets, if there is one. `by_packets` is the difference that the packets showed,
@@ -79,7 +96,10 @@ pub(crate) fn contradiction(
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { localnet, kube_proxy, entry, unknown, .. } = self;
-        write!(f, "localnet {localnet}, kube-proxy {kube_proxy}, entry {entry:?}, unknown {unknown:?}")
+        let Self { from, to, protocol, localnet, kube_proxy, entry, unknown } = self;
+        write!(
+            f,
+            "{from} to {to}/{protocol}: localnet {localnet}, kube-proxy {kube_proxy}, entry {entry:?}, unknown {unknown:?}"
+        )
     }
 }
