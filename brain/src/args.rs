@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, IsTerminal as _},
+    net::SocketAddr,
     path::PathBuf,
     time::Duration,
 };
@@ -31,6 +32,9 @@ pub struct Arguments {
     /// Run beside another proxy: open no ports for health checks and metrics, which that proxy needs, and post no events
     #[arg(long)]
     pub shadow: bool,
+    /// Serve /metrics and /healthz at this address nevertheless
+    #[arg(long, value_name = "IP:PORT", requires = "shadow")]
+    pub shadow_metrics_bind_address: Option<SocketAddr>,
     /// Run beside another proxy, as with --shadow, and serve only the Services that match this label selector, such as proxy=localnet
     #[arg(long, value_name = "SELECTOR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub canary: Option<String>,

@@ -25,6 +25,7 @@ use crate::{
     reports::Reports,
     serve::{self, Listener},
     source::Source,
+    status,
     views::{Started, Views},
     watch::{file, kube},
 };
@@ -176,6 +177,8 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let chosen = running.has_file();
     let (current, mut following) = running.follow();
     let mut configured = None;
+    let metrics = arguments.shadow_metrics_bind_address;
+    let _metrics = metrics.map(|address| status::start(address, current.clone(), brain.feed(), &reports));
     if !arguments.shadow && arguments.canary.is_none() {
         brain.post_warnings(&reports);
         let of_brain = (brain.feed(), brain.events());

@@ -109,6 +109,7 @@ mod tests {
             "localnet diff --from 812 --to 03:12",
             "localnet takeover --plan node-a node-b",
             "localnet give-back -n proxies node-a",
+            "localnet shadow --every 30s",
             "localnet version",
         ] {
             assert!(parsed(line).is_ok(), "{line}: {:?}", parsed(line).err());
@@ -128,6 +129,7 @@ mod tests {
             "localnet diff --dump - --from 812",
             "localnet history --since noon",
             "localnet takeover --plan",
+            "localnet shadow --every 30s --packets -",
             // Flags of the long-running programs that this one does not have.
             "localnet doctor --write-config-to file",
             "localnet doctor --cleanup",

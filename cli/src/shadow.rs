@@ -13,6 +13,7 @@ pub mod iptables;
 pub mod nftables;
 mod probes;
 pub mod read;
+mod report;
 pub mod verdict;
 
 use std::{
@@ -24,12 +25,13 @@ use localnet_client::{
     Snapshot,
     route::{self, Origin, Packet},
 };
-use localnet_proto::Family;
+use localnet_proto::{Family, Revision};
 use serde::Serialize;
 
 use crate::{
     diff,
     explain::origin_name,
+    flows::FlowRow,
     output::Show,
     question,
     style::{NONE, Style, Tone},
@@ -39,6 +41,9 @@ use crate::{
 use entries::Case;
 use read::Rules;
 use verdict::{Verdict, Verdicts, of_outcome};
+
+/// The maximum number of flows in a printed answer.
+const MOST_FLOWS: usize = 20;
 
 /// kube-proxy's mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -63,6 +68,9 @@ impl Mode {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Shadow {
+    /// The revision of the state.
+    #[serde(skip)]
+    pub revision: Revision,
     /// kube-proxy's mode.
     pub mode: Mode,
     /// The number of compared packets.
@@ -73,6 +81,10 @@ pub struct Shadow {
     pub deliberate: usize,
     /// The packets with other verdicts.
     pub differences: Vec<Difference>,
+    /// The number of flows to Services in connection tracking.
+    pub flows: usize,
+    /// The flows whose endpoint localnet would not use.
+    pub flows_elsewhere: Vec<FlowRow>,
 }
 
 /// A packet that kube-proxy's rules treat in another way.
@@ -101,7 +113,17 @@ pub struct Difference {
 
 /// Compares the verdicts for packets.
 pub fn compare(world: &World, rules: &Rules, packets: impl IntoIterator<Item = Packet>) -> Shadow {
-    let mut shadow = Shadow { mode: rules.mode, compared: 0, equal: 0, deliberate: 0, differences: Vec::new() };
+    let revision = world.state.revision;
+    let mut shadow = Shadow {
+        revision,
+        mode: rules.mode,
+        compared: 0,
+        equal: 0,
+        deliberate: 0,
+        differences: Vec::new(),
+        flows: 0,
+        flows_elsewhere: Vec::new(),
+    };
     for packet in packets {
         let Some(found) = rules.verdicts(&packet, &world.local) else { continue };
         shadow.compared += 1;
@@ -193,6 +215,21 @@ impl Shadow {
         self.differences.retain(|difference| again.differences.contains(difference));
         self.deliberate = self.differences.iter().filter(|difference| difference.entry.is_some()).count();
         self.equal = self.compared - self.differences.len();
+        self.flows_elsewhere.retain(|flow| again.flows_elsewhere.contains(flow));
+    }
+
+    fn flows_text(&self, style: Style) -> String {
+        let elsewhere = self.flows_elsewhere.len();
+        let text =
+            format!("{} flows to Services: {elsewhere} reach an endpoint that localnet would not use\n", self.flows);
+        if elsewhere == 0 {
+            return text;
+        }
+        let mut table = Table::new(["FROM", "TO", "ENDPOINT"]);
+        for flow in self.flows_elsewhere.iter().take(MOST_FLOWS) {
+            table.add(|row| _ = row.cell(flow.from).cell(flow.to).cell(flow.endpoint));
+        }
+        text + &table.text(style, 0)
     }
 }
 
@@ -206,6 +243,7 @@ impl Show for Shadow {
             self.deliberate,
             self.unexplained()
         );
+        let text = text + &self.flows_text(style);
         if self.differences.is_empty() {
             return text;
         }

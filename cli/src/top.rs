@@ -134,6 +134,15 @@ pub fn count(state: &Snapshot, facts: &Facts, sample: &Sample, before: Option<&S
     }
 }
 
+/// Returns the number of flows to Services, and those whose endpoint is not eligible.
+pub fn stale(state: &Snapshot, facts: &Facts, flows: &[Flow]) -> (usize, Vec<FlowRow>) {
+    let wanted: std::collections::HashSet<SocketAddr> = flows.iter().map(|flow| flow.original.destination).collect();
+    let owners = owners(state, facts, |to| wanted.contains(to));
+    let serving = |flow: &Flow| owners.get(&(flow.protocol, flow.original.destination)).map(|(_, serving)| serving);
+    let rows: Vec<_> = flows.iter().filter_map(|flow| Some(FlowRow::of(flow, serving(flow)?))).collect();
+    (rows.len(), rows.into_iter().filter(|row| row.stale).collect())
+}
+
 /// Returns the owners of the VIPs that flows use. Plans only the Services of these VIPs.
 fn owners(state: &Snapshot, facts: &Facts, wanted: impl Fn(&SocketAddr) -> bool) -> Owners {
     let mut owners = Owners::new();
@@ -253,6 +262,9 @@ services:
         assert_eq!(top(By::Service), ["dns/dns:dns 3 1 1"]);
         assert_eq!(top(By::Endpoint), ["10.0.0.1:53 2 0 0", "10.0.0.9:53 1 1 1"]);
         assert_eq!(top(By::Client), ["10.0.0.8 2 1 1", "10.0.0.7 1 0 0"]);
+        let (count_of_flows, stale) = stale(&state, &facts, &flows);
+        assert_eq!(count_of_flows, 3);
+        assert_eq!(stale.iter().map(|row| row.endpoint.to_string()).collect::<Vec<_>>(), ["10.0.0.9:53"]);
         let row = &count(&state, &facts, &sample, None, By::Service).rows[0];
         assert_eq!((row.bytes, row.new_per_second, row.bytes_per_second), (None, None, None));
 

@@ -3,7 +3,7 @@
 #
 #   images.sh build            Kubernetes' test images, CoreDNS and kube-proxy, from the programs of build.sh
 #   images.sh ours             our own images, from target/ship (packaging/programs.sh) as packaging/images.sh writes them; with TESTED=1
-#                              those of the brain and the nft backend, from the programs of `make test`, on the root of the test images
+#                              those of the brain and of two backends, from the programs of `make test`, on the root of the test images
 #   images.sh previous COMMIT    our own images as of another commit, with the tag `previous`
 #   images.sh import NODE      brings to a node of the running cluster what is new
 . "$(dirname "$0")/common.sh"
@@ -11,6 +11,8 @@
 archive=$cache/images.tar
 ours=$cache/ours.tar
 previous=$cache/previous.tar
+# `backend: shadow` of the chart uses the image of the iptables backend.
+tested="localnet localnet-brain localnet-nft localnet-iptables"
 
 build() {
     local module stamp
@@ -29,7 +31,8 @@ build() {
 ours() {
     local stamp sources
     [ -x "$programs/localnet" ] || fail "our programs are not built: packaging/programs.sh $arch"
-    if [ -n "${TESTED-}" ]; then sources="$programs/localnet $programs/localnet-brain $programs/localnet-nft"; else sources=$(echo "$programs"/*); fi
+    # shellcheck disable=SC2059,SC2086 # lists of files
+    if [ -n "${TESTED-}" ]; then sources=$(printf "$programs/%s " $tested); else sources=$(echo "$programs"/*); fi
     # shellcheck disable=SC2086 # a list of files
     stamp=$(cat $sources "$repository/packaging/images.sh" "$here/image/archive.py" | sha256sum | cut -d' ' -f1)
     # What docs/conformance.md says was tested.
@@ -57,7 +60,7 @@ tested() {
     local program folder=$cache/tested
     rm -rf "$folder"
     mkdir -p "$folder"
-    for program in localnet localnet-brain localnet-nft; do strip --strip-debug -o "$folder/$program" "$programs/$program"; done
+    for program in $tested; do strip --strip-debug -o "$folder/$program" "$programs/$program"; done
     python3 "$here/image/archive.py" ours "$folder" "$cache/root" "$("$programs/localnet" --version | cut -d' ' -f2)" "$ours.new"
     rm -rf "$folder"
     mv "$ours.new" "$ours"

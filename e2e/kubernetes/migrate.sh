@@ -159,6 +159,7 @@ beside() {
     proxy "kube-proxy-$1"
     kubectl --namespace kube-system get configmap kube-proxy -o jsonpath='{.data.config\.conf}' >"$run/kube-proxy.conf"
     start_load "$step" replacing
+    shadow
     page "4. Compare" 1 "$beside"
     stop_beside brain
     page "5. Let localnet" 1 "$beside"
@@ -174,6 +175,23 @@ beside() {
     stop_beside brain
     in_node "$beside" "$programs/localnet-nft" cleanup >>"$output" 2>&1
     stop_load "$step"
+}
+
+# Lets the chart compare on all nodes.
+shadow() {
+    local pod
+    helm install localnet "$repository/charts/localnet" --set backend=shadow --set config.metricsBindAddress=127.0.0.1:10349 \
+        --set apiServer.host=172.30.0.1 --set image.registry=localhost --set image.pullPolicy=Never \
+        --set 'config.nodePortAddresses={primary,localhost}' --set config.featureGates.KubeProxyNFTablesLocalhostNodePorts=true \
+        --set config.detectLocalMode=ClusterCIDR --set 'config.detectLocal.clusterCIDRs={10.244.0.0/16,fd10:244::/48}' --wait >>"$output"
+    for pod in $(kubectl --namespace kube-system get pods --selector app.kubernetes.io/name=localnet -o name); do
+        await 60 "the shadow in $pod finds no difference" agrees "$pod"
+    done
+    helm uninstall localnet --wait >>"$output"
+}
+
+agrees() {
+    [ "$(kubectl --namespace kube-system exec "$1" -c shadow -- localnet status -o json | jq '.backends[] | select(.name == "shadow").skippedCount')" = 0 ]
 }
 
 # Whether the canary has a rule for the ClusterIP of web.

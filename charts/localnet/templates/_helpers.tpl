@@ -99,6 +99,11 @@ tolerations: {{ toJson . }}
 
 {{/* Environment, ports and probes of the brain. */}}
 {{- define "localnet.brain" -}}
+{{- $shadow := eq .Values.backend "shadow" }}
+{{- if and $shadow (hasSuffix ":10249" .Values.config.metricsBindAddress) }}
+{{- fail "config.metricsBindAddress: with backend shadow, kube-proxy uses port 10249: set another port, such as 127.0.0.1:10349" }}
+{{- end }}
+{{- $healthz := ternary "" .Values.config.healthzBindAddress $shadow }}
 env:
   - name: NODE_NAME
     valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
@@ -110,7 +115,7 @@ env:
   {{- end }}
   {{- with .Values.extraEnv.brain }}{{ toYaml . | nindent 2 }}{{ end }}
 ports:
-  {{- with .Values.config.healthzBindAddress }}
+  {{- with $healthz }}
   - {name: healthz, containerPort: {{ regexFind "[0-9]+$" . }}, protocol: TCP}
   {{- end }}
   - {name: metrics, containerPort: {{ regexFind "[0-9]+$" .Values.config.metricsBindAddress }}, protocol: TCP}
@@ -120,7 +125,7 @@ livenessProbe:
     {{- include "localnet.httpGet" (dict "address" .Values.config.metricsBindAddress "path" "/healthz") | nindent 4 }}
   periodSeconds: 10
   failureThreshold: 6
-{{- with .Values.config.healthzBindAddress }}
+{{- with $healthz }}
 # Whether the backend has applied the brain's state.
 readinessProbe:
   httpGet:
@@ -132,7 +137,7 @@ resources: {{ toJson .Values.resources.brain }}
 
 {{/* Probe and resources of a backend. The brain answers the probe. */}}
 {{- define "localnet.backend" -}}
-{{- with .Values.config.healthzBindAddress }}
+{{- with ternary "" .Values.config.healthzBindAddress (eq .Values.backend "shadow") }}
 # The brain answers 503 once the backend is a minute late. The kubelet restarts a backend that does not recover.
 livenessProbe:
   httpGet:

@@ -252,6 +252,8 @@ codes! {
     StaleFlow = "stale-flow", Error, "Wait until the backend ends the flows, or delete them with conntrack -D --orig-src CLIENT.";
     /// No backend has reported to the brain: nothing programs the node.
     BackendMissing = "backend-missing", Error, "Start localnet-nft or another backend. If a backend of KPNG runs, ignore this: such backends never report.";
+    /// kube-proxy's rules on the node treat packets to the Service in another way than localnet would.
+    ShadowDiffers = "shadow-differs", Warning, "Run localnet shadow on the node. If localnet is wrong, report a bug.";
     /// The backend skips part of the Service.
     BackendSkips = "backend-skips", Error, "Change the Service as the message says.";
     /// The backend cannot apply the newest state.

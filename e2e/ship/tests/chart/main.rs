@@ -26,7 +26,7 @@ use anyhow::Context as _;
 use serde_json::Value;
 
 /// The values files in `tests/values`. Each has a golden file.
-const VALUES: [&str; 5] = ["nft", "iptables", "ipvs", "ebpf", "everything"];
+const VALUES: [&str; 6] = ["nft", "iptables", "ipvs", "ebpf", "shadow", "everything"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()

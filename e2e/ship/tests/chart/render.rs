@@ -50,6 +50,7 @@ fn the_programs_accept_the_configuration() -> anyhow::Result<()> {
         ("iptables", Mode::Iptables),
         ("ipvs", Mode::Ipvs),
         ("ebpf", Mode::Nftables),
+        ("shadow", Mode::Nftables),
         ("everything", Mode::Nftables),
     ] {
         let rendered = documents(&template(values, &[])?)?;
@@ -141,6 +142,18 @@ fn check_command(container: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A shadow runs beside kube-proxy.
+#[test]
+fn a_shadow_neither_removes_rules_nor_takes_a_port_of_kube_proxy() {
+    for (set, expected) in [
+        ("cleanup={iptables}", "unset cleanup"),
+        ("config.metricsBindAddress=127.0.0.1:10249", "kube-proxy uses port 10249"),
+    ] {
+        let error = template("shadow", &["--set", set]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{set}: {error}");
+    }
+}
+
 #[test]
 fn the_programs_accept_their_command_lines() -> anyhow::Result<()> {
     for values in VALUES {
@@ -165,7 +178,7 @@ fn containers_have_only_the_privileges_that_they_need() -> anyhow::Result<()> {
             if !privileged {
                 let added = match name {
                     "brain" => Value::Null,
-                    "iptables" | "cleanup-iptables" => json!(["NET_ADMIN", "NET_RAW"]),
+                    "iptables" | "cleanup-iptables" | "shadow" => json!(["NET_ADMIN", "NET_RAW"]),
                     "ebpf" | "cleanup-ebpf" => json!(["NET_ADMIN", "BPF", "SYS_ADMIN"]),
                     _ => json!(["NET_ADMIN"]),
                 };

@@ -123,8 +123,33 @@ impl World {
         }
         load(rules.clone())?;
         ensure!(!self.shadow(tool.flags)?.0, "a difference is found in the restored rules");
+        let translates = |line: &&&str| (tool.is_rule)(line) && line.to_lowercase().contains(" dnat ");
+        let without = lines.iter().filter(|line| !translates(line)).map(|line| format!("{line}\n"));
+        self.reports(tool, || load(without.collect()))?;
         Ok((planted, missed))
     }
+
+    /// With `--every`, the command reports to the brain as a backend does. `plant` changes kube-proxy's rules.
+    fn reports(&self, tool: &Tool, plant: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let (api, cidrs) = (self.programs.api(), CLUSTER_CIDRS.join(","));
+        let arguments = ["shadow", "--every", "100ms", "--settle", "0", "--api", &api, "--cluster-cidr", &cidrs];
+        let _shadow = self.programs.start(self.network.node(), "localnet", &[&arguments[..], tool.flags].concat())?;
+        let skipped = || -> Option<u64> {
+            let status =
+                Command::new(program("localnet").ok()?).args(["status", "-o", "json", "--api", &api]).output().ok()?;
+            let status: Value = serde_json::from_slice(&status.stdout).ok()?;
+            let backend = status["backends"].as_array()?.iter().find(|backend| backend["name"] == "shadow")?.clone();
+            has_codes(&backend).then(|| backend["skippedCount"].as_u64())?
+        };
+        await_condition("no difference is reported", || skipped() == Some(0))?;
+        plant()?;
+        await_condition("the differences are reported", || skipped() > Some(0))
+    }
+}
+
+/// Whether every skipped part has the code of a difference.
+fn has_codes(backend: &Value) -> bool {
+    backend["skipped"].as_array().is_some_and(|skipped| skipped.iter().all(|part| part["code"] == "shadow-differs"))
 }
 
 /// How to read and to replace the IPv4 rules of kube-proxy.
