@@ -33,6 +33,10 @@ use service::{Endpoints, Reports};
 
 use crate::connections::{self, Listener};
 
+/// The instance ID of the first brain. Neither an int64 nor a double can represent it, so a backend that rounds the ID is
+/// found.
+const INSTANCE: u64 = 0xfedc_ba98_7654_3211;
+
 /// The interval between two checks while waiting for a condition.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -53,7 +57,7 @@ impl Brain {
         Self {
             address: address.clone(),
             shared: Arc::default(),
-            feed: Feed::new(1_000_001),
+            feed: Feed::new(INSTANCE),
             state: Snapshot::default(),
             runtime: None,
             listener: None,

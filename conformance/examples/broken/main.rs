@@ -38,6 +38,7 @@ const FAULTS: &[&str] = &[
     "applies-cut",
     "merges-endpoints",
     "forgets-the-token",
+    "rounds-the-instance",
     "forgets-the-instance",
     "dies-on-unknown-items",
     "keeps-old-vips",
@@ -106,7 +107,11 @@ impl Broken {
 
     /// One answer of `Next`, possibly incomplete, and whether it ended with OK.
     async fn next(&self, channel: Channel) -> anyhow::Result<(Assembler, bool)> {
-        let have = if self.is("forgets-the-token") { Revision::default() } else { self.state.revision };
+        let mut have = if self.is("forgets-the-token") { Revision::default() } else { self.state.revision };
+        if self.is("rounds-the-instance") {
+            // As a JavaScript Number, which has 53 bits.
+            have.instance &= !0x7ff;
+        }
         let request: NextFilter = encode::next_filter(have, true);
         let mut items = EndpointsClient::new(channel).next(request).await?.into_inner();
         let mut assembler = Assembler::default();

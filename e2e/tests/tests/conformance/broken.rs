@@ -23,6 +23,7 @@ const OF_THE_STREAM: &[Fault] = &[
     ("applies-cut", &["wire/connection-lost-in-an-answer", "wire/cut-after-the-last-item", "wire/cut-in-the-middle"]),
     ("merges-endpoints", &["wire/endpoint-removed", "wire/endpoint-replaced", "wire/last-endpoint-removed"]),
     ("forgets-the-token", &["wire/continues-with-the-token-of-the-last-answer"]),
+    ("rounds-the-instance", &["wire/continues-with-the-token-of-the-last-answer"]),
     ("forgets-the-instance", &["wire/another-brain-with-less", "wire/another-brain-with-nothing"]),
     ("dies-on-unknown-items", &["wire/unknown-items"]),
     ("keeps-old-vips", &["wire/address-changed"]),
