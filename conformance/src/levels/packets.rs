@@ -1,6 +1,6 @@
 //! The level `packets`: creates a network for each Case, runs the backend on the network's node, and sends real packets.
 
-use anyhow::Context as _;
+use anyhow::anyhow;
 use localnet_lab::{Case, DetectLocal, Flow, Network, NodeOptions, Servers, case::read_cases, check::probe_flows};
 
 use super::{
@@ -36,7 +36,7 @@ fn of(options: &Options, case: &Case) -> anyhow::Result<Verdict> {
     bench.start_brain()?;
     bench.start_backend_with(&flags(&case.flows.node))?;
     bench.apply(&state)?;
-    probe_flows(&network, &flows).with_context(|| bench.log_tail())?;
+    probe_flows(&network, &flows).map_err(|error| anyhow!("{error:#}{}", bench.log_tail()))?;
     Ok(Verdict::Passed)
 }
 
