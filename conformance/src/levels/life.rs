@@ -13,6 +13,7 @@ use super::{
     traffic,
 };
 use crate::{
+    backend::Backend,
     claims::Claim,
     outcome::{Outcome, Verdict},
 };
@@ -62,10 +63,14 @@ fn await_refused_connections(life: &mut Life<'_>) -> anyhow::Result<()> {
     const ATTEMPTS: usize = 3;
     life.bench.refuse_connections()?;
     let what = format!("{ATTEMPTS} attempts to reach a brain that refuses connections");
-    life.bench
-        .brain
-        .wait(life.bench.options.patience, &what, |log| (log.refused_connections >= ATTEMPTS).then_some(()))?;
-    life.bench.backend()?.is_alive().context("the backend ended while the brain was unavailable; it must wait")
+    let patience = life.bench.options.patience;
+    let Bench { brain, backend, .. } = &mut life.bench;
+    let mut is_alive = || {
+        let alive = backend.as_mut().map_or(Ok(()), Backend::is_alive);
+        alive.context("the backend ended while the brain was unavailable; it must wait")
+    };
+    brain.wait_while(patience, &what, &mut is_alive, |log| (log.refused_connections >= ATTEMPTS).then_some(()))?;
+    is_alive()
 }
 
 fn starts_without_a_brain(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
