@@ -16,6 +16,7 @@
 #   buildah     writes OCI layouts
 #   skopeo, shellcheck   push images, and check our scripts
 #   valgrind    counts instructions
+#   nodejs, npm   install and run the example in Node.js; `make deps` installs neither if npm exists already
 #
 # With `guest`, also the packages for the guest of e2e/vm (x86_64 only):
 #   qemu-system-x86   runs the guest
@@ -40,6 +41,8 @@
 set -eu
 
 packages="nftables iptables iproute2 conntrack procps strace systemd util-linux protobuf-compiler jq buildah skopeo shellcheck valgrind"
+# A Node.js from elsewhere contains npm, and conflicts with Debian's package.
+command -v npm >/dev/null || packages="$packages nodejs npm"
 case "${1-} $(uname -m)" in
 "guest x86_64") packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd ipvsadm ipset" ;;
 "windows x86_64") packages="$packages gcc-mingw-w64-x86-64-win32 wine64" ;;

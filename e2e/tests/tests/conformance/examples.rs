@@ -56,10 +56,10 @@ fn python_proxies_tcp_and_udp() {
     passes(&each_kind(Options { claims: PROXIES.into_iter().collect(), ..Options::of(backend) }));
 }
 
-/// The path of an example in Go.
-fn go_program(name: &str) -> String {
+/// The path of a built example.
+fn built(name: &str) -> String {
     let cache = std::env::var_os("LOCALNET_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
-    let program = cache.join("examples/bin").join(name);
+    let program = cache.join("examples").join(name);
     assert!(program.exists(), "{} is not built: run `make examples`", program.display());
     program.display().to_string()
 }
@@ -67,15 +67,31 @@ fn go_program(name: &str) -> String {
 #[test]
 fn the_go_example_follows_the_state_incrementally() {
     example("examples/go/incremental/main.go");
-    let backend = format!("{} --api {{api}} --dump {{dump}}", go_program("go-incremental"));
+    let backend = format!("{} --api {{api}} --dump {{dump}}", built("bin/go-incremental"));
     passes(&levels(backend, &[Level::Wire, Level::State, Level::Life]));
 }
 
 #[test]
 fn go_proxies_tcp_and_udp() {
     example("examples/go/main.go");
-    let backend = format!("{} --api {{api}}", go_program("go-proxy"));
+    let backend = format!("{} --api {{api}}", built("bin/go-proxy"));
     passes(&Options { claims: PROXIES.into_iter().collect(), ..all_levels(backend) });
+}
+
+#[test]
+fn node_js_proxies_tcp() {
+    example("examples/node/backend.js");
+    let backend = format!("node {} {{api}} {{dump}}", built("node/backend.js"));
+    let claims = PROXIES.into_iter().filter(|claim| *claim != Claim::Udp).collect();
+    passes(&each_kind(Options { claims, ..Options::of(backend) }));
+}
+
+#[test]
+fn the_page_about_a_first_backend_contains_the_whole_program() {
+    let read = |path| fs::read_to_string(root().join(path)).unwrap();
+    let page = read("docs/first-backend.md");
+    let parts: Vec<_> = page.split("```js\n").skip(1).map(|rest| rest.split("```\n").next().unwrap()).collect();
+    assert_eq!(parts.join("\n"), read("examples/node/backend.js"));
 }
 
 #[test]
