@@ -37,8 +37,10 @@ go: deps ## Test the Go library, and check that its generated code matches the p
 examples: deps ## Build the examples in other languages, into .cache
 	@examples/build.sh
 
-python: ## Create a Python environment with grpcio, in .cache
+python: deps ## Create a Python environment in .cache, test the Python library, and check that its generated code matches the proto
 	@e2e/python.sh
+	@python/generate.sh verify
+	cd python && $(or $(LOCALNET_CACHE),../.cache)/python/venv/bin/python -m unittest discover -s tests -t .
 
 cluster: controlplane helm ## Build the programs and the images of a cluster of real nodes from Go modules and Debian packages (cached)
 	@e2e/deps.sh kubernetes

@@ -11,7 +11,8 @@
 #   systemd     checks our units
 #   strace      lists the programs that a program starts
 #   util-linux  setpriv, which ends programs together with their test
-#   protobuf-compiler   generates the code of the Go library
+#   protobuf-compiler, protobuf-compiler-grpc   generate the code of the Go and Python libraries
+#   python3-venv, openssl   make the environment for Python, and certificates for its tests
 #   jq          for the example in shell
 #   buildah     writes OCI layouts
 #   skopeo, shellcheck   push images, and check our scripts
@@ -40,7 +41,8 @@
 #   wine64                       runs them
 set -eu
 
-packages="nftables iptables iproute2 conntrack procps strace systemd util-linux protobuf-compiler jq buildah skopeo shellcheck valgrind"
+packages="nftables iptables iproute2 conntrack procps strace systemd util-linux protobuf-compiler protobuf-compiler-grpc"
+packages="$packages python3-venv openssl jq buildah skopeo shellcheck valgrind"
 # A Node.js from elsewhere contains npm, and conflicts with Debian's package.
 command -v npm >/dev/null || packages="$packages nodejs npm"
 case "${1-} $(uname -m)" in

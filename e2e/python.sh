@@ -1,6 +1,9 @@
 #!/bin/sh
-# Creates a Python environment for the tests in .cache/python, with grpcio and its code generator from PyPI. If it exists already, the
-# script changes nothing.
+# Creates a Python environment for the tests in .cache/python, with the packages of python.txt from PyPI and the library in python/. If it
+# exists already, the script changes nothing.
+#
+#   e2e/python.sh          the environment imports the library from its sources, so it follows each change
+#   e2e/python.sh tools    only the packages, which build the library's wheel
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -17,10 +20,11 @@ stamp=$({ python3 --version; cat "$here/python.txt"; } | sha256sum | cut -d' ' -
 mkdir -p "$cache"
 exec 9>"$cache/lock"
 flock 9
-[ "$(cat "$cache/stamp" 2>/dev/null)" != "$stamp" ] || exit 0
-
-echo "python: installing $(tr '\n' ' ' <"$here/python.txt")"
-rm -rf "$cache/venv"
-python3 -m venv "$cache/venv" || fail "python3 -m venv: is python3-venv installed?"
-"$cache/venv/bin/pip" install --quiet --disable-pip-version-check -r "$here/python.txt" || fail "pip install: is PyPI reachable?"
-echo "$stamp" >"$cache/stamp"
+if [ "$(cat "$cache/stamp" 2>/dev/null)" != "$stamp" ]; then
+    echo "python: installing $(tr '\n' ' ' <"$here/python.txt")"
+    rm -rf "$cache/venv"
+    python3 -m venv "$cache/venv" || fail "python3 -m venv: is python3-venv installed?"
+    "$cache/venv/bin/pip" install --quiet --disable-pip-version-check -r "$here/python.txt" || fail "pip install: is PyPI reachable?"
+    echo "$stamp" >"$cache/stamp"
+fi
+[ "${1-}" = tools ] || echo "$(dirname "$here")/python" >"$(echo "$cache"/venv/lib/python3*/site-packages)/localnet.pth"

@@ -26,7 +26,7 @@ search() {
 
 # The version in each file that has one.
 versions() {
-    sed -En "/^(version|localnet[a-z-]* =.*version) = /s/.*\"($number)\".*/\1/p" Cargo.toml
+    sed -En "/^(version|localnet[a-z-]* =.*version) = /s/.*\"($number)\".*/\1/p" Cargo.toml python/pyproject.toml
     sed -En "/^name = \"localnet/{n;s/^version = \"(.*)\"/\1/p}" Cargo.lock
     sed -En 's/^(version|appVersion): //p' charts/localnet/Chart.yaml
     search -hoE "$before$number" | grep -oE "$number\$"
@@ -60,7 +60,7 @@ done
 grep -q '^## Unreleased$' CHANGELOG.md || fail 'CHANGELOG.md has no section "Unreleased"'
 
 old=$(echo "$version" | sed 's/\./\\./g')
-sed -i -E "/^(version|localnet[a-z-]* =.*version) = /s/\"$old\"/\"$new\"/" Cargo.toml
+sed -i -E "/^(version|localnet[a-z-]* =.*version) = /s/\"$old\"/\"$new\"/" Cargo.toml python/pyproject.toml
 sed -i -E "/^name = \"localnet/{n;s/^version = \"$old\"/version = \"$new\"/}" Cargo.lock
 sed -i -E "s/^(version|appVersion): $old\$/\1: $new/" charts/localnet/Chart.yaml
 search -zlE "$before$old" | xargs -0 sed -i -E "s,$before$old,\1$new,g"
