@@ -3,30 +3,26 @@
 
     proxy.py --api unix:///run/localnet/brain.sock [--dump FILE]
 
-It adds the ClusterIPs and ExternalIPs to the loopback interface, listens there, and forwards connections to the endpoints in
-turn. It needs CAP_NET_ADMIN, grpcio and grpcio-tools.
+It adds the ClusterIPs and ExternalIPs to the loopback interface, listens there, forwards connections to the endpoints in turn,
+and reports the applied revision. It needs CAP_NET_ADMIN and the package in python/.
 """
 
 import argparse
 import asyncio
+import logging
 import os
 import resource
 import signal
 import subprocess
-import sys
 
-import grpc
+from localnet_client import DiffStore, Flags, port_endpoints, run
+from localnet_client import localnetv1_pb2 as pb
 
-PROTOCOLS = {1: "TCP", 2: "UDP", 3: "SCTP"}
 SCOPES = (("Internal", "internal"), ("External", "external"), ("ShortCircuit", "shortcircuit"), ("Established", "established"))
 
 
 def addresses(ips):
     return [*ips.V4, *ips.V6]
-
-
-def ports_of(service):  # Ignores ports of unknown protocols.
-    return [port for port in service.Ports if port.Protocol in PROTOCOLS]
 
 
 class Forward:
@@ -89,112 +85,88 @@ class Back(asyncio.DatagramProtocol):
 
 
 class Proxy:
-    def __init__(self, dump):
-        self.dump, self.vips, self.forwards = dump, set(), {}
+    """The applied state: addresses of lo, and sockets by protocol, address and port."""
 
-    async def sync(self, token, node, services):
-        vips, wanted = set(), {}
-        for service, endpoints in services.values():
-            for scope, ips in ("Internal", service.IPs.ClusterIPs), ("External", service.IPs.ExternalIPs):
-                for address in addresses(ips):
-                    vips.add(address)
-                    for port in ports_of(service):
-                        targets = self.targets(endpoints, port, scope, address)
+    def __init__(self, dump):
+        self.dump, self.vips, self.forwards = dump, DiffStore(), {}
+        self.vips.adopt({})
+
+    async def sync(self, state, changes):
+        vips, wanted = {}, {}
+        for of in state.services.values():
+            endpoints = port_endpoints(of)
+            for scope, ips in ("Internal", of.Service.IPs.ClusterIPs), ("External", of.Service.IPs.ExternalIPs):
+                for vip in addresses(ips):
+                    vips[vip] = True
+                    eligible = [to for to in endpoints if getattr(to.scopes, scope) and (":" in vip) == (":" in to.ip)]
+                    for port in of.Service.Ports:
+                        targets = [(to.ip, to.port) for to in eligible if to.port_name == port.Name]
                         # The kernel rejects packets to a port without a socket, as the verdict Reject requires.
-                        if targets and PROTOCOLS[port.Protocol] in ("TCP", "UDP"):
-                            wanted[PROTOCOLS[port.Protocol], address, port.Port] = targets
+                        if targets and port.Protocol in KINDS:
+                            wanted[port.Protocol, vip, port.Port] = targets
         for key in self.forwards.keys() - wanted.keys():
             self.forwards.pop(key).server.close()
         self.give(vips)
         for key, targets in wanted.items():
             if key not in self.forwards:
-                forward = (Tcp if key[0] == "TCP" else Udp)(*key[1:])
+                forward = KINDS[key[0]](*key[1:])
                 try:
                     await forward.open()
                 except OSError as error:
-                    print(f"skipped {key}: {error}", file=sys.stderr)
+                    logging.warning("skipped %s: %s", key, error)
                     continue
                 self.forwards[key] = forward
             self.forwards[key].targets = targets
         if self.dump:
-            self.tell(token, node, services)
-
-    @staticmethod
-    def targets(endpoints, port, scope, vip):
-        of_family = [one for one in endpoints if getattr(one.Scopes, scope) and (":" in vip) == bool(one.IPs.V6)]
-        return [(addresses(one.IPs)[0], at.Port) for one in of_family for at in one.PortOverrides if at.Name == port.Name]
+            self.tell(state)
 
     def give(self, vips):
-        """Adds addresses to lo, with routes, because the kernel adds its own IPv6 routes only a moment later."""
-        lines, route = [], "dev lo table local metric 1024"
-        for vip, verb in [(vip, "del") for vip in self.vips - vips] + [(vip, "replace") for vip in vips - self.vips]:
-            lines += [f"addr {verb} {vip}/{128 if ':' in vip else 32} dev lo nodad", f"route {verb} local {vip} {route}"]
-        subprocess.run(["ip", "-force", "-batch", "-"], input="\n".join(lines) + "\n", text=True, check=False)
-        self.vips = vips
+        """Changes the addresses of lo, and adds routes, because the kernel adds its own IPv6 routes only a moment later."""
+        self.vips.replace(vips)
+        diff, lines = self.vips.diff(), ""
+        for vip, verb in [(vip, "del") for vip in diff.removed] + [(vip, "replace") for vip in diff.set]:
+            lines += f"addr {verb} {vip}/{128 if ':' in vip else 32} dev lo nodad\n"
+            lines += f"route {verb} local {vip} dev lo table local metric 1024\n"
+        subprocess.run(["ip", "-force", "-batch", "-"], input=lines, text=True, check=False)
+        self.vips.commit()
 
-    def tell(self, token, node, services):
+    def tell(self, state):
         """Writes the applied state in the format of the conformance kit."""
-        lines = [f"node {node.Name}"]
-        for (namespace, name), (service, endpoints) in services.items():
-            key, ips = f"{namespace}/{name}", service.IPs
-            for kind, of in (("cluster", ips.ClusterIPs), ("external", ips.ExternalIPs), ("balancer", ips.LoadBalancerIPs)):
-                lines += [f"vip {key} {kind} {address}" for address in addresses(of)]
-            for port in ports_of(service):
-                lines.append(f"port {key} {port.Name or '-'} {PROTOCOLS[port.Protocol]} {port.Port} {port.NodePort}")
-                for one in endpoints:
-                    scopes = "+".join(word for field, word in SCOPES if getattr(one.Scopes, field)) or "-"
-                    at = [at.Port for at in one.PortOverrides if at.Name == port.Name]
-                    lines += [f"endpoint {key} {port.Name or '-'} {addresses(one.IPs)[0]} {number} {scopes}" for number in at]
-            if service.WhichOneof("SessionAffinity") == "ClientIP":
+        lines = [f"rev {state.revision.instance_id} {state.revision.rev}", f"node {state.node.Name}"]
+        for key, of in state.services.items():
+            service, ips = of.Service, of.Service.IPs
+            for kind, vips in (("cluster", ips.ClusterIPs), ("external", ips.ExternalIPs), ("balancer", ips.LoadBalancerIPs)):
+                lines += [f"vip {key} {kind} {vip}" for vip in addresses(vips)]
+            for port in service.Ports:
+                lines.append(f"port {key} {port.Name or '-'} {pb.Protocol.Name(port.Protocol)} {port.Port} {port.NodePort}")
+            for to in port_endpoints(of):
+                scopes = "+".join(word for field, word in SCOPES if getattr(to.scopes, field)) or "-"
+                lines.append(f"endpoint {key} {to.port_name or '-'} {to.ip} {to.port} {scopes}")
+            if service.HasField("ClientIP"):
                 lines.append(f"affinity {key} {service.ClientIP.TimeoutSeconds}")
         with open(self.dump + ".new", "w") as file:
-            file.write(f"rev {token.InstanceID} {token.Rev}\n" + "\n".join(lines) + "\n")
+            file.write("\n".join(lines) + "\n")
         os.rename(self.dump + ".new", self.dump)
 
 
-async def follow(api, proxy):
-    messages, stubs = grpc.protos_and_services("localnetv1.proto")
-    # By default, the C core sends the socket's path as the authority, which is invalid, and waits minutes between connects.
-    options = [("grpc.default_authority", "localhost"), ("grpc.max_reconnect_backoff_ms", 1000)]
-    options += [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 100)]
-    token = messages.NextFilter()
-    async with grpc.aio.insecure_channel(api, options=options) as channel:
-        while True:
-            try:
-                answered, node, services = None, None, {}
-                async for item in stubs.EndpointsStub(channel).Next(token):
-                    if item.HasField("Next"):
-                        answered = item.Next
-                    elif item.HasField("Node"):
-                        node = item.Node
-                    elif item.HasField("Endpoints"):
-                        key = item.Endpoints.Service.Namespace, item.Endpoints.Service.Name
-                        if item.Endpoints.Continues:
-                            services[key][1].extend(item.Endpoints.Endpoints)
-                        else:
-                            services[key] = item.Endpoints.Service, list(item.Endpoints.Endpoints)
-            except grpc.aio.AioRpcError as error:
-                print(f"stream failed, keeping the applied state: {error.code().name}: {error.details()}", file=sys.stderr)
-                await asyncio.sleep(0.1)
-                continue
-            await proxy.sync(answered, node, services)
-            token = messages.NextFilter(InstanceID=answered.InstanceID, Rev=answered.Rev)
+KINDS = {pb.TCP: Tcp, pb.UDP: Udp}
 
 
 async def main():
     parser = argparse.ArgumentParser(description="A userspace proxy for localnet")
-    parser.add_argument("--api", default="unix:///run/localnet/brain.sock")
-    parser.add_argument("--dump")
+    Flags.register(parser)
+    parser.add_argument("--dump", metavar="FILE")
     arguments = parser.parse_args()
+    flags, proxy = Flags(arguments), Proxy(arguments.dump)
+    logging.basicConfig(level=logging.INFO)
     resource.setrlimit(resource.RLIMIT_NOFILE, 2 * resource.getrlimit(resource.RLIMIT_NOFILE)[1:])
-    proxy = Proxy(arguments.dump)
-    following = asyncio.ensure_future(follow(arguments.api, proxy))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, following.cancel)
-    try:
-        await following
-    except asyncio.CancelledError:
-        proxy.give(set())
+    async with flags.dial() as brain:
+        running = asyncio.ensure_future(run(brain, proxy.sync, flags.options("python-proxy")))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+        try:
+            await running
+        except asyncio.CancelledError:
+            proxy.give({})
 
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "proto"))
 asyncio.run(main())
