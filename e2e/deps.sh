@@ -30,6 +30,7 @@
 # With `images`, only the packages for `make images`:
 #   buildah, jq, skopeo                            write, read and push OCI layouts
 #   gcc, libc6-dev, make                           link static programs, and build jemalloc
+#   python3-venv                                   builds the wheel of the Python library
 #   gcc-aarch64-linux-gnu, libc6-dev-arm64-cross   link for arm64
 #
 # With `kubernetes`, those for this machine's images and for `make kubernetes`:
@@ -48,8 +49,8 @@ command -v npm >/dev/null || packages="$packages nodejs npm"
 case "${1-} $(uname -m)" in
 "guest x86_64") packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd ipvsadm ipset" ;;
 "windows x86_64") packages="$packages gcc-mingw-w64-x86-64-win32 wine64" ;;
-"images x86_64") packages="buildah jq skopeo gcc libc6-dev make gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
-images*) packages="buildah jq skopeo gcc libc6-dev make" ;;
+"images x86_64") packages="buildah jq skopeo gcc libc6-dev make python3-venv gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
+images*) packages="buildah jq skopeo gcc libc6-dev make python3-venv" ;;
 kubernetes*)
     packages="buildah jq gcc libc6-dev make debootstrap conntrack iproute2 nftables iptables openssl python3 procps libseccomp-dev pkg-config"
     ;;

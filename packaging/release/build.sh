@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds all files of a release in target/dist: images, Debian packages, the chart, the conformance kit, licences, bills of materials and checksums.
+# Builds all files of a release in target/dist: images, Debian packages, the chart, the conformance kit, the wheel of the
+# Python library, licences, bills of materials and checksums.
 #
 #   packaging/release/build.sh            builds the programs first
 #   packaging/release/build.sh of FOLDER  uses the programs in FOLDER/ARCH/bin, and the manuals in FOLDER/manual, as packaging/programs.sh writes them
@@ -43,6 +44,7 @@ for folder in "$programs"/*/bin; do
     tar --create --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --directory "$folder/../kit" . |
         gzip --best --no-name >"$dist/files/localnet-conformance_${version}_linux_$arch.tar.gz"
 done
+packaging/wheel.sh "$dist/files"
 cp "$programs/NOTICES.gz" "$dist/files"
 # The bills of materials, and the lists of Debian packages in images.
 cp "$dist"/sbom/* "$dist/files"

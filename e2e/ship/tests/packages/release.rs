@@ -99,7 +99,9 @@ fn put_tools(folder: &Path) -> anyhow::Result<()> {
     put_script(&folder.join("bin/gh"), &format!("{record}{none_exists}"))?;
     put_script(&folder.join("bin/cargo"), &format!("{record}{none_exists}{metadata}\n"))?;
     put_script(&folder.join("cache/cargo-sbom/bin/cargo-sbom"), "#!/bin/sh\necho '{\"bomFormat\": \"CycloneDX\"}'\n")?;
-    symlink(cache().join("helm"), folder.join("cache/helm"))?;
+    for tools in ["helm", "python"] {
+        symlink(cache().join(tools), folder.join("cache").join(tools))?;
+    }
     Ok(())
 }
 
@@ -175,11 +177,16 @@ fn users_get_what_a_release_publishes() -> anyhow::Result<()> {
         "{listing}"
     );
     let sums = fs::read_to_string(files.join("SHA256SUMS"))?;
-    for file in
-        [kit, format!("localnet_9.8.7_{arch}.deb"), "localnet-9.8.7.tgz".to_owned(), "localnet-nft.cdx.json".to_owned()]
-    {
+    let wheel = "localnet_client-9.8.7-py3-none-any.whl";
+    for file in [&kit, &format!("localnet_9.8.7_{arch}.deb"), "localnet-9.8.7.tgz", "localnet-nft.cdx.json", wheel] {
         assert!(sums.contains(&format!("  {file}\n")), "{file} is not in {sums}");
     }
+    // The wheel needs nothing else from this repository.
+    let mut python = Command::new(cache().join("python/venv/bin/python"));
+    let imports =
+        "import sys; sys.path.insert(0, sys.argv[1]); import localnet_client; print(localnet_client.__file__)";
+    let imported = output(python.args(["-Ic", imports]).arg(files.join(wheel)))?;
+    assert!(imported.contains(wheel), "{imported}");
     let provenance: serde_json::Value = serde_json::from_str(&fs::read_to_string(dist.join("provenance.json"))?)?;
     assert_eq!(provenance["buildDefinition"]["resolvedDependencies"][0]["digest"]["gitCommit"], "0a1b");
     Ok(())
