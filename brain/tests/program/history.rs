@@ -40,8 +40,15 @@ async fn a_full_disk_stops_only_the_recording() {
     write(folder.path(), &["10.0.0.1"]);
     let listen = format!("unix://{}", folder.path().join("brain.sock").display());
     let (_program, mut lines) = start_with(folder.path(), &listen, &["--history-file=/dev/full"]);
-    let stopped = lines.find(|line| line["level"] == "ERROR").unwrap();
-    let fields = &stopped["fields"];
+    // The first state and the error come in any order. A change before the first state would go unnoticed.
+    let mut stopped = None;
+    let mut has_state = false;
+    while stopped.is_none() || !has_state {
+        let line = lines.next().unwrap();
+        has_state |= line["fields"]["message"] == "first complete state";
+        stopped = stopped.or_else(|| (line["level"] == "ERROR").then_some(line));
+    }
+    let fields = &stopped.unwrap()["fields"];
     assert!(fields["message"].as_str().unwrap().starts_with("cannot record the history in this file; "), "{fields}");
     assert!(fields["error"].as_str().unwrap().contains("No space left"), "{fields}");
     write(folder.path(), &["10.0.0.2"]);
