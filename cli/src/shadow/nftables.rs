@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
 };
 
 use ipnet::IpNet;
@@ -330,15 +331,26 @@ fn text(value: &Value) -> String {
         Value::Object(object) if object.contains_key("prefix") => {
             format!("{}/{}", text(&value["prefix"]["addr"]), value["prefix"]["len"])
         }
+        // nft lists adjacent prefixes as one range.
+        Value::Object(object) if object.contains_key("range") => {
+            format!("{}-{}", text(&value["range"][0]), text(&value["range"][1]))
+        }
         other => other.to_string(),
     }
 }
 
-/// Whether the fields of an element, which may be prefixes, contain those of a packet.
+/// Whether the fields of an element, which may be prefixes or ranges, contain those of a packet.
 fn fits(element: &[String], fields: &[String]) -> bool {
+    let range = |of: &str| -> Option<RangeInclusive<IpAddr>> {
+        let (first, last) = of.split_once('-')?;
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    };
     let one = |(of, field): (&String, &String)| {
         of == field
-            || of.parse::<IpNet>().is_ok_and(|net| field.parse::<IpAddr>().is_ok_and(|address| net.contains(&address)))
+            || field.parse::<IpAddr>().is_ok_and(|address| {
+                of.parse::<IpNet>().is_ok_and(|net| net.contains(&address))
+                    || range(of).is_some_and(|range| range.contains(&address))
+            })
     };
     element.len() == fields.len() && element.iter().zip(fields).all(one)
 }
@@ -412,7 +424,7 @@ mod tests {
         ("firewall-check", r#"{"vmap":{"key":VIP,"data":"@firewall-ips"}}"#),
         (
             "firewall-web",
-            r#"{"match":{"op":"!=","left":{"payload":{"protocol":"ip","field":"saddr"}},"right":{"set":[{"prefix":{"addr":"203.0.113.0","len":25}},"10.180.0.9"]}}},{"drop":null}"#,
+            r#"{"match":{"op":"!=","left":{"payload":{"protocol":"ip","field":"saddr"}},"right":{"set":[{"prefix":{"addr":"203.0.113.0","len":25}},{"range":["10.180.0.8","10.180.0.9"]}]}}},{"drop":null}"#,
         ),
         ("nat", r#"{"jump":{"target":"services"}}"#),
         (
