@@ -70,9 +70,16 @@ const KUBE_PROXY: &str = "kube-proxy";
 ///
 /// # Errors
 ///
-/// If localnet's DaemonSet does not run on nodes with the label `localnet=on`.
+/// If localnet's DaemonSet has no backend, or does not run on nodes with the label `localnet=on`.
 pub fn takeover(proxies: &Proxies, node: &str) -> Result<Vec<Step>, String> {
     let Proxies { localnet, kube_proxy, .. } = proxies;
+    if localnet.backends().next().is_none() {
+        return Err(format!(
+            "DaemonSet {}: spec.template.spec.containers has no backend, so nothing would serve the node: choose one with helm upgrade \
+             --reuse-values --set backend=nft",
+            localnet.name()
+        ));
+    }
     let others =
         localnet.node_selector().filter(|(key, _)| *key != "kubernetes.io/os").find(|label| *label != LOCALNET);
     if let Some((key, value)) = others {
@@ -224,12 +231,16 @@ impl DaemonSet {
         (after != before).then_some(after)
     }
 
+    /// The containers that program the node, by name. The chart's backend `shadow` only compares.
+    fn backends(&self) -> impl Iterator<Item = (&str, &Value)> {
+        let containers = self.spec.template.spec["containers"].as_array().into_iter().flatten();
+        let named = containers.filter_map(|container| Some((container["name"].as_str()?, container)));
+        named.filter(|(name, _)| !["brain", "shadow"].contains(name))
+    }
+
     /// For each backend of the pod, its name, and a pod that removes its rules from a node.
     fn cleanups(&self, node: &str) -> Vec<(String, Value)> {
         let template = &self.spec.template.spec;
-        let containers = template["containers"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let names = containers.iter().filter_map(|container| container["name"].as_str()).zip(containers);
-        let backends = names.filter(|(name, _)| *name != "brain");
         let pod = |(name, container): (&str, &Value)| {
             let program = container["command"][0].clone();
             // It must find the same tables as the backend did.
@@ -244,7 +255,7 @@ impl DaemonSet {
                 "securityContext": template["securityContext"], "volumes": template["volumes"], "containers": [cleanup]});
             (name.to_owned(), json!({"apiVersion": "v1", "spec": spec}))
         };
-        backends.map(pod).collect()
+        self.backends().map(pod).collect()
     }
 }
 
@@ -335,6 +346,16 @@ mod tests {
         assert!(lines[4].contains(" run localnet-cleanup-nft-n1 "), "{}", lines[4]);
         assert!(lines[4].contains(r#""command":["/usr/bin/localnet-nft","cleanup"]"#), "{}", lines[4]);
         assert_eq!(lines.len(), 5);
+    }
+
+    /// Regression: kube-proxy stopped although localnet's pod only compared.
+    #[test]
+    fn a_shadow_takes_no_node_over() {
+        let mut proxies = proxies(&on(), &Value::Null);
+        proxies.localnet.spec.template.spec["containers"] = json!([{"name": "brain"}, {"name": "shadow"}]);
+        let error = takeover(&proxies, "n1").unwrap_err();
+        assert!(error.contains("has no backend"), "{error}");
+        assert_eq!(give_back(&proxies, "n1").unwrap().len(), 4, "it has no rules to remove");
     }
 
     #[test]
