@@ -71,6 +71,7 @@ const PREDICTS: u32 = 10_000;
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
+    usage::adopt_orphans()?;
     if let Some(page) = &options.ipvs {
         return ipvs::measure(&options, page);
     }
