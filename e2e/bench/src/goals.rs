@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::{
-    contestants::{BRAIN, IPTABLES, IPTABLES_NF_TABLES, NFT},
+    contestants::{BRAIN, EBPF, IPTABLES, IPTABLES_NF_TABLES, NFT},
     figures::{Figures, Memory, Run, UnderLoad},
     number_text as text,
 };
@@ -55,6 +55,7 @@ pub(crate) fn judge(figures: &Figures) -> Vec<Judged> {
         iptables_change(figures),
         nf_tables_change(figures),
         iptables_memory(figures),
+        ebpf_connections(figures),
     ]
 }
 
@@ -233,7 +234,7 @@ fn readers(figures: &Figures) -> Judged {
 }
 
 fn connections(figures: &Figures) -> Judged {
-    let extra = extra(figures);
+    let extra = extra(figures, OURS);
     let most = extra.iter().map(|(_, extra)| *extra).reduce(f64::max);
     judged(
         "time to open a connection through the slowest VIP, minus the time to open a direct one, at every size",
@@ -243,7 +244,7 @@ fn connections(figures: &Figures) -> Judged {
 }
 
 fn flat(figures: &Figures) -> Judged {
-    let extra = extra(figures);
+    let extra = extra(figures, OURS);
     let complete = extra.first().is_some_and(|(services, _)| *services == 10)
         && extra.last().is_some_and(|(services, _)| *services == HUGE);
     let of = |pick: fn(f64, f64) -> f64| extra.iter().map(|(_, extra)| *extra).reduce(pick);
@@ -255,9 +256,18 @@ fn flat(figures: &Figures) -> Judged {
     )
 }
 
-fn extra(figures: &Figures) -> Vec<(u32, f64)> {
+fn ebpf_connections(figures: &Figures) -> Judged {
+    let most = extra(figures, EBPF).into_iter().map(|(_, extra)| extra).reduce(f64::max);
+    judged(
+        "ebpf: time to open a connection through the slowest VIP, minus the time to open a direct one, at every size",
+        "≤ 1 µs (medians)",
+        most.map(|most| (format!("{most:+.1} µs at most"), most <= 1.0)),
+    )
+}
+
+fn extra(figures: &Figures, contestant: &str) -> Vec<(u32, f64)> {
     let sizes = figures.sizes().into_iter().filter(|size| size.is_usual());
-    let runs = sizes.filter_map(|size| figures.run(OURS, size.services));
+    let runs = sizes.filter_map(|size| figures.run(contestant, size.services));
     runs.filter_map(|run| Some((run.services, run.connect?.extra_us()))).collect()
 }
 
@@ -365,6 +375,9 @@ mod tests {
         peer["change"]["event"]["p50"] = 10.0.into();
         let mut nf_tables = run(IPTABLES_NF_TABLES[1], LARGE, 500.0, &[]);
         nf_tables["change"]["event"]["p50"] = 10.0.into();
+        let mut ebpf = run(EBPF, LARGE, 800.0, &[]);
+        ebpf["connect"]["middle_us"] = 21.0.into();
+        ebpf["connect"]["first_us"] = 21.0.into();
         json!({
             "machine": {
                 "date": "", "revision": "", "processors": 2, "processor": "", "memory_gib": 1.0, "kernel": "", "versions": [],
@@ -374,7 +387,7 @@ mod tests {
                 run(OURS, 10, 1.0, &ours), run(OURS, LARGE, 800.0, &ours), run(OURS, HUGE, 900.0, &ours),
                 run(PEERS[0], LARGE, 1_000.0, &[("kube-proxy", 97.0)]), peer,
                 run(IPTABLES, LARGE, 250.0, &[(BRAIN, 64.0), (IPTABLES, 25.0)]),
-                run(IPTABLES_NF_TABLES[0], LARGE, 250.0, &[]), nf_tables,
+                run(IPTABLES_NF_TABLES[0], LARGE, 250.0, &[]), nf_tables, ebpf,
             ],
             "kernel": [
                 { "services": LARGE, "endpoints": 3, "median": 100.0, "longest": 100.0, "nft": 1.0 },
@@ -392,7 +405,7 @@ mod tests {
     fn a_run_at_the_limits_meets_all_goals() {
         let judged = judge(&serde_json::from_value(good()).unwrap());
         assert!(judged.iter().all(|judged| judged.met == Some(true)), "{judged:#?}");
-        assert_eq!(judged.len(), 21);
+        assert_eq!(judged.len(), 22);
     }
 
     #[test]
@@ -491,6 +504,11 @@ mod tests {
                 "/runs/5/load/memory/localnet-iptables/resident".to_owned(),
                 26.0,
                 "resident memory of the iptables backend, 10000x3",
+            ),
+            (
+                "/runs/8/connect/last_us".to_owned(),
+                21.5,
+                "ebpf: time to open a connection through the slowest VIP, minus the time to open a direct one, at every size",
             ),
         ] {
             let mut figures = good();
