@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::{
     contestants::{BRAIN, EBPF, IPTABLES, IPTABLES_NF_TABLES, NFT},
-    figures::{Figures, Memory, Run, UnderLoad},
+    figures::{Ebpf, Figures, Memory, Run, UnderLoad},
     number_text as text,
 };
 
@@ -56,6 +56,15 @@ pub(crate) fn judge(figures: &Figures) -> Vec<Judged> {
         nf_tables_change(figures),
         iptables_memory(figures),
         ebpf_connections(figures),
+        ebpf(
+            figures,
+            "ebpf: time to load all Services into empty maps, from a state in memory, 10000x3",
+            "≤ 50 ms",
+            |ebpf| (ebpf.load, 50.0),
+        ),
+        ebpf(figures, "ebpf: time to replace one endpoint in the maps, 10000x3", "≤ 50 µs", |ebpf| {
+            (ebpf.change, 0.05)
+        }),
     ]
 }
 
@@ -265,6 +274,10 @@ fn ebpf_connections(figures: &Figures) -> Judged {
     )
 }
 
+fn ebpf(figures: &Figures, what: &'static str, goal: &'static str, of: fn(Ebpf) -> (f64, f64)) -> Judged {
+    judged(what, goal, figures.ebpf.map(of).map(|(measured, limit)| (text::time(measured), measured <= limit)))
+}
+
 fn extra(figures: &Figures, contestant: &str) -> Vec<(u32, f64)> {
     let sizes = figures.sizes().into_iter().filter(|size| size.is_usual());
     let runs = sizes.filter_map(|size| figures.run(contestant, size.services));
@@ -389,6 +402,7 @@ mod tests {
                 run(IPTABLES, LARGE, 250.0, &[(BRAIN, 64.0), (IPTABLES, 25.0)]),
                 run(IPTABLES_NF_TABLES[0], LARGE, 250.0, &[]), nf_tables, ebpf,
             ],
+            "ebpf": { "attach": 90.0, "load": 50.0, "change": 0.05 },
             "kernel": [
                 { "services": LARGE, "endpoints": 3, "median": 100.0, "longest": 100.0, "nft": 1.0 },
                 { "services": HUGE, "endpoints": 2, "median": 400.0, "longest": 250.0, "nft": null },
@@ -405,7 +419,7 @@ mod tests {
     fn a_run_at_the_limits_meets_all_goals() {
         let judged = judge(&serde_json::from_value(good()).unwrap());
         assert!(judged.iter().all(|judged| judged.met == Some(true)), "{judged:#?}");
-        assert_eq!(judged.len(), 22);
+        assert_eq!(judged.len(), 24);
     }
 
     #[test]
@@ -510,6 +524,12 @@ mod tests {
                 21.5,
                 "ebpf: time to open a connection through the slowest VIP, minus the time to open a direct one, at every size",
             ),
+            (
+                "/ebpf/load".to_owned(),
+                51.0,
+                "ebpf: time to load all Services into empty maps, from a state in memory, 10000x3",
+            ),
+            ("/ebpf/change".to_owned(), 0.051, "ebpf: time to replace one endpoint in the maps, 10000x3"),
         ] {
             let mut figures = good();
             let number = if f64::fract(value) == 0.0 { json!(value as u64) } else { json!(value) };
@@ -523,6 +543,7 @@ mod tests {
         let mut figures = good();
         figures["runs"] = json!([]);
         figures["kernel"] = json!([]);
+        figures["ebpf"] = json!(null);
         let judged = judge(&serde_json::from_value(figures).unwrap());
         assert!(judged.iter().all(|judged| judged.met.is_none()), "{judged:#?}");
     }

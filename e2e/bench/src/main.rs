@@ -107,6 +107,7 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
         reduction: options.reduction.as_deref().map(read).transpose()?,
         runs: options.runs.as_deref().map_or_else(|| Ok(Vec::new()), measured)?,
         kernel,
+        ebpf: options.ebpf.as_deref().map(read).transpose()?,
         steps: options.criterion.as_deref().map_or_else(|| Ok(BTreeMap::new()), steps::read)?,
     };
     for size in options.sizes() {

@@ -88,6 +88,7 @@ pub(crate) fn all(figures: &Figures) -> Vec<Table> {
         alone(figures),
         reduction(figures),
         kernel(figures),
+        ebpf(figures),
         steps(figures),
     ];
     tables.into_iter().filter(|table| !table.rows.is_empty()).collect()
@@ -416,6 +417,24 @@ fn kernel(figures: &Figures) -> Table {
             or_dash(kernel.nft.map(time)),
             or_dash(kernel.nft.map(|nft| ratio(nft, kernel.median))),
         ]);
+    }
+    table
+}
+
+fn ebpf(figures: &Figures) -> Table {
+    let mut table = Table::new(
+        "ebpf: the backend alone, from a state in memory",
+        "No brain and no API server run. One process has the state of 10,000 Services with three endpoints each in memory. The \
+         table shows medians.",
+        &["step", "time"],
+    );
+    if let Some(ebpf) = figures.ebpf {
+        let steps = [
+            ("attach the programs", ebpf.attach),
+            ("load all Services", ebpf.load),
+            ("replace one endpoint", ebpf.change),
+        ];
+        table.rows = steps.map(|(step, took)| vec![step.to_owned(), time(took)]).into();
     }
     table
 }
