@@ -180,7 +180,8 @@ pub(crate) struct Kills {
     /// The number of those that were not accepted.
     pub(crate) failed: usize,
     /// The time from the start of a program until the change of an endpoint, written at that moment, has reached packets.
-    pub(crate) recovery: Times,
+    /// `None` if no change was seen in time.
+    pub(crate) recovery: Option<Times>,
 }
 
 /// The brain with one reader and without a backend, at one size.

@@ -335,12 +335,15 @@ fn kills(figures: &Figures) -> Table {
         "The benchmark kills each program of the contestant with SIGKILL again and again, and starts it again at once. A pod \
          opens 500 TCP connections per second to a sample of the Services. “Failed” is the number of connections that were not \
          accepted. “Recovery” is the time from the start of the program until the change of an endpoint, which the \
-         benchmark writes at that moment, has reached packets.",
+         benchmark writes at that moment, has reached packets. The benchmark gives up after 60 s.",
         &["size", "contestant", "kills", "connections", "failed", "recovery p50 / p99"],
     );
     each(figures, table, |run, _| {
         let kills = run.kills?;
-        let recovery = format!("{} / {}", time(kills.recovery.p50), time(kills.recovery.p99));
+        let recovery = kills.recovery.map_or_else(
+            || "given up".to_owned(),
+            |recovery| format!("{} / {}", time(recovery.p50), time(recovery.p99)),
+        );
         Some(vec![kills.kills.to_string(), kills.connections.to_string(), kills.failed.to_string(), recovery])
     })
 }
