@@ -102,6 +102,7 @@ pub(crate) const ALL: &[Contestant] = &[
         rest: KUBE_PROXY_REST,
         programs: |place| kube_proxy(place, "iptables", Some(&iptables_tools(place, "nft")?)),
     },
+    Contestant { name: EBPF, role: Role::AlsoOurs, rest: Duration::from_millis(20), programs: ebpf },
 ];
 
 /// The contestants that need IPVS, see [`crate::ipvs`]. The first one is ours.
@@ -127,6 +128,8 @@ pub(crate) const ALONE: Contestant =
 /// The names that identify the memory of the brain and of the backend.
 pub(crate) const BRAIN: &str = "localnet-brain";
 pub(crate) const NFT: &str = "localnet-nft";
+/// The contestant whose programs run in a [`localnet_lab::Sandbox`], and its backend.
+pub(crate) const EBPF: &str = "localnet-ebpf";
 pub(crate) const IPTABLES: &str = "localnet-iptables";
 /// The contestants that use the nf_tables flavour of the iptables tools: ours and its peer.
 pub(crate) const IPTABLES_NF_TABLES: [&str; 2] = ["localnet-iptables nf_tables", "kube-proxy iptables nf_tables"];
@@ -139,6 +142,13 @@ fn ours(place: &Place<'_>, name: &'static str, flags: &[&str]) -> anyhow::Result
     let mut backend = Command::new(program(name)?);
     backend.args(["--api", &api, "--cluster-cidr", &CLUSTER_CIDRS.join(",")]).args(flags);
     Ok(vec![brain(place)?, Program { name, command: backend }])
+}
+
+/// The brain, the nft backend, and the ebpf backend beside it.
+fn ebpf(place: &Place<'_>) -> anyhow::Result<Vec<Program>> {
+    let mut programs = ours(place, NFT, &[])?;
+    programs.extend(ours(place, EBPF, &[])?.into_iter().filter(|program| program.name == EBPF));
+    Ok(programs)
 }
 
 fn brain(place: &Place<'_>) -> anyhow::Result<Program> {

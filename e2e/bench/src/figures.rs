@@ -25,6 +25,9 @@ pub(crate) struct Figures {
     /// Programming the kernel from a state in memory, without brain and API server.
     #[serde(default)]
     pub(crate) kernel: Vec<Kernel>,
+    /// The same for the ebpf backend.
+    #[serde(default)]
+    pub(crate) ebpf: Option<Ebpf>,
     /// Single steps: name → nanoseconds.
     #[serde(default)]
     pub(crate) steps: BTreeMap<String, f64>,
@@ -177,7 +180,8 @@ pub(crate) struct Kills {
     /// The number of those that were not accepted.
     pub(crate) failed: usize,
     /// The time from the start of a program until the change of an endpoint, written at that moment, has reached packets.
-    pub(crate) recovery: Times,
+    /// `None` if no change was seen in time.
+    pub(crate) recovery: Option<Times>,
 }
 
 /// The brain with one reader and without a backend, at one size.
@@ -205,6 +209,17 @@ pub(crate) struct Reduction {
     /// Revisions of the node's state, and the bytes that a reader got for them.
     pub(crate) revisions: usize,
     pub(crate) reader_bytes: usize,
+}
+
+/// The medians of `benches/ebpf.rs` in ms.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Ebpf {
+    /// To load and attach all programs.
+    pub(crate) attach: f64,
+    /// To load 10,000 Services of three endpoints.
+    pub(crate) load: f64,
+    /// To replace one endpoint.
+    pub(crate) change: f64,
 }
 
 /// The time from an empty kernel to all rules.

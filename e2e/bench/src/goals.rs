@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use crate::{
-    contestants::{BRAIN, IPTABLES, IPTABLES_NF_TABLES, NFT},
-    figures::{Figures, Memory, Run, UnderLoad},
+    contestants::{BRAIN, EBPF, IPTABLES, IPTABLES_NF_TABLES, NFT},
+    figures::{Ebpf, Figures, Memory, Run, UnderLoad},
     number_text as text,
 };
 
@@ -55,6 +55,16 @@ pub(crate) fn judge(figures: &Figures) -> Vec<Judged> {
         iptables_change(figures),
         nf_tables_change(figures),
         iptables_memory(figures),
+        ebpf_connections(figures),
+        ebpf(
+            figures,
+            "ebpf: time to load all Services into empty maps, from a state in memory, 10000x3",
+            "≤ 50 ms",
+            |ebpf| (ebpf.load, 50.0),
+        ),
+        ebpf(figures, "ebpf: time to replace one endpoint in the maps, 10000x3", "≤ 50 µs", |ebpf| {
+            (ebpf.change, 0.05)
+        }),
     ]
 }
 
@@ -233,7 +243,7 @@ fn readers(figures: &Figures) -> Judged {
 }
 
 fn connections(figures: &Figures) -> Judged {
-    let extra = extra(figures);
+    let extra = extra(figures, OURS);
     let most = extra.iter().map(|(_, extra)| *extra).reduce(f64::max);
     judged(
         "time to open a connection through the slowest VIP, minus the time to open a direct one, at every size",
@@ -243,7 +253,7 @@ fn connections(figures: &Figures) -> Judged {
 }
 
 fn flat(figures: &Figures) -> Judged {
-    let extra = extra(figures);
+    let extra = extra(figures, OURS);
     let complete = extra.first().is_some_and(|(services, _)| *services == 10)
         && extra.last().is_some_and(|(services, _)| *services == HUGE);
     let of = |pick: fn(f64, f64) -> f64| extra.iter().map(|(_, extra)| *extra).reduce(pick);
@@ -255,9 +265,22 @@ fn flat(figures: &Figures) -> Judged {
     )
 }
 
-fn extra(figures: &Figures) -> Vec<(u32, f64)> {
+fn ebpf_connections(figures: &Figures) -> Judged {
+    let most = extra(figures, EBPF).into_iter().map(|(_, extra)| extra).reduce(f64::max);
+    judged(
+        "ebpf: time to open a connection through the slowest VIP, minus the time to open a direct one, at every size",
+        "≤ 1 µs (medians)",
+        most.map(|most| (format!("{most:+.1} µs at most"), most <= 1.0)),
+    )
+}
+
+fn ebpf(figures: &Figures, what: &'static str, goal: &'static str, of: fn(Ebpf) -> (f64, f64)) -> Judged {
+    judged(what, goal, figures.ebpf.map(of).map(|(measured, limit)| (text::time(measured), measured <= limit)))
+}
+
+fn extra(figures: &Figures, contestant: &str) -> Vec<(u32, f64)> {
     let sizes = figures.sizes().into_iter().filter(|size| size.is_usual());
-    let runs = sizes.filter_map(|size| figures.run(OURS, size.services));
+    let runs = sizes.filter_map(|size| figures.run(contestant, size.services));
     runs.filter_map(|run| Some((run.services, run.connect?.extra_us()))).collect()
 }
 
@@ -365,6 +388,9 @@ mod tests {
         peer["change"]["event"]["p50"] = 10.0.into();
         let mut nf_tables = run(IPTABLES_NF_TABLES[1], LARGE, 500.0, &[]);
         nf_tables["change"]["event"]["p50"] = 10.0.into();
+        let mut ebpf = run(EBPF, LARGE, 800.0, &[]);
+        ebpf["connect"]["middle_us"] = 21.0.into();
+        ebpf["connect"]["first_us"] = 21.0.into();
         json!({
             "machine": {
                 "date": "", "revision": "", "processors": 2, "processor": "", "memory_gib": 1.0, "kernel": "", "versions": [],
@@ -374,8 +400,9 @@ mod tests {
                 run(OURS, 10, 1.0, &ours), run(OURS, LARGE, 800.0, &ours), run(OURS, HUGE, 900.0, &ours),
                 run(PEERS[0], LARGE, 1_000.0, &[("kube-proxy", 97.0)]), peer,
                 run(IPTABLES, LARGE, 250.0, &[(BRAIN, 64.0), (IPTABLES, 25.0)]),
-                run(IPTABLES_NF_TABLES[0], LARGE, 250.0, &[]), nf_tables,
+                run(IPTABLES_NF_TABLES[0], LARGE, 250.0, &[]), nf_tables, ebpf,
             ],
+            "ebpf": { "attach": 90.0, "load": 50.0, "change": 0.05 },
             "kernel": [
                 { "services": LARGE, "endpoints": 3, "median": 100.0, "longest": 100.0, "nft": 1.0 },
                 { "services": HUGE, "endpoints": 2, "median": 400.0, "longest": 250.0, "nft": null },
@@ -392,7 +419,7 @@ mod tests {
     fn a_run_at_the_limits_meets_all_goals() {
         let judged = judge(&serde_json::from_value(good()).unwrap());
         assert!(judged.iter().all(|judged| judged.met == Some(true)), "{judged:#?}");
-        assert_eq!(judged.len(), 21);
+        assert_eq!(judged.len(), 24);
     }
 
     #[test]
@@ -492,6 +519,17 @@ mod tests {
                 26.0,
                 "resident memory of the iptables backend, 10000x3",
             ),
+            (
+                "/runs/8/connect/last_us".to_owned(),
+                21.5,
+                "ebpf: time to open a connection through the slowest VIP, minus the time to open a direct one, at every size",
+            ),
+            (
+                "/ebpf/load".to_owned(),
+                51.0,
+                "ebpf: time to load all Services into empty maps, from a state in memory, 10000x3",
+            ),
+            ("/ebpf/change".to_owned(), 0.051, "ebpf: time to replace one endpoint in the maps, 10000x3"),
         ] {
             let mut figures = good();
             let number = if f64::fract(value) == 0.0 { json!(value as u64) } else { json!(value) };
@@ -505,6 +543,7 @@ mod tests {
         let mut figures = good();
         figures["runs"] = json!([]);
         figures["kernel"] = json!([]);
+        figures["ebpf"] = json!(null);
         let judged = judge(&serde_json::from_value(figures).unwrap());
         assert!(judged.iter().all(|judged| judged.met.is_none()), "{judged:#?}");
     }

@@ -56,11 +56,13 @@ use std::{
 
 use anyhow::Context as _;
 use clap::Parser as _;
+use localnet_lab::Sandbox;
 use serde::{Serialize, de::DeserializeOwned};
+use tokio::runtime::Runtime;
 
 use crate::{
     cluster::Size,
-    contestants::{ALL, BRAIN, IPTABLES_NF_TABLES},
+    contestants::{ALL, BRAIN, EBPF, IPTABLES_NF_TABLES},
     figures::{Figures, Run},
     machine::Machine,
     options::{Options, RATE},
@@ -71,6 +73,7 @@ const PREDICTS: u32 = 10_000;
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
+    usage::adopt_orphans()?;
     if let Some(page) = &options.ipvs {
         return ipvs::measure(&options, page);
     }
@@ -91,7 +94,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn measure(options: &Options) -> anyhow::Result<Figures> {
-    let runtime = tokio::runtime::Runtime::new()?;
+    let runtime = Runtime::new()?;
     let kernel = match &options.kernel {
         Some(path) => read(path)?,
         None => Vec::new(),
@@ -104,6 +107,7 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
         reduction: options.reduction.as_deref().map(read).transpose()?,
         runs: options.runs.as_deref().map_or_else(|| Ok(Vec::new()), measured)?,
         kernel,
+        ebpf: options.ebpf.as_deref().map(read).transpose()?,
         steps: options.criterion.as_deref().map_or_else(|| Ok(BTreeMap::new()), steps::read)?,
     };
     for size in options.sizes() {
@@ -121,8 +125,15 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
                 print_progress(&format!("{} at {size}: skipped, because it would not finish in time", contestant.name));
                 continue;
             }
-            let run = measure::run(runtime.handle(), contestant, size, &options.lengths(size), &options.cache)
-                .with_context(|| format!("measuring {} at {size}", contestant.name))?;
+            let measured = |runtime: &Runtime| {
+                measure::run(runtime.handle(), contestant, size, &options.lengths(size), &options.cache)
+            };
+            // The threads of the runtime need the mounts of the sandbox.
+            let run = match contestant.name {
+                EBPF => Sandbox::run(|_| measured(&Runtime::new()?)),
+                _ => measured(&runtime),
+            };
+            let run = run.with_context(|| format!("measuring {} at {size}", contestant.name))?;
             record(&run, options.runs.as_deref())?;
             figures.runs.push(run);
         }

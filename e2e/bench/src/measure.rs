@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     cluster::Size,
-    contestants::{Contestant, Role},
+    contestants::{Contestant, EBPF, Role},
     figures::{Memory, Run},
     options::{Lengths, MAIN},
     plane, print_progress,
@@ -71,7 +71,8 @@ pub(crate) fn run(
             run.readers = Some(readers::measure(&site, &team, change, lengths)?);
         }
         let is_first = contestant.role == Role::Ours;
-        if contestant.role != Role::Peer {
+        // The ebpf backend checks its pins only every 10 s.
+        if contestant.role != Role::Peer && contestant.name != EBPF {
             let repairs = if is_first { lengths.repairs } else { lengths.repairs_of_others };
             settle()?;
             run.repair = repair::measure(&site, contestant, repairs, lengths.give_up)?;
@@ -101,25 +102,36 @@ pub(crate) fn memory(team: &Team) -> anyhow::Result<BTreeMap<String, Memory>> {
     team.processes().map(of).collect()
 }
 
-/// CPU time of programs that do not belong to the benchmark.
+/// CPU time of programs that do not belong to the benchmark, and that the kernel does not spend in its own threads.
 pub(crate) struct Others {
     began: Instant,
     busy: Duration,
     known: Duration,
+    kernel: Duration,
 }
 
 impl Others {
     pub(crate) fn begin(site: &Site) -> anyhow::Result<Self> {
-        Ok(Self { began: Instant::now(), busy: usage::busy()?, known: surroundings(site)? })
+        let known = surroundings(site)? + orphans(site, &[])?;
+        Ok(Self { began: Instant::now(), busy: usage::busy()?, known, kernel: usage::kernel_threads()? })
     }
 
     /// Returns this time in percent of all processors.
     pub(crate) fn end(self, site: &Site, team: &Team) -> anyhow::Result<f64> {
-        let known = surroundings(site)? + team.cpu()? - self.known;
-        let others = (usage::busy()? - self.busy).saturating_sub(known);
+        let programs: Vec<u32> = team.processes().map(|(_, process)| process).collect();
+        let known = (surroundings(site)? + team.cpu()? + orphans(site, &programs)?).saturating_sub(self.known);
+        // A kernel thread that ends takes its time with it.
+        let kernel = usage::kernel_threads()?.saturating_sub(self.kernel);
+        let others = (usage::busy()? - self.busy).saturating_sub(known + kernel);
         let processors = std::thread::available_parallelism()?.get() as f64;
         Ok(others.as_secs_f64() / (self.began.elapsed().as_secs_f64() * processors) * 100.0)
     }
+}
+
+/// CPU time of what the killed programs of a contestant had started. kube-proxy's `nft`, for example, runs on for ten seconds.
+fn orphans(site: &Site, programs: &[u32]) -> anyhow::Result<Duration> {
+    let known: Vec<u32> = site.control_plane().chain(programs.iter().copied()).collect();
+    usage::orphans(&known)
 }
 
 /// CPU time of the control plane and of this program.

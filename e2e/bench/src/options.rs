@@ -39,6 +39,9 @@ pub(crate) struct Options {
     /// What `cargo bench -p localnet-nft` wrote
     #[arg(long, value_name = "FILE")]
     pub(crate) kernel: Option<PathBuf>,
+    /// What `cargo bench -p localnet-bench --bench ebpf` wrote
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ebpf: Option<PathBuf>,
     /// What `cargo bench -p localnet-bench --bench reduction` wrote
     #[arg(long, value_name = "FILE")]
     pub(crate) reduction: Option<PathBuf>,

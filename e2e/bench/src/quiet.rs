@@ -10,8 +10,7 @@ use anyhow::{bail, ensure};
 
 use crate::{machine::Machine, print_progress, usage};
 
-/// The share of all processors' time in percent that other programs may use during a measurement. This includes the work that the kernel does
-/// for the contestant in its own threads.
+/// The share of all processors' time in percent that other programs may use during a measurement.
 const OTHERS: f64 = 5.0;
 /// The number of busy processors at which the machine counts as idle.
 const IDLE: f64 = 0.1;

@@ -19,6 +19,30 @@ pub(crate) fn own() -> anyhow::Result<Duration> {
     Ok(duration(own.ticks + own.ticks_of_children))
 }
 
+/// The process whose children are the kernel's own threads.
+const KERNEL_THREADS: u32 = 2;
+
+/// CPU time of the kernel's own threads. In them, the kernel frees the rules that a contestant has replaced.
+pub(crate) fn kernel_threads() -> anyhow::Result<Duration> {
+    children(KERNEL_THREADS, |_| true)
+}
+
+/// Makes this process the parent of each process whose parent is killed. [`orphans`] measures these.
+pub(crate) fn adopt_orphans() -> anyhow::Result<()> {
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).context("becoming the parent of orphans")
+}
+
+/// CPU time of this program's children, except the `known` ones.
+pub(crate) fn orphans(known: &[u32]) -> anyhow::Result<Duration> {
+    children(std::process::id(), |process| !known.contains(&process))
+}
+
+fn children(parent: u32, counts: impl Fn(u32) -> bool) -> anyhow::Result<Duration> {
+    let stats = processes()?.into_iter().filter(|process| counts(*process)).filter_map(|process| stat(process).ok());
+    let ticks = stats.filter(|stat| stat.parent == parent).map(|child| child.ticks + child.ticks_of_children).sum();
+    Ok(duration(ticks))
+}
+
 /// Memory of a process in MiB: the resident memory now, and its peak.
 pub(crate) fn memory(process: u32) -> anyhow::Result<(f64, f64)> {
     let path = format!("/proc/{process}/status");
@@ -76,6 +100,13 @@ fn duration(ticks: u64) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{BufRead as _, BufReader},
+        process::{Command, Stdio},
+    };
+
+    use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
     use super::*;
 
     #[test]
@@ -84,6 +115,23 @@ mod tests {
         let stat = parse(text).unwrap();
         assert_eq!((stat.parent, stat.ticks, stat.ticks_of_children), (7, 120, 7));
         assert!(parse("12 (a) S").is_none());
+    }
+
+    #[test]
+    fn the_child_of_a_killed_process_is_an_orphan_of_ours() {
+        adopt_orphans().unwrap();
+        let script = "while :; do :; done & echo $!; wait";
+        let mut shell = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let child: u32 = line.trim().parse().unwrap();
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        assert_eq!(stat(child).unwrap().parent, std::process::id());
+        while orphans(&[]).unwrap() == Duration::ZERO {}
+        let child = Pid::from_raw(child.cast_signed()).unwrap();
+        kill_process(child, Signal::KILL).unwrap();
+        waitpid(Some(child), WaitOptions::empty()).unwrap();
     }
 
     #[test]

@@ -19,13 +19,14 @@ const MARGIN: u32 = 10;
 /// The height of the labels below the plot.
 const BELOW: u32 = 48;
 /// Colours that people with colour blindness can distinguish (Okabe and Ito).
-const COLOURS: [RGBColor; 6] = [
+const COLOURS: [RGBColor; 7] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xd5, 0x5e, 0x00),
     RGBColor(0x00, 0x9e, 0x73),
     RGBColor(0xcc, 0x79, 0xa7),
     RGBColor(0xe6, 0x9f, 0x00),
     RGBColor(0x56, 0xb4, 0xe9),
+    RGBColor(0x00, 0x00, 0x00),
 ];
 
 /// The mapping of values to positions.

@@ -20,7 +20,7 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
         page,
         "## What is measured\n\n\
          The contestants are {}. Each localnet contestant is the named backend and a brain, which watches the API \
-         server and computes the node's state. Each kube-proxy contestant is kube-proxy in the named mode, with its \
+         server and computes the node's state. localnet-ebpf runs beside localnet-nft. Each kube-proxy contestant is kube-proxy in the named mode, with its \
          default configuration. The iptables contestants use the legacy iptables tools, or those of the nf_tables \
          flavour if their names say so. All programs are release builds. The benchmark \
          measures one contestant after the other, each with a new network namespace, a new etcd and a new \
