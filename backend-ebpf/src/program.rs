@@ -6,8 +6,9 @@ use clap::Args;
 use localnet_client::{Mode, program::BackendProgram, served::Served, vips::flags::ConfigArgs};
 use localnet_config::Config;
 use localnet_linux::{addresses::NodeAddresses, setup};
+use localnet_nft::{Nft, program::CleanupArgs};
 
-use crate::{EbpfBackend, LiveBackend, desired::Desired, host::Host, live};
+use crate::{EbpfBackend, LiveBackend, desired::Desired, host::Host, live, outside::WithOutside};
 
 /// `localnet-ebpf`.
 #[derive(Args)]
@@ -18,29 +19,35 @@ pub struct Ebpf {
     /// Mount point of the BPF file system that keeps programs and maps across restarts
     #[arg(long, value_name = "PATH", default_value = "/sys/fs/bpf")]
     bpffs: PathBuf,
+    /// Also program the tables of localnet-nft, which serve other hosts. Without this flag, run localnet-nft beside this program
+    #[arg(long)]
+    nft: bool,
 }
 
 impl BackendProgram for Ebpf {
     const NAME: &'static str = "ebpf";
     const PROGRAM: &'static str = "localnet-ebpf";
     const MODE: Mode = Mode::Nftables;
-    const ABOUT: &'static str = "Translate Services with eBPF when processes of this node connect; run it beside localnet-nft, which serves other hosts";
+    const ABOUT: &'static str =
+        "Translate Services with eBPF when processes of this node connect; with --nft, serve other hosts, too";
     const DRY_RUN: &'static str =
         "Print the elements of the eBPF maps for the current state and change nothing; needs no privileges";
     const CLEANUP: &'static str = "Detach the eBPF programs and delete their maps";
 
     type Cleanup = ();
     type Command = Infallible;
-    type Backend = LiveBackend;
+    type Backend = WithOutside<LiveBackend, localnet_nft::LiveBackend>;
     type Planner = Desired;
 
-    async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
+    async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<Self::Backend> {
         let host = Host::open(&self.bpffs, &self.cgroup)?;
-        let backend = live::open(EbpfBackend::new(flags.config(config), host)).await?;
-        if flags.kube_proxy.configures_node() {
+        let inside = live::open(EbpfBackend::new(flags.config(config), host)).await?;
+        let outside = if self.nft { Some(Nft::default().open(flags, config).await?) } else { None };
+        // The nft backend configures the node itself.
+        if outside.is_none() && flags.kube_proxy.configures_node() {
             setup::start(&config.linux);
         }
-        Ok(backend)
+        Ok(WithOutside::new(inside, outside))
     }
 
     async fn planner(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<Desired> {
@@ -53,8 +60,12 @@ impl BackendProgram for Ebpf {
         Ok(Host::pinned(&self.bpffs)?.served())
     }
 
-    async fn cleanup(&self, _: &ConfigArgs, _: &Config, (): ()) -> anyhow::Result<()> {
-        Host::remove_pins(&self.bpffs)
+    async fn cleanup(&self, flags: &ConfigArgs, config: &Config, (): ()) -> anyhow::Result<()> {
+        Host::remove_pins(&self.bpffs)?;
+        if self.nft {
+            Nft::default().cleanup(flags, config, CleanupArgs::default()).await?;
+        }
+        Ok(())
     }
 
     fn init(config: &Config) -> anyhow::Result<()> {

@@ -15,7 +15,7 @@ use localnet_linux::{addresses::NodeAddresses, setup};
 use crate::{LiveBackend, NftBackend, desired::Desired, kernel::Netlink, kube_proxy, live, served};
 
 /// `localnet-nft`, with its own flags.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub struct Nft {
     /// Run beside another proxy, with a brain that has --canary: leave the flows to a Service alone if the Service is removed, because
     /// the other proxy serves it

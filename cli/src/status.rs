@@ -137,7 +137,8 @@ impl Status {
         all && !self.backends.is_empty() && self.source_problems.is_empty() && !self.unread
     }
 
-    /// The backend with the latest report. It programs the node. The ebpf backend always runs beside the one that translates packets.
+    /// The backend with the latest report. It programs the node. Another backend may run beside the ebpf backend; that one translates
+    /// packets.
     pub fn newest(&self) -> Option<&Backend> {
         let of_packets =
             self.backends.iter().filter(|backend| backend.name != EBPF).min_by_key(|backend| backend.age_millis);
@@ -246,6 +247,11 @@ fn backend(report: wire::BackendReport, age_millis: u64, (at, digest): (Revision
 }
 
 impl Backend {
+    /// Whether the tables of localnet-nft contain what the backend programs. With `--nft`, the ebpf backend programs them, too.
+    pub fn has_nft_tables(&self) -> bool {
+        self.name == "nft" || self.name == EBPF && self.mode == Some(Mode::Nftables)
+    }
+
     /// The status of one family, if the backend reports it.
     pub fn family(&self, family: Family) -> Option<&FamilyStatus> {
         self.families.iter().find(|of| of.family == family)
@@ -289,6 +295,17 @@ mod tests {
             let backends = backends.iter().map(|(name, age)| backend(name, *age)).collect();
             let status = Status { backends, ..Status::default() };
             assert_eq!(status.newest().map(|backend| &*backend.name), newest);
+        }
+    }
+
+    #[test]
+    fn the_ebpf_backend_may_have_the_tables_of_nft() {
+        let backend = |name: &str, mode| Backend { name: name.to_owned(), mode, ..Backend::default() };
+        let nftables = Some(Mode::Nftables);
+        for (name, mode, has) in
+            [("nft", nftables, true), ("ebpf", None, false), ("ebpf", nftables, true), ("other", nftables, false)]
+        {
+            assert_eq!(backend(name, mode).has_nft_tables(), has, "{name}");
         }
     }
 

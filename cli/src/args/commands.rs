@@ -155,17 +155,18 @@ impl OfNode {
             (false, None) => state.node.addresses.clone(),
         };
         let is_local = is_here || dumped.is_some();
-        let newest = status.as_ref().ok().and_then(Status::newest).map(|backend| &backend.name);
-        let kernel = match newest.filter(|name| *name != "nft" && self.kernel == When::Auto) {
+        let newest = status.as_ref().ok().and_then(Status::newest);
+        let kernel = match newest.filter(|backend| !backend.has_nft_tables() && self.kernel == When::Auto) {
             _ if !is_local && global.at.is_some() => Err(kernel::unread(
                 "the state is an earlier one (--kernel yes compares it with the kernel as it is now)",
             )),
             _ if !is_local => Err(kernel::unread(
                 "the state may describe another node (--kernel yes reads this node's kernel anyway)",
             )),
-            Some(other) => {
-                Err(kernel::unread(format!("the node's backend is {other}; this command reads only the rules of nft")))
-            }
+            Some(other) => Err(kernel::unread(format!(
+                "the node's backend is {}; this command reads only the rules of nft",
+                other.name
+            ))),
             None => dumped.map_or_else(Kernel::open, Kernel::of_sysdump),
         };
         let facts = configuration.facts(&state.node, is_local.then_some(&local));

@@ -36,7 +36,9 @@ impl Backend {
     /// The flags that only this backend needs.
     pub fn flags(self) -> Vec<&'static str> {
         match self {
-            Self::Nft | Self::Ipvs | Self::Ebpf => Vec::new(),
+            Self::Nft | Self::Ipvs => Vec::new(),
+            // Its programs serve only the processes of the node.
+            Self::Ebpf => vec!["--nft"],
             Self::Iptables(flavour) => vec!["--iptables-flavour", flavour],
         }
     }

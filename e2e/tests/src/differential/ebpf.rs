@@ -1,5 +1,5 @@
 //! What the ebpf backend does with connections of this node's processes: the differences from the oracle that
-//! `docs/backends/ebpf.md` lists. The nft backend beside it serves all other senders and destinations. Pure.
+//! `docs/backends/ebpf.md` lists. The nft backend in its process serves all other senders and destinations. Pure.
 
 use std::collections::BTreeSet;
 

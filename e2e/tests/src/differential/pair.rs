@@ -33,13 +33,8 @@ impl Pair {
     /// The ipvs backend, without kube-proxy.
     pub const IPVS: Self = Self { backend: Backend::Ipvs, kube_proxy: None };
 
-    /// The ebpf backend beside the nft backend, without kube-proxy.
+    /// The ebpf backend with the nft backend in its process, without kube-proxy.
     pub const EBPF: Self = Self { backend: Backend::Ebpf, kube_proxy: None };
-
-    /// The backend that runs beside the one under test.
-    pub(crate) fn beside(self) -> Option<Backend> {
-        (self.backend == Backend::Ebpf).then_some(Backend::Nft)
-    }
 
     /// Whether kube-proxy runs in mode iptables.
     pub(crate) fn is_iptables(self) -> bool {

@@ -70,7 +70,6 @@ pub(crate) struct World {
 struct Proxies {
     setup: Setup,
     backend: Running,
-    _beside: Option<Running>,
     kube_proxy: Option<Running>,
     /// The number of repairs by the backend.
     repairs: u64,
@@ -145,8 +144,7 @@ impl World {
         }
         self.await_brain()?;
         let backend = self.start_backend(self.pair.backend, setup)?;
-        let beside = self.pair.beside().map(|backend| self.start_backend(backend, setup)).transpose()?;
-        self.proxies = Some(Proxies { setup: *setup, backend, _beside: beside, kube_proxy: None, repairs: 0 });
+        self.proxies = Some(Proxies { setup: *setup, backend, kube_proxy: None, repairs: 0 });
         Ok(true)
     }
 
@@ -267,9 +265,7 @@ impl World {
     pub(crate) fn settle(&mut self, writer: &Writer, sentinel: Sentinel) -> anyhow::Result<(Snapshot, usize)> {
         for resends in 0..=MAX_RESENDS {
             let state = self.await_state(&format!("{sentinel:?}"), |state| sentinel.has_come(state))?;
-            for backend in [Some(self.pair.backend), self.pair.beside()].into_iter().flatten() {
-                self.await_applied(backend, &state, 0)?;
-            }
+            self.await_applied(self.pair.backend, &state, 0)?;
             for side in self.pair.sides() {
                 for (to, endpoint) in sentinel.paths() {
                     // Until the sentinel is programmed, probes may be silent.

@@ -12,7 +12,7 @@ fn oracle_iptables_backend_and_kube_proxy_agree() -> anyhow::Result<()> {
     Pair::IPTABLES.into_iter().try_for_each(|pair| agree(pair, Pair::IPTABLES.len()))
 }
 
-/// The nft backend runs beside the ebpf backend. A run has a quarter of the packets, because each repair of pins takes up to 10 s.
+/// A run has a quarter of the packets, because each repair of pins takes up to 10 s.
 #[test]
 fn oracle_and_ebpf_backend_agree() -> anyhow::Result<()> {
     agree(Pair::EBPF, 4)

@@ -97,11 +97,7 @@ fn kill_and_restart_under_load(backend: Backend, restarts: usize) -> anyhow::Res
     let world = World::build(backend)?;
     let (web, dns): (SocketAddr, SocketAddr) = (WEB.parse()?, DNS.parse()?);
     let node = world.network.node();
-    // The eBPF programs serve only processes of the node.
-    let (client, addresses) = match backend {
-        Backend::Ebpf => (node, [None; 2]),
-        _ => (world.network.client(), [CLIENT[0], CLIENT_TWO[0]].map(Some)),
-    };
+    let client = world.network.client();
     let mut brain = world.start_brain()?;
     let mut backend = world.start_backend()?;
     let pods = PODS.iter().map(|pod| format!("{pod}:8080").parse()).collect::<Result<BTreeSet<_>, _>>()?;
@@ -109,8 +105,8 @@ fn kill_and_restart_under_load(backend: Backend, restarts: usize) -> anyhow::Res
     world.programs.await_answers(client, Probe::new(Protocol::Tcp, web), &all)?;
     // Connections from outside are masqueraded, those of pods are not, and those of the node pass other hooks.
     let senders = [
-        (client, addresses[0]),
-        (client, addresses[1]),
+        (client, Some(CLIENT[0])),
+        (client, Some(CLIENT_TWO[0])),
         (world.network.pod(ASKING[0].parse()?)?, None),
         (world.network.pod(ASKING[1].parse()?)?, None),
         (node, None),
