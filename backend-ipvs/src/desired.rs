@@ -24,7 +24,7 @@ use localnet_linux::{
     ipvs::{Frontend, Scheduler},
     nft::TableContent,
 };
-use localnet_linux_backend::table::TableState;
+use localnet_linux_backend::{rules, table::TableState};
 use localnet_proto::{ByFamily, Changes, Family, Service, ServiceKey, Snapshot};
 
 use crate::{
@@ -305,7 +305,8 @@ impl Parts {
         let table = &mut self.tables[key.family()];
         elements::of_vip(key, vip, &self.node, |set, element| table.change(set, element, present));
         if let Some((slots, chain)) = elements::picking_of(vip) {
-            table.count_picking(SetId::Endpoints, slots, &chain, present);
+            let picking = || rules::picking(&chain, SetId::Endpoints, slots);
+            table.count_picking(SetId::Endpoints, slots, &chain, picking, present);
         }
     }
 

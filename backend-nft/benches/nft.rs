@@ -125,6 +125,11 @@ fn measure(services: usize, endpoints: usize, last: bool, figures: &mut Figures)
             figures.replaced = changes(&mut backend, &mut state, CHANGES, |service, change| {
                 service.endpoints[0].address = Ipv4Addr::new(10, 255, (change >> 8) as u8, change as u8).into();
             })?;
+            // In a cluster, other Services have the number of endpoints that a Service gets, so its chain exists.
+            if let Some(mut last) = state.services.last_entry() {
+                Arc::make_mut(last.get_mut()).endpoints.pop();
+            }
+            backend.apply(&state, &Changes::everything())?.whole()?;
             figures.counted = changes(&mut backend, &mut state, CHANGES, |service, change| {
                 let endpoint = service.endpoints.pop().expect("each service has endpoints");
                 if change % 2 == 1 {

@@ -210,7 +210,10 @@ impl Tables {
         let slots = affinity.slots(key, vip);
         elements::of_vip(key, vip, slots, names, |set, element| table.change(set, element, present));
         for (pool, slots) in elements::pools_of(vip) {
-            table.count_picking(pool.endpoints(), slots, names.chain(pool, slots), present);
+            let chain = || chains::lb(names, pool, slots);
+            if table.count_picking(pool.endpoints(), slots, names.chain(pool, slots), chain, present) {
+                table.change(pool.sizes(), elements::of_size(pool, slots, names), present);
+            }
         }
     }
 }

@@ -209,7 +209,7 @@ impl Show for Differences {
 
 #[cfg(test)]
 mod tests {
-    use localnet_linux::nft::{ElementData, SetDump, Tuple, Verdict};
+    use localnet_linux::nft::{ElementData, SetDump, Tuple};
     use localnet_nft::portions::Limits;
     use localnet_proto::ByFamily;
 
@@ -268,11 +268,10 @@ services:
         let services = of(&dump, "services");
         let kept = dump.sets[services].elements[0].clone();
         dump.sets[services].elements.clear();
-        assert_eq!(found(&dump), ["services missing 10.96.0.1 . tcp . 80 comment \"shop/web:80\" : goto lb-1"]);
-        dump.sets[services]
-            .elements
-            .push(Element { data: ElementData::Verdict(Verdict::Goto("lb-2".into())), ..kept.clone() });
-        assert_eq!(found(&dump), ["services differs 10.96.0.1 . tcp . 80 comment \"shop/web:80\" : goto lb-1"]);
+        assert_eq!(found(&dump), ["services missing 10.96.0.1 . tcp . 80 comment \"shop/web:80\" : 0:1"]);
+        let two = ElementData::Value(Tuple::new().priority(2));
+        dump.sets[services].elements.push(Element { data: two, ..kept.clone() });
+        assert_eq!(found(&dump), ["services differs 10.96.0.1 . tcp . 80 comment \"shop/web:80\" : 0:1"]);
         dump.sets[services].elements[0] = kept;
         let cluster_ips = of(&dump, "cluster-ips");
         for address in ["10.96.0.9", "10.96.0.7"] {

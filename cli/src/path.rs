@@ -216,8 +216,11 @@ impl<'a> Path<'a> {
         }
         self.lookup(from, pool.services());
         self.held(held, pool.services());
-        let picks = chains::lb(&self.names, pool, slots(endpoints.len()));
-        let text = picks.rules.first().map(|rule| rule.line(self.family)).unwrap_or_default();
+        let slots = slots(endpoints.len());
+        self.element(pool.sizes(), elements::of_size(pool, slots, &self.names));
+        let picks = chains::lb(&self.names, pool, slots);
+        // The first rule only clears the priority.
+        let text = picks.rules.get(1).map(|rule| rule.line(self.family)).unwrap_or_default();
         self.steps.push(Step { place: picks.name.to_string(), thing: Thing::Chain(Arc::new(picks)), text });
         for element in of_set(held, pool.endpoints()).take(MOST_ENDPOINTS) {
             self.element(pool.endpoints(), element.clone());
@@ -285,12 +288,14 @@ fn range_has(element: &Element, key: &VipKey, source: IpAddr) -> bool {
     *start <= with && with <= *element.key.end().unwrap_or(start)
 }
 
-/// Returns the endpoint or the verdict that an element leads to, as text.
+/// Returns the endpoint, the number of slots or the verdict that an element leads to, as text.
 pub fn leads_to(element: &Element) -> String {
     match &element.data {
-        data @ ElementData::Value(value) => {
-            elements::read_endpoint(data).map_or_else(|| format!("{value:?}"), |endpoint| endpoint.to_string())
-        }
+        data @ ElementData::Value(value) => match (elements::read_endpoint(data), value.as_bytes().try_into()) {
+            (Some(endpoint), _) => endpoint.to_string(),
+            (None, Ok(number)) => format!("{} slots", u32::from_ne_bytes(number)),
+            (None, Err(_)) => format!("{value:?}"),
+        },
         ElementData::Verdict(Verdict::Goto(chain)) => format!("goto {chain}"),
         ElementData::Verdict(Verdict::Jump(chain)) => format!("jump {chain}"),
         ElementData::Verdict(other) => format!("{other:?}").to_lowercase(),

@@ -207,11 +207,11 @@ fn adding_an_endpoint_sends_only_the_difference() {
     let replaced = with(&["10.180.1.2", "10.180.1.6"]);
     assert_eq!(sent(&mut backend, &replaced, &changed(&["web"])), (1, 1, 0), "another endpoint in slot 1");
     let grown = with(&["10.180.1.2", "10.180.1.6", "10.180.1.8"]);
-    // The dispatch changes and slot 2 is new; lb-3 is declared with three rules.
-    assert_eq!(sent(&mut backend, &grown, &changed(&["web"])), (2, 1, 4));
-    assert_eq!(sent(&mut backend, &replaced, &changed(&["web"])), (1, 2, 2), "and lb-3 is flushed and deleted");
+    // The number of slots changes, and slot 2 is new. `sizes` leads to lb-3, which is declared with four rules.
+    assert_eq!(sent(&mut backend, &grown, &changed(&["web"])), (3, 1, 5));
+    assert_eq!(sent(&mut backend, &replaced, &changed(&["web"])), (1, 3, 2), "and lb-3 is flushed and deleted");
     let gone = with(&[]);
-    // The dispatch and two slots are deleted, and the VIP gets a verdict.
+    // The number of slots and two slots are deleted, and the VIP gets a verdict.
     assert_eq!(sent(&mut backend, &gone, &changed(&["web"])), (1, 3, 0));
     assert_eq!(backend.kernel.reads, 4);
 }

@@ -1,7 +1,7 @@
 //! The chains and their rules. No rule mentions a Service, because Services are elements of sets and maps.
 
 use localnet_client::vips::Facts;
-use localnet_linux::nft::{Chain, ChainKind, HookPoint, Rule, Statement, Verdict};
+use localnet_linux::nft::{Chain, ChainKind, Field, HookPoint, Rule, Statement, Verdict};
 use localnet_linux_backend::rules::{self, BEFORE_DNAT, DNAT, FILTER, SNAT};
 use localnet_proto::Family;
 
@@ -50,21 +50,27 @@ fn services_chain(facts: &Facts, family: Family, affinity: bool) -> Chain {
     let chain = Chain::new(names::SERVICES).comment("VIP to endpoint");
     let chain = rules::marking(chain, facts, family, SetId::ClusterIps, SetId::External)
         .rule([Statement::is_in(VIP, SetId::ExternalLocal.name()), Statement::jump(names::EXTERNAL_LOCAL)])
-        .rule(Statement::vmap(VIP, SetId::Services.name()));
+        .rule(choosing(Pool::Cluster));
     if affinity { chain.rule(to_affinity(Statement::goto(names::AFFINITY))) } else { chain }
+}
+
+/// The rule that leads to the choice of a slot. It keeps the number of slots in the packet's priority
+/// (docs/decisions/0028). A map from each VIP to its chain would take one lookup, but the kernel would validate all of its elements
+/// whenever one of them changes.
+fn choosing(pool: Pool) -> Rule {
+    let slots = Statement::PriorityMap(VIP.into(), pool.services().name().into());
+    Rule::new([slots, Statement::vmap([Field::Priority], pool.sizes().name())])
 }
 
 fn to_affinity(verdict: Statement) -> Rule {
     Rule::new([numbering(), verdict])
 }
 
-/// The chain for external policy Local. Packets that may go to any endpoint return to the chain `services`, which looks them up
-/// in the map `services`. No other rule looks up this map, because, for each path to it, the kernel validates everything to which
-/// the map leads.
+/// The chain for external policy Local. Packets that may go to any endpoint return to the chain `services`.
 fn external_local(facts: &Facts, family: Family, affinity: bool) -> Chain {
     let chain = Chain::new(names::EXTERNAL_LOCAL).comment("external traffic policy Local");
-    let mut chain = own_traffic(chain, facts, family, Statement::goto(names::MARK_MASQUERADE))
-        .rule(Statement::vmap(VIP, SetId::LocalServices.name()));
+    let mut chain =
+        own_traffic(chain, facts, family, Statement::goto(names::MARK_MASQUERADE)).rule(choosing(Pool::Local));
     if affinity {
         chain = chain.rule(to_affinity(Statement::jump(names::AFFINITY_LOCAL)));
     }
@@ -91,9 +97,11 @@ fn unserved_local(facts: &Facts, family: Family) -> Chain {
     own_traffic(chain, facts, family, Statement::Verdict(Verdict::Return)).rule(Statement::Verdict(Verdict::Drop))
 }
 
-/// The chain that picks one of `slots` slots.
+/// The chain that picks one of `slots` slots, and clears the packet's priority, which has led to it.
 pub fn lb(names: &ChainNames, pool: Pool, slots: u32) -> Chain {
-    rules::picking(names.chain(pool, slots), pool.endpoints(), slots)
+    let mut chain = rules::picking(names.chain(pool, slots), pool.endpoints(), slots);
+    chain.rules.insert(0, Statement::PriorityNone.into());
+    chain
 }
 
 /// The comment of the rule for packets that were translated already.

@@ -22,13 +22,13 @@ pub fn of_vip(key: &VipKey, vip: &Vip, slots: &Slots, names: &ChainNames, mut em
     if vip.affinity.is_some() {
         affinity::of_vip(&tuple, vip, slots, &mut emit);
     }
-    pool(&tuple, vip, Pool::Cluster, names, &mut emit);
+    pool(&tuple, vip, Pool::Cluster, &mut emit);
     match vip.exposure {
         Exposure::Internal => {}
         Exposure::External if vip.endpoints.is_empty() => {}
         Exposure::External => emit(SetId::External, member()),
         Exposure::ExternalLocal => {
-            pool(&tuple, vip, Pool::Local, names, &mut emit);
+            pool(&tuple, vip, Pool::Local, &mut emit);
             if !vip.endpoints.is_empty() || !vip.local_endpoints.is_empty() {
                 emit(SetId::ExternalLocal, member());
             }
@@ -53,7 +53,19 @@ pub fn of_vip(key: &VipKey, vip: &Vip, slots: &Slots, names: &ChainNames, mut em
     }
 }
 
-fn pool(tuple: &Tuple, vip: &Vip, pool: Pool, names: &ChainNames, emit: &mut impl FnMut(SetId, Element)) {
+/// The element that leads from a number of slots to the chain that picks one of them.
+pub fn of_size(pool: Pool, slots: u32, names: &ChainNames) -> Element {
+    let chain = names.chain(pool, slots).clone();
+    let verdict = match pool {
+        Pool::Cluster => Verdict::Goto(chain),
+        // A packet without a match returns to `external-local`, which accepts it untranslated, so that it does not
+        // reach the endpoints of the whole cluster.
+        Pool::Local => Verdict::Jump(chain),
+    };
+    Element::verdict(Tuple::new().priority(slots), verdict)
+}
+
+fn pool(tuple: &Tuple, vip: &Vip, pool: Pool, emit: &mut impl FnMut(SetId, Element)) {
     let endpoints = match pool {
         Pool::Cluster => &vip.endpoints,
         Pool::Local => &vip.local_endpoints,
@@ -61,14 +73,8 @@ fn pool(tuple: &Tuple, vip: &Vip, pool: Pool, names: &ChainNames, emit: &mut imp
     if endpoints.is_empty() || vip.affinity.is_some() {
         return;
     }
-    let chain = names.chain(pool, slots(endpoints.len())).clone();
-    let verdict = match pool {
-        Pool::Cluster => Verdict::Goto(chain),
-        // A packet without a match returns to `external-local`, which accepts it untranslated, so that it does not
-        // reach the endpoints of the whole cluster.
-        Pool::Local => Verdict::Jump(chain),
-    };
-    emit(pool.services(), Element::verdict(tuple.clone(), verdict).comment(vip.comment.clone()));
+    let slots = Tuple::new().priority(slots(endpoints.len()));
+    emit(pool.services(), Element::value(tuple.clone(), slots).comment(vip.comment.clone()));
     elements::of_slots(tuple, endpoints).for_each(|element| emit(pool.endpoints(), element));
 }
 
@@ -99,7 +105,7 @@ mod tests {
         (0..count).map(|host| SocketAddr::from(([10, 0, 0, host], 8080))).collect()
     }
 
-    /// The number of elements in each set, and the chains that verdicts lead to, as text.
+    /// The number of elements in each set, and the chains that verdicts lead to or the numbers of slots, as text.
     fn listed(exposure: Exposure, cluster: u8, local: u8, when_empty: WhenEmpty) -> String {
         let key = VipKey { address: IpAddr::from([172, 30, 0, 1]), protocol: Protocol::Tcp, port: 80 };
         let vip = Vip {
@@ -116,11 +122,13 @@ mod tests {
         of_vip(&key, &vip, &Slots::default(), &ChainNames::default(), |set, element| {
             let (count, target) = listed.entry(set).or_default();
             *count += 1;
-            if let ElementData::Verdict(verdict) = element.data {
-                *target = match verdict {
-                    Verdict::Goto(chain) | Verdict::Jump(chain) => format!(" {chain}"),
-                    other => format!(" {other:?}").to_lowercase(),
-                };
+            match element.data {
+                ElementData::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain)) => *target = format!(" {chain}"),
+                ElementData::Verdict(other) => *target = format!(" {other:?}").to_lowercase(),
+                ElementData::Value(slots) if [SetId::Services, SetId::LocalServices].contains(&set) => {
+                    *target = format!(" {}", u32::from_ne_bytes(slots.as_bytes().try_into().unwrap()));
+                }
+                ElementData::Value(_) | ElementData::None | ElementData::Expires(_) => {}
             }
         });
         let listed = listed.into_iter().map(|(set, (count, target))| match count {
@@ -135,33 +143,27 @@ mod tests {
         use Exposure::{External, ExternalLocal, Internal};
         use WhenEmpty::{Drop, Reject};
         for (exposure, cluster, local, when_empty, expected) in [
-            (Internal, 2, 0, Reject, "services lb-2, endpoints ×2"),
-            (Internal, 17, 0, Reject, "services lb-32, endpoints ×17"),
+            (Internal, 2, 0, Reject, "services 2, endpoints ×2"),
+            (Internal, 17, 0, Reject, "services 32, endpoints ×17"),
             (Internal, 0, 0, Reject, "no-endpoints reject-port"),
             (Internal, 0, 0, Drop, "no-endpoints drop"),
-            (External, 1, 0, Drop, "external, services lb-1, endpoints"),
+            (External, 1, 0, Drop, "external, services 1, endpoints"),
             (External, 0, 0, Drop, "no-endpoints drop"),
             (
                 ExternalLocal,
                 3,
                 2,
                 Drop,
-                "external-local-vips, services lb-3, endpoints ×3, local-services lb-local-2, local-endpoints ×2",
+                "external-local-vips, services 3, endpoints ×3, local-services 2, local-endpoints ×2",
             ),
             (ExternalLocal, 0, 0, Drop, "no-endpoints drop"),
-            (
-                ExternalLocal,
-                3,
-                0,
-                Drop,
-                "external-local-vips, services lb-3, endpoints ×3, no-endpoints unserved-local",
-            ),
+            (ExternalLocal, 3, 0, Drop, "external-local-vips, services 3, endpoints ×3, no-endpoints unserved-local"),
             (
                 ExternalLocal,
                 0,
                 1,
                 Reject,
-                "external-local-vips, local-services lb-local-1, local-endpoints, no-endpoints reject-port",
+                "external-local-vips, local-services 1, local-endpoints, no-endpoints reject-port",
             ),
             (ExternalLocal, 0, 0, Reject, "no-endpoints reject-port"),
         ] {

@@ -9,9 +9,11 @@ localnet_linux_backend::sets! {
         ClusterIps: Addresses = "cluster-ips", "ClusterIPs: unused ports are rejected";
         External: Vips = "external", "VIPs whose traffic is masqueraded";
         ExternalLocal: Vips = "external-local-vips", "VIPs that send traffic from outside to local endpoints";
-        Services: VipToVerdict = "services", "VIP to the choice of an endpoint";
+        Services: VipToNumber = "services", "VIP to the number of its slots";
+        Sizes: NumberToVerdict = "sizes", "number of slots to the choice of a slot";
         Endpoints: NumberedToEndpoint = "endpoints", "VIP and slot to endpoint";
-        LocalServices: VipToVerdict = "local-services", "VIP to the choice of a local endpoint";
+        LocalServices: VipToNumber = "local-services", "VIP to the number of its slots for local endpoints";
+        LocalSizes: NumberToVerdict = "local-sizes", "number of slots to the choice of a slot for local endpoints";
         LocalEndpoints: NumberedToEndpoint = "local-endpoints", "VIP and slot to local endpoint";
         /// Maps each VIP without an eligible endpoint to its verdict.
         NoEndpoints: VipToVerdict = "no-endpoints", "VIPs without an eligible endpoint";
@@ -87,7 +89,15 @@ impl Pool {
         }
     }
 
-    /// The map from VIP to the chain that picks an endpoint.
+    /// The map from a number of slots to the chain that picks one of them.
+    pub fn sizes(self) -> SetId {
+        match self {
+            Self::Cluster => SetId::Sizes,
+            Self::Local => SetId::LocalSizes,
+        }
+    }
+
+    /// The map from VIP to the number of its slots.
     pub fn services(self) -> SetId {
         match self {
             Self::Cluster => SetId::Services,

@@ -19,7 +19,7 @@ use localnet_client::{DiffStore, Difference, KeyRange};
 use localnet_linux::nft::{Change, Element, ElementData, ElementKey, Name, Set, Table, Transaction, Tuple};
 use localnet_proto::Family;
 
-use crate::sets::{Sets, Shape};
+use crate::sets::Sets;
 
 /// The largest number of elements in one commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +131,7 @@ impl<S: Sets> Portions<S> {
         }
         let range = self.range(portion);
         for filled in &self.changes.sets {
-            // Hairpin elements are deleted last, because they must outlive the elements that lead to their endpoints.
+            // Elements without a VIP are deleted last, because they must outlive the elements of VIPs that need them.
             let range = if filled.is_cut() { Some(range) } else { is_last.then_some(ALL) };
             let gone = range.into_iter().flat_map(|range| filled.entries(elements, range));
             let gone = gone.filter_map(|entry| Some(element(entry.key, entry.applied?))).collect();
@@ -212,9 +212,9 @@ impl<S: Sets> Changes<S> {
 type Entry<'a> = Difference<'a, ElementKey, Value>;
 
 impl<S: Sets> Filled<S> {
-    /// Whether each element is sent in the portion of its VIP. Hairpin elements are not, because their keys contain no VIP.
+    /// Whether each element is sent in the portion of its VIP.
     fn is_cut(&self) -> bool {
-        !self.at_once && S::ALL[self.id.index()].2 != Shape::Hairpins
+        !self.at_once && S::ALL[self.id.index()].2.has_vip()
     }
 
     /// The entries to send in a range of keys.

@@ -105,6 +105,8 @@ pub enum Shape {
     VipToNumber,
     /// VIPs, each with a number.
     Numbered,
+    /// Number → verdict.
+    NumberToVerdict,
     /// VIP and number → verdict.
     NumberedToVerdict,
     /// VIP and number → endpoint.
@@ -113,6 +115,13 @@ pub enum Shape {
     Sources,
     /// Connections of endpoints to themselves.
     Hairpins,
+}
+
+impl Shape {
+    /// Whether the key begins with a VIP, or with its address.
+    pub fn has_vip(self) -> bool {
+        !matches!(self, Self::Hairpins | Self::NumberToVerdict)
+    }
 }
 
 impl Shape {
@@ -126,6 +135,7 @@ impl Shape {
             Self::VipToVerdict => Set::verdict_map(name, vip),
             Self::VipToNumber => Set::map(name, vip, [FieldType::Priority]),
             Self::Numbered => Set::new(name, with(FieldType::Index)),
+            Self::NumberToVerdict => Set::verdict_map(name, [FieldType::Priority]),
             Self::NumberedToVerdict => Set::verdict_map(name, with(FieldType::Index)),
             Self::NumberedToEndpoint => Set::map(name, with(FieldType::Index), [address, FieldType::InetService]),
             Self::Sources => Set::new(name, with(address)).interval(),

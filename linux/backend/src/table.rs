@@ -12,7 +12,6 @@ use localnet_proto::Family;
 
 use crate::{
     portions::{self, Elements, Filled, Limits, Portions},
-    rules,
     sets::Sets,
 };
 
@@ -124,19 +123,28 @@ impl<S: Sets> TableState<S> {
     }
 
     /// Adds (`present`) or removes a user of the chain `name`, which picks an endpoint from the first `slots` slots of `map`.
-    /// The chain exists while it has users.
-    pub fn count_picking(&mut self, map: S, slots: u32, name: &Name, present: bool) {
+    /// The chain exists while it has users. Returns whether it appears or disappears.
+    pub fn count_picking(
+        &mut self,
+        map: S,
+        slots: u32,
+        name: &Name,
+        chain: impl FnOnce() -> Chain,
+        present: bool,
+    ) -> bool {
         let (users, _) = self.picking.entry((map, slots)).or_insert_with(|| (0, name.clone()));
         *users = if present { *users + 1 } else { users.saturating_sub(1) };
         match *users {
             0 => {
                 self.picking.remove(&(map, slots));
                 self.chains.remove(name);
+                true
             }
             1 if present => {
-                self.chains.set(name.clone(), Some(Arc::new(rules::picking(name, map, slots))));
+                self.chains.set(name.clone(), Some(Arc::new(chain())));
+                true
             }
-            _ => {}
+            _ => false,
         }
     }
 
