@@ -12,7 +12,10 @@ use anyhow::{Context as _, ensure};
 use localnet_controlplane::binary;
 use localnet_lab::topology::CLUSTER_CIDRS;
 
-use crate::{cluster::NODE, machine::iptables_tool};
+use crate::{
+    cluster::{NODE, Size},
+    machine::iptables_tool,
+};
 
 /// One or more programs that program Services into a node.
 #[derive(Debug)]
@@ -104,6 +107,12 @@ pub(crate) const ALL: &[Contestant] = &[
     },
     Contestant { name: EBPF, role: Role::AlsoOurs, rest: Duration::from_millis(20), programs: ebpf },
 ];
+
+/// Whether the benchmark measures this contestant at this size. kube-proxy with the nf_tables flavour is slow, and the usual sizes suffice to
+/// compare the flavours.
+pub(crate) fn is_measured(contestant: &str, size: Size) -> bool {
+    size.is_usual() || !IPTABLES_NF_TABLES.contains(&contestant)
+}
 
 /// The contestants that need IPVS, see [`crate::ipvs`]. The first one is ours.
 pub(crate) const WITH_IPVS: [Contestant; 2] = [

@@ -62,7 +62,7 @@ use tokio::runtime::Runtime;
 
 use crate::{
     cluster::Size,
-    contestants::{ALL, BRAIN, EBPF, IPTABLES_NF_TABLES},
+    contestants::{ALL, BRAIN, EBPF, is_measured},
     figures::{Figures, Run},
     machine::Machine,
     options::{Options, RATE},
@@ -112,9 +112,7 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
     };
     for size in options.sizes() {
         for contestant in ALL {
-            // kube-proxy with the nf_tables flavour is slow, and the usual sizes suffice to compare the flavours.
-            let is_left_out = !size.is_usual() && IPTABLES_NF_TABLES.contains(&contestant.name);
-            if is_left_out || !options.includes(contestant.name) {
+            if !is_measured(contestant.name, size) || !options.includes(contestant.name) {
                 continue;
             }
             let done = |run: &Run| run.contestant == contestant.name && run.size() == size;

@@ -3,7 +3,12 @@
 use std::fmt::Write as _;
 
 use super::{PLOTS, tables};
-use crate::{contestants::ALL, figures::Figures, goals::Judged, machine::Machine};
+use crate::{
+    contestants::{ALL, is_measured},
+    figures::Figures,
+    goals::Judged,
+    machine::Machine,
+};
 
 /// The page. `plots` contains the file names of the plots.
 pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> String {
@@ -35,9 +40,17 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
          less than 100, p99 is the maximum.\n\n",
         ALL.iter().map(|contestant| contestant.name).collect::<Vec<_>>().join(", "),
     );
+    let missing = missing(figures);
+    if !missing.is_empty() {
+        _ = write!(page, "This run has no figures for {}.\n\n", missing.join(", "));
+    }
     page += &machine(&figures.machine, figures.runs.iter().map(|run| run.others_percent));
     page += "\nTimes depend on the machine and on its load: compare a time only with other times on this page.\n\n";
     _ = write!(page, "## Goals\n\n{}\n", tables::goals(goals).markdown());
+    if goals.iter().any(|goal| goal.met == Some(false)) {
+        page +=
+            "[Decision 32](decisions/0032-missed-goals.md) explains what stands in the way of the missed goals.\n\n";
+    }
     for name in plots {
         _ = writeln!(page, "![{name}]({PLOTS}/{name}.svg)");
     }
@@ -49,6 +62,15 @@ pub(crate) fn page(figures: &Figures, goals: &[Judged], plots: &[&str]) -> Strin
         page += &table.markdown();
     }
     page
+}
+
+/// The contestants and sizes without figures.
+fn missing(figures: &Figures) -> Vec<String> {
+    let sizes = figures.sizes();
+    let pairs = ALL.iter().flat_map(|contestant| sizes.iter().map(move |size| (contestant.name, *size)));
+    let pairs = pairs.filter(|(name, size)| is_measured(name, *size));
+    let has = |name: &str, size| figures.runs.iter().any(|run| run.contestant == name && run.size() == size);
+    pairs.filter(|(name, size)| !has(name, *size)).map(|(name, size)| format!("{name} at {size}")).collect()
 }
 
 /// The machine, with the shares of its CPU time in percent that other programs used.
