@@ -17,15 +17,16 @@ mod report;
 pub mod verdict;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use localnet_client::{
     Snapshot,
     route::{self, Origin, Packet},
 };
-use localnet_proto::{Family, Revision};
+use localnet_proto::{ByFamily, Family, Revision, Service};
 use serde::Serialize;
 
 use crate::{
@@ -124,11 +125,13 @@ pub fn compare(world: &World, rules: &Rules, packets: impl IntoIterator<Item = P
         flows: 0,
         flows_elsewhere: Vec::new(),
     };
+    let (claims, oracles) =
+        (Claims::of(&world.state), ByFamily::from_fn(|family| question::rules(&world.facts, family)));
     for packet in packets {
         let Some(found) = rules.verdicts(&packet, &world.local) else { continue };
         shadow.compared += 1;
-        let oracle = question::rules(&world.facts, Family::of(packet.destination));
-        let localnet = expected(&world.state, &oracle, &packet, &world.local, rules.mode);
+        let oracle = &oracles[Family::of(packet.destination)];
+        let localnet = expected(&claims.on(&packet), oracle, &packet, &world.local, rules.mode);
         let (kube_proxy, unknown) = match found {
             Ok(verdicts) => (effective(verdicts, &packet, &world.local), None),
             Err(unknown) => (Verdicts::new(), Some(unknown.to_string())),
@@ -140,7 +143,7 @@ pub fn compare(world: &World, rules: &Rules, packets: impl IntoIterator<Item = P
         let (mode, local) = (rules.mode, world.local.as_slice());
         let case = Case {
             state: &world.state,
-            rules: &oracle,
+            rules: oracle,
             packet: &packet,
             mode,
             local,
@@ -149,7 +152,7 @@ pub fn compare(world: &World, rules: &Rules, packets: impl IntoIterator<Item = P
         };
         let entry = if unknown.is_some() { None } else { entries::explain(&case) };
         shadow.deliberate += usize::from(entry.is_some());
-        let target = route::target(&world.state, &oracle, &packet);
+        let target = route::target(&world.state, oracle, &packet);
         shadow.differences.push(Difference {
             from: packet.source,
             origin: origin_name(packet.origin),
@@ -179,6 +182,37 @@ pub fn packets(world: &World, rules: &Rules) -> Vec<Packet> {
     let others = rules.destinations().into_iter().chain(probes::unused(&world.state)).filter(|to| !known.contains(to));
     packets.extend(others.flat_map(|to| probes::of_destination(world, to, std::iter::empty())));
     packets
+}
+
+/// The Services of a state by what they claim. The oracle searches all Services of a state for the one that a packet is sent to.
+struct Claims<'a> {
+    state: &'a Snapshot,
+    by_address: HashMap<IpAddr, Vec<&'a Arc<Service>>>,
+    by_node_port: HashMap<u16, Vec<&'a Arc<Service>>>,
+}
+
+impl<'a> Claims<'a> {
+    fn of(state: &'a Snapshot) -> Self {
+        let mut claims = Self { state, by_address: HashMap::new(), by_node_port: HashMap::new() };
+        for service in state.services.values() {
+            let addresses = [&service.cluster_ips, &service.external_ips, &service.load_balancer_ips];
+            for address in addresses.into_iter().flatten() {
+                claims.by_address.entry(*address).or_default().push(service);
+            }
+            for port in service.ports.iter().filter_map(|port| port.node_port) {
+                claims.by_node_port.entry(port).or_default().push(service);
+            }
+        }
+        claims
+    }
+
+    /// The state with only the Services that can affect the packet.
+    fn on(&self, packet: &Packet) -> Snapshot {
+        let by_address = self.by_address.get(&packet.destination).into_iter().flatten();
+        let services = by_address.chain(self.by_node_port.get(&packet.port).into_iter().flatten());
+        let services = services.map(|service| (service.key.clone(), Arc::clone(service))).collect();
+        Snapshot { revision: self.state.revision, node: self.state.node.clone(), services }
+    }
 }
 
 /// What the oracle predicts, in the way of kube-proxy's mode.
@@ -274,4 +308,41 @@ fn told(verdicts: &Verdicts) -> String {
         words.push(format!("{} more", verdicts.len() - MOST));
     }
     words.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use localnet_proto::Protocol;
+
+    use super::*;
+
+    #[test]
+    fn the_oracle_needs_only_the_services_that_claim_a_packet() {
+        let state = crate::source::read(
+            "node: {name: n, serviceCIDRs: [10.96.0.0/16]}
+services:
+- {service: shop/a, type: NodePort, clusterIPs: [10.96.0.1], ports: [{name: p, protocol: TCP, port: 80, nodePort: 30080}]}
+- {service: shop/b, type: NodePort, clusterIPs: [10.96.0.2], externalIPs: [192.0.2.1], ports: [{name: p, protocol: UDP, port: 53, nodePort: 30080}]}
+- {service: shop/c, type: ClusterIP, clusterIPs: [10.96.0.3], externalIPs: [192.0.2.1], ports: [{name: p, protocol: TCP, port: 443}]}
+",
+        )
+        .unwrap();
+        let node = IpAddr::from([192, 168, 0, 2]);
+        let rules = route::Rules { node_port_addresses: [node].into(), ..route::Rules::default() };
+        let claims = Claims::of(&state);
+        let mut outcomes = BTreeSet::new();
+        for destination in ["10.96.0.1", "10.96.0.2", "10.96.0.3", "10.96.0.4", "192.0.2.1", "192.168.0.2", "1.1.1.1"] {
+            for (port, protocol) in
+                [80, 53, 443, 30080].into_iter().flat_map(|port| Protocol::ALL.map(|protocol| (port, protocol)))
+            {
+                let source = IpAddr::from([203, 0, 113, 1]);
+                let packet =
+                    Packet { source, destination: destination.parse().unwrap(), protocol, port, origin: Origin::Outside };
+                let expected = route::route(&state, &rules, &packet);
+                assert_eq!(route::route(&claims.on(&packet), &rules, &packet), expected, "{packet:?}");
+                outcomes.insert(format!("{expected:?}"));
+            }
+        }
+        assert_eq!(outcomes.len(), 3, "{outcomes:?}");
+    }
 }

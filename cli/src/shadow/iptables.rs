@@ -3,7 +3,7 @@
 //! Only the chains that kube-proxy and kubelet own (`KUBE-…`) are evaluated. The rules of other programs affect both proxies alike.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
 };
 
@@ -20,7 +20,17 @@ const DEPTH: usize = 16;
 #[derive(Debug, Default)]
 pub struct Tables(BTreeMap<String, Chains>);
 
-type Chains = BTreeMap<String, Vec<Rule>>;
+type Chains = BTreeMap<String, Chain>;
+
+/// A chain. The chains of Services have a rule for each VIP.
+#[derive(Debug, Default)]
+struct Chain {
+    rules: Vec<Rule>,
+    /// The rules for a single destination, as indices.
+    of_destination: HashMap<IpAddr, Vec<usize>>,
+    /// All other rules.
+    of_any: Vec<usize>,
+}
 
 #[derive(Debug)]
 struct Rule {
@@ -99,8 +109,7 @@ impl Tables {
                     if let [append, chain, rest @ ..] = words.as_slice()
                         && append == "-A"
                     {
-                        let rule = rule(line, rest);
-                        tables.chains(&table).entry(chain.clone()).or_default().push(rule);
+                        tables.chains(&table).entry(chain.clone()).or_default().push(rule(line, rest));
                     }
                 }
                 _ => {}
@@ -115,26 +124,22 @@ impl Tables {
 
     /// Whether kube-proxy's rules are there.
     pub fn has_kube_proxy(&self) -> bool {
-        self.0.get("nat").is_some_and(|nat| nat.get("KUBE-SERVICES").is_some_and(|rules| !rules.is_empty()))
+        self.0.get("nat").is_some_and(|nat| nat.get("KUBE-SERVICES").is_some_and(|chain| !chain.rules.is_empty()))
     }
 
     /// The destinations for which kube-proxy's rules translate or stop packets.
     pub fn destinations(&self) -> impl Iterator<Item = (SocketAddr, Protocol)> {
-        let rules =
-            self.0.values().flatten().filter(|(name, _)| name.starts_with("KUBE-")).flat_map(|(_, rules)| rules);
-        rules.filter_map(|rule| {
-            let (mut address, mut protocol, mut port) = (None, None, None);
+        let chains = self.0.values().flatten().filter(|(name, _)| name.starts_with("KUBE-"));
+        chains.flat_map(|(_, chain)| &chain.rules).filter_map(|rule| {
+            let (mut protocol, mut port) = (None, None);
             for (negated, one) in &rule.matches {
                 match one {
-                    Match::Destination(net) if !negated && net.prefix_len() == net.max_prefix_len() => {
-                        address = Some(net.addr());
-                    }
                     Match::Protocol(of) if !negated => protocol = Some(*of),
                     Match::Port(number) if !negated => port = Some(*number),
                     _ => {}
                 }
             }
-            Some((SocketAddr::new(address?, port?), protocol?))
+            Some((SocketAddr::new(rule.destination()?, port?), protocol?))
         })
     }
 
@@ -182,7 +187,32 @@ impl Tables {
     fn hook<'a>(&self, table: &str, chain: &str, passing: Passing<'a>) -> Result<Ways<'a>, Unknown> {
         let Some(chains) = self.0.get(table) else { return Ok(vec![(Left::AtEnd, passing)]) };
         let ours = |rule: &&Rule| matches!(&rule.target, Target::Jump(to) if to.starts_with("KUBE-"));
-        pass(chains, chains.get(chain).into_iter().flatten().filter(ours), passing, 0)
+        pass(chains, rules_for(chains, chain, &passing).filter(ours), passing, 0)
+    }
+}
+
+/// The rules of a chain that may match a packet, in their order.
+fn rules_for<'r>(chains: &'r Chains, chain: &str, passing: &Passing<'_>) -> impl Iterator<Item = &'r Rule> + use<'r> {
+    let to = passing.to.ip();
+    chains.get(chain).into_iter().flat_map(move |chain| chain.of(to))
+}
+
+impl Chain {
+    fn push(&mut self, rule: Rule) {
+        let indices = match rule.destination() {
+            Some(address) => self.of_destination.entry(address).or_default(),
+            None => &mut self.of_any,
+        };
+        indices.push(self.rules.len());
+        self.rules.push(rule);
+    }
+
+    /// The rules that may match packets to a destination, in their order.
+    fn of(&self, destination: IpAddr) -> impl Iterator<Item = &Rule> {
+        let own = self.of_destination.get(&destination).map(Vec::as_slice).unwrap_or_default();
+        let mut indices = [own, &self.of_any].concat();
+        indices.sort_unstable();
+        indices.into_iter().map(move |index| &self.rules[index])
     }
 }
 
@@ -211,7 +241,7 @@ fn pass<'a, 'r>(
                     if depth > DEPTH {
                         return Err(Unknown(rule.text.clone()));
                     }
-                    for (left, passing) in pass(chains, chains.get(to).into_iter().flatten(), passing, depth + 1)? {
+                    for (left, passing) in pass(chains, rules_for(chains, to, &passing), passing, depth + 1)? {
                         match left {
                             Left::AtEnd => here.push(passing),
                             _ => ways.push((left, passing)),
@@ -235,6 +265,14 @@ fn pass<'a, 'r>(
 }
 
 impl Rule {
+    /// The only destination whose packets the rule can match; `None` if there are several.
+    fn destination(&self) -> Option<IpAddr> {
+        self.matches.iter().find_map(|(negated, one)| match one {
+            Match::Destination(net) if !negated && net.prefix_len() == net.max_prefix_len() => Some(net.addr()),
+            _ => None,
+        })
+    }
+
     fn matches(&self, passing: &Passing<'_>) -> Result<Matches, Unknown> {
         let mut all = Matches::Yes;
         let mut unknown = false;

@@ -23,8 +23,17 @@ pub struct Table {
     hooks: BTreeMap<String, Vec<(i64, String)>>,
     /// The statements of each rule of each chain.
     chains: BTreeMap<String, Vec<Vec<Value>>>,
-    /// The elements of each set and map: the keys, with the values of maps.
-    sets: BTreeMap<String, BTreeMap<Key, Value>>,
+    /// The elements of each set and map.
+    sets: BTreeMap<String, Elements>,
+}
+
+/// The elements of a set or map: the keys, with the values of maps.
+#[derive(Debug, Default)]
+struct Elements {
+    /// The keys without prefixes and ranges.
+    exact: BTreeMap<Key, Value>,
+    /// The other keys.
+    wide: Vec<(Key, Value)>,
 }
 
 /// The fields of a key in their canonical form.
@@ -69,7 +78,7 @@ impl Table {
                     }
                     table.chains.entry(name("name")).or_default();
                 }
-                "set" | "map" => _ = table.sets.insert(name("name"), elements(&object["elem"])),
+                "set" | "map" => _ = table.sets.insert(name("name"), Elements::of(&object["elem"])),
                 "rule" => {
                     let statements = object["expr"].as_array().cloned().unwrap_or_default();
                     table.chains.entry(name("chain")).or_default().push(statements);
@@ -84,7 +93,7 @@ impl Table {
     /// The destinations for which the rules translate or stop packets, without NodePorts.
     pub fn destinations(&self) -> impl Iterator<Item = (SocketAddr, Protocol)> {
         let maps = ["service-ips", "no-endpoint-services"].into_iter().filter_map(|name| self.sets.get(name));
-        maps.flat_map(BTreeMap::keys).filter_map(|key| {
+        maps.flat_map(|map| map.exact.keys()).filter_map(|key| {
             let [address, protocol, port] = key.as_slice() else { return None };
             let protocol = Protocol::ALL.into_iter().find(|of| of.as_str().eq_ignore_ascii_case(protocol))?;
             Some((SocketAddr::new(address.parse().ok()?, port.parse().ok()?), protocol))
@@ -259,7 +268,7 @@ impl Table {
                 match right.as_str().and_then(|name| name.strip_prefix('@')) {
                     // A new client is not remembered.
                     Some(name) if name.starts_with("affinity-") => false,
-                    Some(name) => self.sets.get(name)?.keys().any(|key| fits(key, &fields)),
+                    Some(name) => self.sets.get(name)?.find(&fields).next().is_some(),
                     None => {
                         let listed = right["set"].as_array().map_or_else(|| vec![right], |all| all.iter().collect());
                         listed.into_iter().any(|one| fits(&canonical(one), &fields))
@@ -272,15 +281,18 @@ impl Table {
 
     /// The values in a map that a key finds. Several if the key is random. `None` if the map is unknown.
     fn lookup(&self, key: &Found, map: &Value) -> Option<Vec<Value>> {
+        let inline;
         let elements = match map.as_str() {
-            Some(name) => self.sets.get(name.strip_prefix('@')?)?.clone(),
-            None => elements(&map["set"]),
+            Some(name) => self.sets.get(name.strip_prefix('@')?)?,
+            None => {
+                inline = Elements::of(&map["set"]);
+                &inline
+            }
         };
-        let found = elements.into_iter().filter(|(of, _)| match key {
-            Found::Any => true,
-            Found::Fields(fields) => fits(of, fields),
-        });
-        Some(found.map(|(_, value)| value).collect())
+        Some(match key {
+            Found::Any => elements.all().cloned().collect(),
+            Found::Fields(fields) => elements.find(fields).cloned().collect(),
+        })
     }
 
     /// The destinations of a translation. `None` if they are unknown.
@@ -305,13 +317,35 @@ impl Table {
     }
 }
 
-/// The elements of a set, or of a map with their values.
-fn elements(list: &Value) -> BTreeMap<Key, Value> {
-    let pair = |element: &Value| match element.as_array().map(Vec::as_slice) {
-        Some([key, value]) => (canonical(key), value.clone()),
-        _ => (canonical(element), Value::Null),
-    };
-    list.as_array().into_iter().flatten().map(pair).collect()
+impl Elements {
+    /// Reads the list of elements.
+    fn of(list: &Value) -> Self {
+        let mut elements = Self::default();
+        for element in list.as_array().into_iter().flatten() {
+            let (key, value) = match element.as_array().map(Vec::as_slice) {
+                Some([key, value]) => (canonical(key), value.clone()),
+                _ => (canonical(element), Value::Null),
+            };
+            // A wide key only costs time. Names of interfaces, which may contain these characters, are therefore no problem.
+            if key.iter().any(|field| field.contains(['/', '-'])) {
+                elements.wide.push((key, value));
+            } else {
+                elements.exact.insert(key, value);
+            }
+        }
+        elements
+    }
+
+    /// The values of all elements.
+    fn all(&self) -> impl Iterator<Item = &Value> {
+        self.exact.values().chain(self.wide.iter().map(|(_, value)| value))
+    }
+
+    /// The values of the elements that contain a packet's fields.
+    fn find(&self, fields: &[String]) -> impl Iterator<Item = &Value> {
+        let wide = self.wide.iter().filter(|(key, _)| fits(key, fields)).map(|(_, value)| value);
+        self.exact.get(fields).into_iter().chain(wide)
+    }
 }
 
 /// The fields of a value: `{"concat": […]}`, or a single field. Comments and timeouts do not count.
@@ -545,6 +579,18 @@ mod tests {
                 .any(|(from, to, protocol, expected)| verdicts(&without, from, to, *protocol) != *expected);
             // A new client is not remembered.
             assert_eq!(is_noticed, !rule.1.contains(r#""right":"@affinity-1""#), "{rule:?}");
+        }
+    }
+
+    #[test]
+    fn elements_are_values_prefixes_and_ranges() {
+        let list = r#"[["10.96.0.1", 1], [{"prefix":{"addr":"10.96.0.0","len":24}}, 2], [{"range":["10.96.0.8","10.97.0.9"]}, 3]]"#;
+        let elements = Elements::of(&serde_json::from_str(list).unwrap());
+        for (address, expected) in
+            [("10.96.0.1", &[1, 2][..]), ("10.96.0.8", &[2, 3]), ("10.97.0.1", &[3]), ("10.97.0.10", &[])]
+        {
+            let found: Vec<_> = elements.find(&[address.to_owned()]).filter_map(Value::as_u64).collect();
+            assert_eq!(found, expected, "{address}");
         }
     }
 
