@@ -10,6 +10,7 @@
 
 pub mod entries;
 pub mod iptables;
+pub mod live;
 pub mod nftables;
 mod probes;
 pub mod read;

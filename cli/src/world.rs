@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use localnet_client::{
     Snapshot,
     route::{self, Origin, Outcome, Packet, Target},
-    vips::{Exposure, Facts, PodSource, Vip, VipKey},
+    vips::{Config, Exposure, Facts, PodSource, Vip, VipKey},
 };
 use localnet_core::Diagnostic;
 use localnet_linux::routes::Route;
@@ -51,6 +51,15 @@ pub struct Judged<'a> {
 }
 
 impl World {
+    /// Gathers the evidence about this node, whose kernel holds no rules of localnet. Must be called in a tokio runtime.
+    pub async fn of_shadow(state: Snapshot, config: Config) -> Self {
+        let configuration = Configuration::chosen(config);
+        let local = kernel::addresses().await.unwrap_or_default();
+        let facts = configuration.facts(&state.node, Some(&local));
+        let kernel = Err(kernel::unread("localnet only compares"));
+        Self { state, configuration, facts, local, is_here: true, has_ebpf: false, other: None, kernel }
+    }
+
     /// Returns the outcome that the oracle predicts for a packet, without reading the kernel.
     pub fn judge(&self, packet: Packet) -> Judged<'_> {
         let rules = question::rules(&self.facts, Family::of(packet.destination));

@@ -1,7 +1,8 @@
 //! The flags of `localnet-node`, and what the program does with them.
 
-use std::pin::pin;
+use std::{future::pending, pin::pin};
 
+use anyhow::ensure;
 use clap::Parser;
 use localnet_brain::{
     args::{HistoryArgs, LogArgs, SourceArgs},
@@ -9,6 +10,7 @@ use localnet_brain::{
     reports::Reports,
     run::start,
     serve::{self, Listener},
+    status,
 };
 use localnet_client::{Options, vips::flags::ConfigArgs};
 use localnet_config_file::Running;
@@ -20,6 +22,7 @@ use tracing::warn;
 use crate::{
     FeedSource,
     backends::{BACKENDS, BackendArgs, Entry},
+    shadow::{self, ShadowArgs},
 };
 
 /// Run the brain and one backend in one process: read Services and program them into this node's kernel
@@ -32,6 +35,8 @@ pub struct Arguments {
     backend: BackendArgs,
     #[command(flatten)]
     config: ConfigArgs,
+    #[command(flatten)]
+    shadow: ShadowArgs,
     /// Apply one state, print how to resume, and exit
     #[arg(long)]
     once: bool,
@@ -58,12 +63,19 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     arguments.log.start(config)?;
     running.log_warnings();
     let backend = arguments.backend.of(config.mode);
-    if arguments.backend.chosen.is_none() && backend.mode != config.mode {
-        warn!(mode = config.mode.as_str(), "localnet-node has no backend for this mode; using {}", backend.name);
-    } else {
-        ConfigArgs::warn_of_other_mode(config, backend.mode);
+    // A shadow programs no mode.
+    if !arguments.shadow.on {
+        if arguments.backend.chosen.is_none() && backend.mode != config.mode {
+            warn!(mode = config.mode.as_str(), "localnet-node has no backend for this mode; using {}", backend.name);
+        } else {
+            ConfigArgs::warn_of_other_mode(config, backend.mode);
+        }
     }
     let to_do = arguments.config.kube_proxy.to_do()?;
+    ensure!(
+        !arguments.shadow.on || !(to_do.cleanup || to_do.init_only),
+        "--shadow changes nothing, but --cleanup and --init-only do; remove one of the flags"
+    );
     if to_do.cleanup {
         return (backend.cleanup)(&arguments.backend.own, &arguments.config, config).await;
     }
@@ -84,11 +96,23 @@ async fn serve(arguments: &Arguments, running: Running, backend: &Entry) -> anyh
     arguments.history.clone().start(brain.feed());
     brain.log_changes();
     let reports = Reports::recorded(brain.feed().history().clone());
-    brain.post_warnings(&reports);
     let chosen = running.has_file();
     let (current, mut following) = running.follow();
-    let mut configured =
-        Configured::start(current.clone(), chosen, node_ips, (brain.feed(), brain.events()), &reports)?;
+    let shadow = &arguments.shadow;
+    let _metrics =
+        shadow.metrics_at.map(|address| status::start(address, current.clone(), brain.feed(), &reports));
+    let mut configured = None;
+    if !shadow.on {
+        brain.post_warnings(&reports);
+        let of_brain = (brain.feed(), brain.events());
+        configured = Some(Configured::start(current.clone(), chosen, node_ips, of_brain, &reports)?);
+    }
+    let failed_to_follow = async {
+        match &mut configured {
+            Some(configured) => configured.failed().await,
+            None => pending().await,
+        }
+    };
     let stop = CancellationToken::new();
     let state = serve::ServerState {
         views: brain.feed().clone().into(),
@@ -98,15 +122,40 @@ async fn serve(arguments: &Arguments, running: Running, backend: &Entry) -> anyh
     let mut served = pin!(serve::run(listeners, state, stop.clone().cancelled_owned()));
     let source = FeedSource::new(brain.feed().clone(), reports);
     let options = Options { once: arguments.once, ..Options::default() };
-    let backend = (backend.run)(&arguments.backend.own, &arguments.config, current, source, options);
+    let backend = if shadow.on {
+        shadow::run(shadow, &arguments.config, current, source)
+    } else {
+        (backend.run)(&arguments.backend.own, &arguments.config, current, source, options)
+    };
     let serving = !arguments.listen.is_empty();
     let result = tokio::select! {
         result = backend => result,
         error = brain.failed() => Err(error),
-        error = configured.failed() => Err(error),
+        error = failed_to_follow => Err(error),
         error = following.failed() => Err(error),
         ended = &mut served, if serving => return ended,
     };
     stop.cancel();
     if serving { result.and(served.await) } else { result }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shadow_has_no_backend() {
+        let parsed = |line: &str| {
+            let words = ["localnet-node", "--source", "kube"].into_iter().chain(line.split_whitespace());
+            Arguments::try_parse_from(words).map(|arguments| arguments.shadow)
+        };
+        let shadow = parsed("--shadow --shadow-every 5m --shadow-metrics-bind-address 127.0.0.1:10349").unwrap();
+        assert!(shadow.on && shadow.metrics_at.is_some());
+        assert!(!parsed("--backend nft").unwrap().on);
+        for line in
+            ["--shadow --backend nft", "--shadow --once", "--shadow-every 5m", "--shadow --shadow-every 0s", "--shadow-metrics-bind-address [::1]:1"]
+        {
+            assert_eq!(parsed(line).unwrap_err().exit_code(), 2, "{line}");
+        }
+    }
 }

@@ -28,7 +28,7 @@ pub static BACKENDS: &[Entry] = &[
 ];
 
 /// The future that a function of [`Entry`] returns. The future runs in the task of the caller.
-type Work<'a> = Pin<Box<dyn Future<Output = anyhow::Result<()>> + 'a>>;
+pub type Work<'a> = Pin<Box<dyn Future<Output = anyhow::Result<()>> + 'a>>;
 
 /// A backend in the registry: the parts of a [`BackendProgram`]. In the functions, the parameter `own` contains the values of
 /// the flags that only this backend has.

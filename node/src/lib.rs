@@ -1,10 +1,11 @@
 //! Runs the brain and one backend in one process, without gRPC between them: KEP-2104's in-memory mode.
 //!
 //! [`FeedSource`] passes the states of the brain's feed to the loop of the client library. Other backends get the same
-//! states over a socket.
+//! states over a socket. In place of a backend, [`shadow`] compares what kube-proxy's rules do with what localnet would do.
 
 pub mod args;
 pub mod backends;
 mod feed_source;
+pub mod shadow;
 
 pub use feed_source::FeedSource;

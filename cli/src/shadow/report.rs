@@ -27,7 +27,7 @@ impl Shadow {
     }
 
     /// One diagnostic for each Service, or destination without a Service, that differs for no reason in docs/differences.md.
-    fn diagnostics(&self) -> Vec<Diagnostic> {
+    pub fn diagnostics(&self) -> Vec<Diagnostic> {
         let mut by_subject: BTreeMap<Subject, Vec<&Difference>> = BTreeMap::new();
         for difference in self.differences.iter().filter(|difference| difference.entry.is_none()) {
             let service = difference.service.as_deref().and_then(|service| service.split_once('/'));

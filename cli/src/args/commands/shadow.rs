@@ -1,32 +1,21 @@
 //! `localnet shadow`.
 
 use std::{
-    convert::Infallible,
     io::{self, Write as _},
     path::PathBuf,
-    pin::pin,
     time::Duration,
 };
 
 use clap::Args;
-use localnet_client::{Snapshot, Source as _, args::terminated, grpc::Brain};
+use localnet_client::{Snapshot, args::terminated, route::Packet};
 use localnet_config::GoDuration;
-use localnet_linux::conntrack::{self, Flow};
-use localnet_proto::Family;
-use tokio::{select, task::spawn_blocking, time::sleep};
 
-use super::{Answered, Failure, Global, OfNode, Output, ask_status, explain, unreadable};
+use super::{Answered, Failure, Global, OfNode, Output, World, ask_status, explain};
 use crate::{
-    kernel,
-    shadow::{self, read::Rules},
+    peer::Peer,
+    shadow::live::{self, News, Rhythm},
     source::text_of,
-    top,
 };
-
-/// How often differences are checked again, because kube-proxy or the brain may be busy with a change.
-const ATTEMPTS: usize = 3;
-/// How long to wait if the brain does not answer.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// Compare kube-proxy's rules on this node with what localnet would do, without changing anything
 #[derive(Debug, Args)]
@@ -54,105 +43,42 @@ pub(crate) struct Shadow {
 }
 
 pub(super) async fn run(flags: &Shadow, global: &Global) -> Answered {
+    let settle = Duration::from_secs(flags.settle);
     if let Some(every) = flags.every {
-        let every = every
-            .positive()
-            .filter(|every| !every.is_zero())
-            .ok_or_else(|| Failure::Usage("--every must be longer than 0s".to_owned()))?;
-        return repeat(flags, global, every).await;
+        let every = every.positive().filter(|every| !every.is_zero());
+        let every = every.ok_or_else(|| Failure::Usage("--every must be longer than 0s".to_owned()))?;
+        return repeat(flags, global, Rhythm { every, settle }).await;
     }
     let text = flags.packets.as_ref().map(|path| text_of(path)).transpose()?;
-    let shadow = settled(flags, global, text.as_deref()).await?;
+    let listed = async |world: &World| -> Result<Option<Vec<Packet>>, Failure> {
+        let Some(text) = &text else { return Ok(None) };
+        Ok(Some(explain::listed(world, text).await?.into_iter().map(|(packet, _)| packet).collect()))
+    };
+    let compare = async || {
+        let brain = global.brain()?;
+        let world = async { evidence(flags, global, brain.as_ref(), global.snapshot(brain.as_ref()).await?).await };
+        live::compare(world, flags.node.reads_kernel(global), &listed).await
+    };
+    let shadow = live::settled(settle, &compare).await?;
     flags.output.print(global, &shadow)?;
     Ok(shadow.unexplained() > 0)
 }
 
-/// Compares again and again, reports each result to the brain, and prints results that are new.
-async fn repeat(flags: &Shadow, global: &Global, every: Duration) -> Answered {
-    let brain = global.live("has no brain to report to")?;
-    let mut ended = pin!(terminated());
-    let mut following = pin!(follow(&brain));
-    let mut last: Option<shadow::Shadow> = None;
-    loop {
-        let compared = select! {
-            compared = settled(flags, global, None) => compared,
-            never = &mut following => match never {},
-            () = &mut ended => break,
-        };
-        // kube-proxy or the brain may be restarting.
-        match compared {
-            Ok(shadow) => {
-                if let Err(error) = brain.report(&shadow.report()).await {
-                    warn(&format!("the report failed: {error}"));
-                }
-                if last.as_ref().is_none_or(|last| last.differences != shadow.differences) {
-                    flags.output.print(global, &shadow)?;
-                }
-                last = Some(shadow);
-            }
-            Err(failure) => warn(&failure.to_string()),
+/// Compares again and again, and prints results that are new.
+async fn repeat(flags: &Shadow, global: &Global, rhythm: Rhythm) -> Answered {
+    let (brain, peer) = (global.live("has no brain to report to")?, global.brain()?);
+    let world = async |state: Snapshot| evidence(flags, global, peer.as_ref(), state).await;
+    let show = |news: News<'_>| -> Result<(), Failure> {
+        match news {
+            News::Result(shadow) => flags.output.print(global, shadow)?,
+            News::Problem(problem) => _ = writeln!(io::stderr(), "warning: {}", problem.replace('\n', " ")),
         }
-        select! {
-            () = sleep(every) => {}
-            never = &mut following => match never {},
-            () = &mut ended => break,
-        }
-    }
+        Ok(())
+    };
+    let last = live::repeat(&brain, rhythm, flags.node.reads_kernel(global), world, show, terminated()).await?;
     Ok(last.is_some_and(|last| last.unexplained() > 0))
 }
 
-/// Reads every state, as a backend does. Otherwise, the brain would report that this backend has stopped.
-async fn follow(brain: &Brain) -> Infallible {
-    let mut state = Snapshot::default();
-    loop {
-        match brain.next(state.revision, false).await {
-            Ok(update) => _ = state.apply(update),
-            Err(_) => sleep(RETRY).await,
-        }
-    }
-}
-
-fn warn(text: &str) {
-    _ = writeln!(io::stderr(), "warning: {}", text.replace('\n', " "));
-}
-
-/// Compares. Repeats this if packets differ, and keeps the differences that stay.
-async fn settled(flags: &Shadow, global: &Global, text: Option<&str>) -> Result<shadow::Shadow, Failure> {
-    let mut shadow = compare(flags, global, text).await?;
-    for _ in 1..ATTEMPTS {
-        if shadow.unexplained() == 0 {
-            break;
-        }
-        sleep(Duration::from_secs(flags.settle)).await;
-        shadow.retain(&compare(flags, global, text).await?);
-    }
-    Ok(shadow)
-}
-
-fn flows_of_node() -> Result<Vec<Flow>, conntrack::Error> {
-    let mut flows = kernel::flows(Family::V4, |_| true)?;
-    flows.extend(kernel::flows(Family::V6, |_| true)?);
-    Ok(flows)
-}
-
-async fn compare(flags: &Shadow, global: &Global, text: Option<&str>) -> Result<shadow::Shadow, Failure> {
-    let brain = global.brain()?;
-    let brain = brain.as_ref();
-    let reading = spawn_blocking(Rules::read);
-    let flows = flags.node.reads_kernel(global).then(|| spawn_blocking(flows_of_node));
-    let state = global.snapshot(brain).await?;
-    let world = flags.node.world(global, brain, &ask_status(global, brain).await, state).await?;
-    let rules = reading.await.map_err(anyhow::Error::from)?;
-    let rules = rules.map_err(|error| unreadable(global, &format!("{error:#}")))?;
-    let packets = match text {
-        Some(text) => explain::listed(&world, text).await?.into_iter().map(|(packet, _)| packet).collect(),
-        None => shadow::packets(&world, &rules),
-    };
-    let mut shadow = shadow::compare(&world, &rules, packets);
-    if let Some(flows) = flows {
-        let flows =
-            flows.await.map_err(anyhow::Error::from)?.map_err(|error| unreadable(global, &error.to_string()))?;
-        (shadow.flows, shadow.flows_elsewhere) = top::stale(&world.state, &world.facts, &flows);
-    }
-    Ok(shadow)
+async fn evidence(flags: &Shadow, global: &Global, brain: Option<&Peer>, state: Snapshot) -> Result<World, Failure> {
+    flags.node.world(global, brain, &ask_status(global, brain).await, state).await
 }

@@ -82,6 +82,10 @@ impl World {
         // It starts before kube-proxy, and must not take a port that kube-proxy needs.
         let arguments = ["--source", &source, "--node-name", "node-a", "--listen", &self.programs.api(), "--shadow"];
         let _brain = self.programs.start(node, "localnet-brain", &arguments)?;
+        let (api, cidrs) = (self.node_api(), CLUSTER_CIDRS.join(","));
+        let arguments = ["--source", &source, "--node-name", "node-a", "--listen", &api, "--cluster-cidr", &cidrs];
+        let flags = ["--shadow", "--shadow-every", "1s"];
+        let _node = self.programs.start(node, "localnet-node", &[&arguments[..], &flags[..], tool.flags].concat())?;
         let lines = format!("clusterCIDR: {}\n", CLUSTER_CIDRS.join(","));
         let of = (self.plane.kube_proxy_kubeconfig(), "node-a");
         let mut kube_proxy = kube_proxy::start(node, &self.programs, mode, of, &lines)?;
@@ -129,21 +133,33 @@ impl World {
         Ok((planted, missed))
     }
 
-    /// With `--every`, the command reports to the brain as a backend does. `plant` changes kube-proxy's rules.
+    /// The address of `localnet-node`.
+    fn node_api(&self) -> String {
+        format!("unix://{}", self.programs.path().join("node.sock").display())
+    }
+
+    /// With `--every`, the command reports to the brain as a backend does, and so does `localnet-node --shadow`. `plant` changes
+    /// kube-proxy's rules.
     fn reports(&self, tool: &Tool, plant: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
         let (api, cidrs) = (self.programs.api(), CLUSTER_CIDRS.join(","));
         let arguments = ["shadow", "--every", "100ms", "--settle", "0", "--api", &api, "--cluster-cidr", &cidrs];
         let _shadow = self.programs.start(self.network.node(), "localnet", &[&arguments[..], tool.flags].concat())?;
-        let skipped = || -> Option<u64> {
+        let skipped = |api: &str| -> Option<u64> {
             let status =
-                Command::new(program("localnet").ok()?).args(["status", "-o", "json", "--api", &api]).output().ok()?;
+                Command::new(program("localnet").ok()?).args(["status", "-o", "json", "--api", api]).output().ok()?;
             let status: Value = serde_json::from_slice(&status.stdout).ok()?;
             let backend = status["backends"].as_array()?.iter().find(|backend| backend["name"] == "shadow")?.clone();
             has_codes(&backend).then(|| backend["skippedCount"].as_u64())?
         };
-        await_condition("no difference is reported", || skipped() == Some(0))?;
+        let apis = [api.clone(), self.node_api()];
+        for api in &apis {
+            await_condition("no difference is reported", || skipped(api) == Some(0)).with_context(|| api.clone())?;
+        }
         plant()?;
-        await_condition("the differences are reported", || skipped() > Some(0))
+        for api in &apis {
+            await_condition("the differences are reported", || skipped(api) > Some(0)).with_context(|| api.clone())?;
+        }
+        Ok(())
     }
 }
 

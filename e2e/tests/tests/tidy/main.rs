@@ -67,6 +67,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "localnet-node",
         &[
+            "localnet",
             "localnet-core",
             "localnet-proto",
             "localnet-client",
