@@ -110,6 +110,9 @@ mod tests {
             "localnet takeover --plan node-a node-b",
             "localnet give-back -n proxies node-a",
             "localnet shadow --every 30s",
+            "localnet canary add --plan --namespace shop",
+            "localnet canary remove -n shop web api",
+            "localnet canary add -n shop --selector tier=front",
             "localnet version",
         ] {
             assert!(parsed(line).is_ok(), "{line}: {:?}", parsed(line).err());
@@ -130,6 +133,9 @@ mod tests {
             "localnet history --since noon",
             "localnet takeover --plan",
             "localnet shadow --every 30s --packets -",
+            "localnet canary add",
+            "localnet canary add -n shop web --selector tier=front",
+            "localnet canary add -n shop --label proxy",
             // Flags of the long-running programs that this one does not have.
             "localnet doctor --write-config-to file",
             "localnet doctor --cleanup",

@@ -32,13 +32,15 @@
 //! | [`dumped`] | compares the output of a backend's command `dump` with the state; pure |
 //! | [`diff`], [`top`], [`doctor`] | check the node as a whole |
 //! | [`shadow`] | compares kube-proxy's rules with what localnet would do |
+//! | [`canary`] | the command of kubectl that moves Services between kube-proxy and localnet; pure |
 //! | [`takeover`] | the commands of kubectl that move a node from kube-proxy to localnet, and back; pure |
 //!
-//! Only `replay --backend` changes the kernel, and only `takeover` and `give-back` change the cluster. All other commands only read.
+//! Only `replay --backend` changes the kernel, and only `canary`, `takeover` and `give-back` change the cluster. All other commands only read.
 
 pub mod anonymise;
 pub mod answer;
 pub mod args;
+pub mod canary;
 pub mod causes;
 pub mod configuration;
 pub mod diagnostics;

@@ -171,6 +171,11 @@ beside() {
         await 30 "kube-proxy serves web" serves_nothing
         sleep 2
     done
+    page "5. Let localnet" 4
+    await 30 "localnet serves all Services of the namespace" serves
+    sleep 2
+    page "5. Let localnet" 5
+    await 30 "kube-proxy serves them again" serves_nothing
     stop_beside nft
     stop_beside brain
     in_node "$beside" "$programs/localnet-nft" cleanup >>"$output" 2>&1

@@ -1,6 +1,7 @@
 //! The commands, and the flags that several of them share. Each file in `commands/` defines the flags of one command, and runs
 //! the command: read, compute, print.
 
+mod canary;
 mod completion;
 mod diff;
 mod doctor;
@@ -42,6 +43,7 @@ pub(super) enum Command {
     Top(top::Top),
     Doctor(doctor::Doctor),
     Shadow(shadow::Shadow),
+    Canary(canary::Canary),
     Takeover(takeover::Takeover),
     GiveBack(takeover::GiveBack),
     Sysdump(sysdump::Sysdump),
@@ -70,6 +72,7 @@ impl Command {
             Self::Sysdump(flags) => sysdump::run(flags, global).await,
             Self::Doctor(flags) => doctor::run(&flags, global).await,
             Self::Shadow(flags) => shadow::run(&flags, global).await,
+            Self::Canary(flags) => canary::run(flags).await,
             Self::Takeover(flags) => takeover::run(&flags).await,
             Self::GiveBack(flags) => takeover::run_back(&flags).await,
             Self::History(flags) => history::run(flags, global).await,

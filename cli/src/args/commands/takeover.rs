@@ -128,7 +128,7 @@ impl Flags {
 }
 
 /// Runs kubectl, and returns its output.
-async fn kubectl(arguments: impl IntoIterator<Item = &String>) -> anyhow::Result<Vec<u8>> {
+pub(super) async fn kubectl(arguments: impl IntoIterator<Item = &String>) -> anyhow::Result<Vec<u8>> {
     let output = Command::new("kubectl").args(arguments).output().await;
     let output = output.context("failed to start kubectl, which must be in a folder of PATH")?;
     if output.status.success() {
