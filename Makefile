@@ -153,15 +153,16 @@ bless: deps helm ## Rewrite the expectations (golden files) and generated docs; 
 
 bench: deps controlplane ## Measure localnet and kube-proxy for docs/PERFORMANCE.md (two hours; QUICK=1: 10 minutes, into target/bench; CONTINUE=1: resume an interrupted run; needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make bench creates network namespaces: run it as root" >&2; exit 1; }
-	$(CARGO) build --release --locked --workspace --bins --bench steps --bench nft --bench reduction --bench ebpf --bench from_yaml
+	$(CARGO) build --release --locked --workspace --bins --bench steps --bench nft --bench reduction --bench replay --bench ebpf --bench from_yaml
 	mkdir -p target/bench
 	$(if $(CONTINUE),,rm -f target/bench/runs.jsonl)
 	$(CARGO) bench --locked --workspace --bench steps -- --noplot $(if $(QUICK),--quick)
 	QUICK=$(QUICK) FIGURES=$(CURDIR)/target/bench/kernel.json $(CARGO) bench --locked --workspace --bench nft
 	FIGURES=$(CURDIR)/target/bench/reduction.json $(CARGO) bench --locked --workspace --bench reduction
 	FIGURES=$(CURDIR)/target/bench/ebpf.json $(CARGO) bench --locked --workspace --bench ebpf
+	QUICK=$(QUICK) FIGURES=$(CURDIR)/target/bench/replay.json $(CARGO) bench --locked --workspace --bench replay
 	$(if $(QUICK),SERVICES=1000) $(CARGO) bench --locked --workspace --bench from_yaml
-	target/release/localnet-bench --kernel target/bench/kernel.json --reduction target/bench/reduction.json --ebpf target/bench/ebpf.json --criterion target/criterion --runs target/bench/runs.jsonl \
+	target/release/localnet-bench --kernel target/bench/kernel.json --reduction target/bench/reduction.json --ebpf target/bench/ebpf.json --replay target/bench/replay.json --criterion target/criterion --runs target/bench/runs.jsonl \
 		$(if $(QUICK),--quick --output target/bench,--output docs)
 
 bench-scale: deps controlplane ## Measure localnet and kube-proxy in a cluster of 5,000 real Deployments for docs/scale.md (20 minutes, and once 12 more; QUICK=1: 200 Deployments, 5 minutes, into target/bench; CONTINUE=1: resume an interrupted run; needs root)

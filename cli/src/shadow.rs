@@ -337,8 +337,13 @@ services:
                 [80, 53, 443, 30080].into_iter().flat_map(|port| Protocol::ALL.map(|protocol| (port, protocol)))
             {
                 let source = IpAddr::from([203, 0, 113, 1]);
-                let packet =
-                    Packet { source, destination: destination.parse().unwrap(), protocol, port, origin: Origin::Outside };
+                let packet = Packet {
+                    source,
+                    destination: destination.parse().unwrap(),
+                    protocol,
+                    port,
+                    origin: Origin::Outside,
+                };
                 let expected = route::route(&state, &rules, &packet);
                 assert_eq!(route::route(&claims.on(&packet), &rules, &packet), expected, "{packet:?}");
                 outcomes.insert(format!("{expected:?}"));

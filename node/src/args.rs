@@ -99,8 +99,7 @@ async fn serve(arguments: &Arguments, running: Running, backend: &Entry) -> anyh
     let chosen = running.has_file();
     let (current, mut following) = running.follow();
     let shadow = &arguments.shadow;
-    let _metrics =
-        shadow.metrics_at.map(|address| status::start(address, current.clone(), brain.feed(), &reports));
+    let _metrics = shadow.metrics_at.map(|address| status::start(address, current.clone(), brain.feed(), &reports));
     let mut configured = None;
     if !shadow.on {
         brain.post_warnings(&reports);
@@ -152,9 +151,13 @@ mod tests {
         let shadow = parsed("--shadow --shadow-every 5m --shadow-metrics-bind-address 127.0.0.1:10349").unwrap();
         assert!(shadow.on && shadow.metrics_at.is_some());
         assert!(!parsed("--backend nft").unwrap().on);
-        for line in
-            ["--shadow --backend nft", "--shadow --once", "--shadow-every 5m", "--shadow --shadow-every 0s", "--shadow-metrics-bind-address [::1]:1"]
-        {
+        for line in [
+            "--shadow --backend nft",
+            "--shadow --once",
+            "--shadow-every 5m",
+            "--shadow --shadow-every 0s",
+            "--shadow-metrics-bind-address [::1]:1",
+        ] {
             assert_eq!(parsed(line).unwrap_err().exit_code(), 2, "{line}");
         }
     }

@@ -93,6 +93,12 @@ impl History {
         self.lock().entries()
     }
 
+    /// The size of the entries in memory, in bytes.
+    pub fn bytes(&self) -> usize {
+        let ring = self.lock();
+        ring.bytes + ring.open.len()
+    }
+
     /// The serialized entries, oldest first: those in the file, if the brain records into one, and otherwise those in memory.
     pub(crate) async fn recorded(&self) -> Box<dyn Iterator<Item = Bytes> + Send> {
         let recorder = self.lock().recorder.clone();

@@ -64,10 +64,7 @@ fn flows_of_node() -> Result<Vec<Flow>, conntrack::Error> {
 ///
 /// # Errors
 /// Returns the first error of `compare`.
-pub async fn settled(
-    settle: Duration,
-    compare: &impl AsyncFn() -> Result<Shadow, Failure>,
-) -> Result<Shadow, Failure> {
+pub async fn settled(settle: Duration, compare: &impl AsyncFn() -> Result<Shadow, Failure>) -> Result<Shadow, Failure> {
     let mut shadow = compare().await?;
     for _ in 1..ATTEMPTS {
         if shadow.unexplained() == 0 {

@@ -22,6 +22,9 @@ pub(crate) struct Figures {
     /// What reaches a reader of a busy cluster's activity.
     #[serde(default)]
     pub(crate) reduction: Option<Reduction>,
+    /// Recorded changes, replayed.
+    #[serde(default)]
+    pub(crate) replay: Vec<Replay>,
     /// Programming the kernel from a state in memory, without brain and API server.
     #[serde(default)]
     pub(crate) kernel: Vec<Kernel>,
@@ -220,6 +223,19 @@ pub(crate) struct Ebpf {
     pub(crate) load: f64,
     /// To replace one endpoint.
     pub(crate) change: f64,
+}
+
+/// The figures of `benches/replay.rs`.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Replay {
+    pub(crate) services: u32,
+    pub(crate) endpoints: u32,
+    pub(crate) changes: u32,
+    /// The time of `localnet replay`.
+    pub(crate) took: f64,
+    pub(crate) trace_bytes: u64,
+    /// The bytes that the brain's history needs for one change.
+    pub(crate) recorded_bytes: f64,
 }
 
 /// The time from an empty kernel to all rules.

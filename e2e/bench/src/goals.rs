@@ -65,6 +65,8 @@ pub(crate) fn judge(figures: &Figures) -> Vec<Judged> {
         ebpf(figures, "ebpf: time to replace one endpoint in the maps, 10000x3", "≤ 50 µs", |ebpf| {
             (ebpf.change, 0.05)
         }),
+        replay(figures),
+        history(figures),
     ]
 }
 
@@ -348,6 +350,28 @@ fn iptables_memory(figures: &Figures) -> Judged {
     )
 }
 
+/// The changes of the trace in the goal.
+const TRACE: u32 = 1_000_000;
+
+fn replay(figures: &Figures) -> Judged {
+    let traces = figures.replay.iter().filter(|replay| replay.changes >= TRACE);
+    let longest = traces.map(|replay| replay.took).reduce(f64::max);
+    judged(
+        "localnet replay: time for a trace of 1,000,000 changes, 10,000 Services",
+        "≤ 60 s",
+        longest.map(|longest| (text::time(longest), longest <= 60e3)),
+    )
+}
+
+fn history(figures: &Figures) -> Judged {
+    let most = figures.replay.iter().map(|replay| replay.recorded_bytes).reduce(f64::max);
+    judged(
+        "memory of the brain's history for one change of an endpoint",
+        "≤ 100 B",
+        most.map(|most| (format!("{most:.0} B"), most <= 100.0)),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -407,6 +431,9 @@ mod tests {
                 { "services": LARGE, "endpoints": 3, "median": 100.0, "longest": 100.0, "nft": 1.0 },
                 { "services": HUGE, "endpoints": 2, "median": 400.0, "longest": 250.0, "nft": null },
             ],
+            "replay": [{
+                "services": LARGE, "endpoints": 3, "changes": TRACE, "took": 60_000.0, "trace_bytes": 1, "recorded_bytes": 100.0,
+            }],
         })
     }
 
@@ -419,7 +446,7 @@ mod tests {
     fn a_run_at_the_limits_meets_all_goals() {
         let judged = judge(&serde_json::from_value(good()).unwrap());
         assert!(judged.iter().all(|judged| judged.met == Some(true)), "{judged:#?}");
-        assert_eq!(judged.len(), 24);
+        assert_eq!(judged.len(), 26);
     }
 
     #[test]
@@ -530,6 +557,16 @@ mod tests {
                 "ebpf: time to load all Services into empty maps, from a state in memory, 10000x3",
             ),
             ("/ebpf/change".to_owned(), 0.051, "ebpf: time to replace one endpoint in the maps, 10000x3"),
+            (
+                "/replay/0/took".to_owned(),
+                60_001.0,
+                "localnet replay: time for a trace of 1,000,000 changes, 10,000 Services",
+            ),
+            (
+                "/replay/0/recorded_bytes".to_owned(),
+                101.0,
+                "memory of the brain's history for one change of an endpoint",
+            ),
         ] {
             let mut figures = good();
             let number = if f64::fract(value) == 0.0 { json!(value as u64) } else { json!(value) };
@@ -544,6 +581,7 @@ mod tests {
         figures["runs"] = json!([]);
         figures["kernel"] = json!([]);
         figures["ebpf"] = json!(null);
+        figures["replay"] = json!([]);
         let judged = judge(&serde_json::from_value(figures).unwrap());
         assert!(judged.iter().all(|judged| judged.met.is_none()), "{judged:#?}");
     }

@@ -105,6 +105,7 @@ fn measure(options: &Options) -> anyhow::Result<Figures> {
         rate: RATE,
         alone: Vec::new(),
         reduction: options.reduction.as_deref().map(read).transpose()?,
+        replay: options.replay.as_deref().map_or_else(|| Ok(Vec::new()), read)?,
         runs: options.runs.as_deref().map_or_else(|| Ok(Vec::new()), measured)?,
         kernel,
         ebpf: options.ebpf.as_deref().map(read).transpose()?,

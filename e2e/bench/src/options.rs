@@ -45,6 +45,9 @@ pub(crate) struct Options {
     /// What `cargo bench -p localnet-bench --bench reduction` wrote
     #[arg(long, value_name = "FILE")]
     pub(crate) reduction: Option<PathBuf>,
+    /// What `cargo bench -p localnet-bench --bench replay` wrote
+    #[arg(long, value_name = "FILE")]
+    pub(crate) replay: Option<PathBuf>,
     /// The folder that criterion wrote to
     #[arg(long, value_name = "FOLDER")]
     pub(crate) criterion: Option<PathBuf>,

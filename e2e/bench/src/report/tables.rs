@@ -87,6 +87,7 @@ pub(crate) fn all(figures: &Figures) -> Vec<Table> {
         kills(figures),
         alone(figures),
         reduction(figures),
+        replay(figures),
         kernel(figures),
         ebpf(figures),
         steps(figures),
@@ -400,6 +401,27 @@ fn reduction(figures: &Figures) -> Table {
         ] {
             table.rows.push(vec![name.to_owned(), count.to_string(), part(count), or_dash(bytes.map(kibibytes))]);
         }
+    }
+    table
+}
+
+fn replay(figures: &Figures) -> Table {
+    let mut table = Table::new(
+        "A trace, replayed",
+        "`localnet replay --dry-run --speed max` reads a trace, computes the state after each change, and checks its digest \
+         (`e2e/bench/benches/replay.rs`). Each change replaces one endpoint. “In memory” is what the brain's history needs \
+         for one change.",
+        &["size", "changes", "time", "time per change", "trace", "in memory"],
+    );
+    for replay in &figures.replay {
+        table.rows.push(vec![
+            format!("{}x{}", replay.services, replay.endpoints),
+            replay.changes.to_string(),
+            time(replay.took),
+            time(replay.took / f64::from(replay.changes)),
+            memory(replay.trace_bytes as f64 / f64::from(1 << 20)),
+            format!("{:.0} B", replay.recorded_bytes),
+        ]);
     }
     table
 }
