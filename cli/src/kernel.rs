@@ -5,7 +5,7 @@
 //! everything that follows from the state.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
     panic::resume_unwind,
     sync::Arc,
@@ -15,8 +15,10 @@ use std::{
 use localnet_client::vips::Config;
 use localnet_core::{Code, Diagnostic, Subject};
 use localnet_linux::{
-    addresses::Addresses,
+    addresses::NodeAddresses,
     conntrack::{self, Counters, Flow},
+    dummy::Dummy,
+    ipvs::{self, ServerState},
     nft::{self, Chain, ChainDump, Element, ElementData, SetDump, Socket, Table, TableDump, foreign},
     routes::{Route, Routes},
     sysctl::Settings,
@@ -322,12 +324,34 @@ fn alike(family: Family, found: &ChainDump, wanted: &Chain) -> usize {
     found.rules.iter().zip(&wanted.rules).filter(|(found, wanted)| found.is(family, wanted)).count()
 }
 
-/// Returns the addresses of the node's interfaces.
+/// The interface with the addresses of VIPs, in mode ipvs.
+const IPVS_INTERFACE: &str = "kube-ipvs0";
+
+/// Returns the addresses of the node's interfaces, without those of kube-ipvs0, where no NodePort answers.
 ///
 /// # Errors
 /// Returns an error if rtnetlink does not answer.
 pub async fn addresses() -> anyhow::Result<Vec<IpAddr>> {
-    Ok(Addresses::watch()?.list().await?.into_iter().map(|address| address.ip).collect())
+    Ok(NodeAddresses::except(IPVS_INTERFACE).list().await?)
+}
+
+/// Returns the addresses of kube-ipvs0; empty if there is no such interface.
+///
+/// # Errors
+/// Returns an error if rtnetlink does not answer, or if this is no dummy interface.
+pub async fn ipvs_addresses() -> anyhow::Result<BTreeSet<IpAddr>> {
+    match Dummy::find(IPVS_INTERFACE).await? {
+        Some(interface) => Ok(interface.addresses().await?),
+        None => Ok(BTreeSet::new()),
+    }
+}
+
+/// Returns the virtual servers of IPVS with their destinations.
+///
+/// # Errors
+/// Returns an error if the kernel has no IPVS, or if the process lacks the privilege.
+pub fn virtual_servers() -> Result<Vec<ServerState>, ipvs::Error> {
+    ipvs::Socket::open()?.list()
 }
 
 /// Returns the route to each address.

@@ -3,13 +3,15 @@
 //! ```text
 //!  state ─► oracle (client::route) ──► verdicts ─┐
 //!  probes ─┤                                     ├─► differences: deliberate (an entry of docs/differences.md), or not
-//!  kernel ─► iptables-save, nft ─► rules ─► verdicts ─┘
+//!  kernel ─► iptables-save, nft, ipset, IPVS ─► rules ─► verdicts ─┘
 //! ```
 //!
 //! It evaluates the rules without sending a packet, and changes nothing.
 
 pub mod entries;
+pub mod ipset;
 pub mod iptables;
+pub mod ipvs;
 pub mod live;
 pub mod nftables;
 mod probes;
@@ -55,6 +57,8 @@ pub enum Mode {
     Iptables,
     /// nftables.
     Nftables,
+    /// ipvs.
+    Ipvs,
 }
 
 impl Mode {
@@ -62,6 +66,7 @@ impl Mode {
         match self {
             Self::Iptables => "iptables",
             Self::Nftables => "nftables",
+            Self::Ipvs => "ipvs",
         }
     }
 }
@@ -218,11 +223,25 @@ impl<'a> Claims<'a> {
 
 /// What the oracle predicts, in the way of kube-proxy's mode.
 fn expected(state: &Snapshot, rules: &route::Rules, packet: &Packet, local: &[IpAddr], mode: Mode) -> Verdicts {
+    // In mode ipvs, a VIP that is no address of the node becomes one, on kube-ipvs0.
+    let to_bound = mode == Mode::Ipvs && !local.contains(&packet.destination);
+    let is_external = || {
+        let mut services = state.services.values();
+        services.any(|service| {
+            service.external_ips.contains(&packet.destination)
+                || service.load_balancer_ips.contains(&packet.destination)
+        })
+    };
     let one = |verdict| match verdict {
         // A packet of a pod to itself gets the node's address in mode iptables whichever node the pod is on.
         Verdict::Endpoint { to, sticky, .. } if mode == Mode::Iptables && to.ip() == packet.source => {
             Verdict::Endpoint { to, sticky, masquerade: true }
         }
+        // A packet of the node to a VIP has this VIP as its source, so it is masqueraded even without a detector of pods.
+        Verdict::Endpoint { to, sticky, .. } if to_bound && packet.origin == Origin::Node => {
+            Verdict::Endpoint { to, sticky, masquerade: true }
+        }
+        Verdict::Untouched if to_bound && is_external() => Verdict::Reject,
         other => other,
     };
     effective(of_outcome(&route::route(state, rules, packet)).into_iter().map(one), packet, local)

@@ -1,11 +1,15 @@
 //! The deliberate differences from kube-proxy: the entries of `docs/differences.md`, by number.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use localnet_client::{
     Snapshot,
     route::{self, Origin, Outcome, Packet, Rules},
 };
+use localnet_proto::Family;
 
 use super::{
     Mode,
@@ -31,24 +35,26 @@ pub struct Case<'a> {
     pub theirs: &'a Verdicts,
 }
 
-/// The number of an entry, whether it applies only to mode iptables, and whether it explains a difference.
-type Entry = (u8, bool, fn(&Case<'_>) -> bool);
+/// The number of an entry, the modes to which it applies, and whether it explains a difference.
+type Entry = (u8, &'static [Mode], fn(&Case<'_>) -> bool);
+
+const EVERY: &[Mode] = &[Mode::Iptables, Mode::Nftables, Mode::Ipvs];
+
+const ENTRIES: [Entry; 9] = [
+    (1, &[Mode::Iptables, Mode::Nftables], meets_another_service),
+    (5, EVERY, node_port_of_link_local_address),
+    (7, EVERY, unallocated_address_is_let_through),
+    (8, &[Mode::Iptables], node_is_not_refused),
+    (9, &[Mode::Iptables], node_port_is_refused_elsewhere),
+    (10, &[Mode::Iptables], source_ranges_are_ignored),
+    (11, &[Mode::Ipvs], node_and_pods_are_treated_as_outside),
+    (12, &[Mode::Iptables], external_ip_passes_source_ranges),
+    (16, &[Mode::Ipvs], policy_local_does_not_drop),
+];
 
 /// The number of the entry that explains the difference.
 pub fn explain(case: &Case<'_>) -> Option<u8> {
-    let all: [Entry; 7] = [
-        (1, false, meets_another_service),
-        (5, false, node_port_of_link_local_address),
-        (7, false, unallocated_address_is_let_through),
-        (8, true, node_is_not_refused),
-        (9, true, node_port_is_refused_elsewhere),
-        (10, true, source_ranges_are_ignored),
-        (12, true, external_ip_passes_source_ranges),
-    ];
-    let applies = |only_iptables: bool| !only_iptables || case.mode == Mode::Iptables;
-    all.into_iter()
-        .find(|(_, only_iptables, matches)| applies(*only_iptables) && matches(case))
-        .map(|(number, ..)| number)
+    ENTRIES.iter().find(|(_, modes, matches)| modes.contains(&case.mode) && matches(case)).map(|(number, ..)| *number)
 }
 
 impl Case<'_> {
@@ -118,6 +124,34 @@ fn source_ranges_are_ignored(case: &Case<'_>) -> bool {
     case.theirs.iter().all(is_refusal) && case.is_theirs(&state, case.rules, case.packet)
 }
 
+/// A virtual server has one list of destinations, for all senders.
+fn node_and_pods_are_treated_as_outside(case: &Case<'_>) -> bool {
+    let found = route::target(case.state, case.rules, case.packet);
+    let is_external_local = found.is_some_and(|found| !found.internal && found.service.external_traffic_to_local);
+    let from = |origin| Packet { origin, ..*case.packet };
+    // Without an endpoint on the node, the list has all endpoints, as for pods.
+    let has_local = matches!(route::route(case.state, case.rules, &from(Origin::Outside)), Outcome::Endpoints { .. });
+    let like = if has_local { Origin::Outside } else { Origin::Pod };
+    is_external_local && case.packet.origin != Origin::Outside && case.is_theirs(case.state, case.rules, &from(like))
+}
+
+/// Without an endpoint on the node, the virtual server has the endpoints of other nodes, or none.
+fn policy_local_does_not_drop(case: &Case<'_>) -> bool {
+    let Some(found) = route::target(case.state, case.rules, case.packet) else { return false };
+    let family = Family::of(case.packet.destination);
+    let everywhere: Vec<SocketAddr> =
+        found.service.endpoints_of(found.port, family, |scopes| scopes.external || scopes.short_circuit).collect();
+    let is_elsewhere = |verdict: &Verdict| match verdict {
+        Verdict::Endpoint { to, .. } => everywhere.contains(to),
+        Verdict::Reject => found.internal,
+        Verdict::Drop | Verdict::Untouched => false,
+    };
+    *case.ours == [Verdict::Drop].into()
+        && route::admitted(found.service, case.packet)
+        && !case.theirs.is_empty()
+        && case.theirs.iter().all(is_elsewhere)
+}
+
 /// The rule of the external IP stands before the rule that checks the source.
 fn external_ip_passes_source_ranges(case: &Case<'_>) -> bool {
     let mut state = case.state.clone();
@@ -128,4 +162,100 @@ fn external_ip_passes_source_ranges(case: &Case<'_>) -> bool {
     }
     matches!(route::route(&state, case.rules, case.packet), Outcome::Endpoints { .. })
         && case.is_theirs(&state, case.rules, case.packet)
+}
+
+#[cfg(test)]
+mod tests {
+    use localnet_proto::Protocol;
+
+    use super::*;
+    use crate::shadow::{expected, verdict::testing::short};
+
+    const NODE: &str = "192.168.0.2";
+
+    /// Services with policy Local: with an endpoint on the node, without one, and with an internal policy.
+    fn state() -> Snapshot {
+        let service = |name: &str, number: u8, policy: &str, local: &str, remote: &str| {
+            format!(
+                "- {{service: shop/{name}, type: LoadBalancer, clusterIPs: [10.96.0.{number}], loadBalancerIPs: [192.0.2.{number}],
+   {policy}: true, ports: [{{name: a, protocol: TCP, port: 80, whenEmptyIPv4: {{internal: drop, external: drop}}}}],
+   endpoints: [{{address: 10.180.0.1, local: true, ports: [{{name: a, port: 80}}], scopes: {{{local}}}}},
+     {{address: 10.180.1.1, ports: [{{name: a, port: 80}}], scopes: {{{remote}}}}}]}}
+"
+            )
+        };
+        let text = [
+            "node: {name: n, addresses: [192.168.0.2], serviceCIDRs: [10.96.0.0/16]}\nservices:\n".to_owned(),
+            service(
+                "both",
+                1,
+                "externalTrafficToLocal",
+                "internal: true, external: true, shortCircuit: true",
+                "internal: true, shortCircuit: true",
+            ),
+            service("remote", 2, "externalTrafficToLocal", "established: true", "internal: true, shortCircuit: true"),
+            service("internal", 3, "internalTrafficToLocal", "established: true", "external: true"),
+        ];
+        crate::source::read(&text.concat()).unwrap()
+    }
+
+    #[test]
+    fn mode_ipvs_has_differences_of_its_own() {
+        let (state, rules) = (state(), Rules { detects_pods: true, ..Rules::default() });
+        let local: [IpAddr; 1] = [NODE.parse().unwrap()];
+        let endpoint = |ip: &str, masquerade| Verdict::Endpoint {
+            to: SocketAddr::new(ip.parse().unwrap(), 80),
+            masquerade,
+            sticky: false,
+        };
+        let (here, there) =
+            (|masquerade| endpoint("10.180.0.1", masquerade), |masquerade| endpoint("10.180.1.1", masquerade));
+        for (from, to, ours, theirs, entry) in [
+            ("10.180.0.9", "192.0.2.1:80", "10.180.0.1, 10.180.1.1", vec![here(false)], Some(11)),
+            ("10.180.0.9", "192.0.2.1:80", "10.180.0.1, 10.180.1.1", vec![there(false)], None),
+            (NODE, "192.0.2.1:80", "10.180.0.1 M, 10.180.1.1 M", vec![here(false)], Some(11)),
+            (NODE, "192.0.2.1:80", "10.180.0.1 M, 10.180.1.1 M", vec![here(true)], None),
+            ("203.0.113.1", "192.0.2.1:80", "10.180.0.1", vec![here(true)], None),
+            ("203.0.113.1", "192.0.2.2:80", "drop", vec![there(false)], Some(16)),
+            ("203.0.113.1", "192.0.2.2:80", "drop", vec![Verdict::Reject], None),
+            (NODE, "192.0.2.2:80", "10.180.1.1 M", vec![there(false)], Some(11)),
+            ("10.180.0.9", "10.96.0.3:80", "drop", vec![there(false)], Some(16)),
+            ("10.180.0.9", "10.96.0.3:80", "drop", vec![Verdict::Reject], Some(16)),
+            ("10.180.0.9", "10.96.0.99:80", "drop", vec![Verdict::Untouched], Some(7)),
+            // The address is the node's own, on kube-ipvs0.
+            ("203.0.113.1", "192.0.2.1:81", "reject", vec![Verdict::Untouched], None),
+            ("203.0.113.1", "192.0.2.99:81", "untouched", vec![Verdict::Reject], None),
+        ] {
+            let (source, at): (IpAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
+            let origin = match from {
+                NODE => Origin::Node,
+                _ if from.starts_with("10.180.") => Origin::Pod,
+                _ => Origin::Outside,
+            };
+            let packet = Packet { source, destination: at.ip(), protocol: Protocol::Tcp, port: at.port(), origin };
+            let of = |mode| expected(&state, &rules, &packet, &local, mode);
+            let (ours_now, theirs): (Verdicts, Verdicts) = (of(Mode::Ipvs), theirs.into_iter().collect());
+            assert_eq!(short(&ours_now), ours, "{from} {to}");
+            let case = Case {
+                state: &state,
+                rules: &rules,
+                packet: &packet,
+                mode: Mode::Ipvs,
+                local: &local,
+                ours: &ours_now,
+                theirs: &theirs,
+            };
+            assert_eq!(explain(&case), entry, "{from} {to} {theirs:?}");
+        }
+        let packet = Packet {
+            source: local[0],
+            destination: [10, 96, 0, 1].into(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            origin: Origin::Node,
+        };
+        let masqueraded = |mode| short(&expected(&state, &Rules::default(), &packet, &local, mode));
+        assert_eq!(masqueraded(Mode::Nftables), "10.180.0.1, 10.180.1.1");
+        assert_eq!(masqueraded(Mode::Ipvs), "10.180.0.1 M, 10.180.1.1 M");
+    }
 }

@@ -1,17 +1,21 @@
-//! Evaluates kube-proxy's rules in mode iptables, as `iptables-save` prints them. Pure.
+//! Evaluates kube-proxy's rules in modes iptables and ipvs, as `iptables-save` prints them. Pure.
 //!
 //! Only the chains that kube-proxy and kubelet own (`KUBE-…`) are evaluated. The rules of other programs affect both proxies alike.
 
 use std::{
     collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use ipnet::IpNet;
 use localnet_client::route::{Origin, Packet};
 use localnet_proto::Protocol;
 
-use super::verdict::{Left, Passing, Unknown, Verdict, Verdicts};
+use super::{
+    ipset::{Set, Sets, net, protocol},
+    verdict::{Left, Passing, Unknown, Verdict, Verdicts},
+};
 
 /// The maximum depth of jumps: kube-proxy's chains need five.
 const DEPTH: usize = 16;
@@ -57,7 +61,13 @@ enum Match {
     /// The interface by which kube-proxy recognizes pods.
     FromPod,
     States(Vec<String>),
-    /// A random choice: may match.
+    /// The set contains the packet. The list states for each part of the elements whether it is compared with the source.
+    Set(Arc<Set>, Vec<bool>),
+    /// The address of the virtual server that translated the packet.
+    ServerAddress(IpNet),
+    /// The port of this virtual server.
+    ServerPort(u16),
+    /// A random choice, or a property of the interface: may match.
     Chance,
     /// The client is remembered. A new client is not.
     Remembered,
@@ -95,6 +105,11 @@ type Ways<'a> = Vec<(Left, Passing<'a>)>;
 impl Tables {
     /// Reads the output of `iptables-save`. Rules with unknown words are kept, and are an error only if a packet meets them.
     pub fn parse(text: &str) -> Self {
+        Self::with_sets(text, &Sets::new())
+    }
+
+    /// As [`Self::parse`], for rules that name these sets.
+    pub fn with_sets(text: &str, sets: &Sets) -> Self {
         let mut tables = Self::default();
         let mut table = String::new();
         for line in text.lines() {
@@ -109,7 +124,8 @@ impl Tables {
                     if let [append, chain, rest @ ..] = words.as_slice()
                         && append == "-A"
                     {
-                        tables.chains(&table).entry(chain.clone()).or_default().push(rule(line, rest));
+                        let rule = rule(line, rest, sets);
+                        tables.chains(&table).entry(chain.clone()).or_default().push(rule);
                     }
                 }
                 _ => {}
@@ -125,6 +141,13 @@ impl Tables {
     /// Whether kube-proxy's rules are there.
     pub fn has_kube_proxy(&self) -> bool {
         self.0.get("nat").is_some_and(|nat| nat.get("KUBE-SERVICES").is_some_and(|chain| !chain.rules.is_empty()))
+    }
+
+    /// Whether the rules are those of mode ipvs, which has a chain of its own for NodePorts.
+    pub fn is_ipvs(&self) -> bool {
+        let services = self.0.get("nat").and_then(|nat| nat.get("KUBE-SERVICES"));
+        let to_node_ports = |rule: &Rule| matches!(&rule.target, Target::Jump(to) if to == "KUBE-NODE-PORT");
+        services.is_some_and(|chain| chain.rules.iter().any(to_node_ports))
     }
 
     /// The destinations for which kube-proxy's rules translate or stop packets.
@@ -158,33 +181,48 @@ impl Tables {
                 _ if to_node => &["INPUT"],
                 _ => &["FORWARD"],
             };
-            self.filtered(passing, hooks, &mut verdicts)?;
+            for passing in self.passes(passing, hooks, &mut verdicts)? {
+                self.leave(passing, &mut verdicts)?;
+            }
         }
         Ok(verdicts)
     }
 
-    fn filtered(&self, passing: Passing<'_>, hooks: &[&str], verdicts: &mut Verdicts) -> Result<(), Unknown> {
-        let [hook, rest @ ..] = hooks else {
-            if !passing.translated {
-                verdicts.insert(Verdict::Untouched);
-                return Ok(());
+    /// Passes the filter in these hooks. Adds the verdicts for the packets that it stops, and returns the others.
+    pub(super) fn passes<'a>(
+        &self,
+        passing: Passing<'a>,
+        hooks: &[&str],
+        verdicts: &mut Verdicts,
+    ) -> Result<Vec<Passing<'a>>, Unknown> {
+        let mut here = vec![passing];
+        for hook in hooks {
+            for passing in std::mem::take(&mut here) {
+                for (left, passing) in self.hook("filter", hook, passing)? {
+                    match left.end() {
+                        Some(verdict) => _ = verdicts.insert(verdict),
+                        None => here.push(passing),
+                    }
+                }
             }
-            for (left, passing) in self.hook("nat", "POSTROUTING", passing)? {
-                verdicts.insert(passing.arrives(left == Left::Masqueraded));
-            }
+        }
+        Ok(here)
+    }
+
+    /// Adds the verdicts for a packet that no filter stops.
+    pub(super) fn leave(&self, passing: Passing<'_>, verdicts: &mut Verdicts) -> Result<(), Unknown> {
+        if !passing.translated {
+            verdicts.insert(Verdict::Untouched);
             return Ok(());
-        };
-        for (left, passing) in self.hook("filter", hook, passing)? {
-            match left.end() {
-                Some(verdict) => _ = verdicts.insert(verdict),
-                None => self.filtered(passing, rest, verdicts)?,
-            }
+        }
+        for (left, passing) in self.hook("nat", "POSTROUTING", passing)? {
+            verdicts.insert(passing.arrives(left == Left::Masqueraded));
         }
         Ok(())
     }
 
     /// Passes a built-in chain, in which only the jumps to kube-proxy's chains count.
-    fn hook<'a>(&self, table: &str, chain: &str, passing: Passing<'a>) -> Result<Ways<'a>, Unknown> {
+    pub(super) fn hook<'a>(&self, table: &str, chain: &str, passing: Passing<'a>) -> Result<Ways<'a>, Unknown> {
         let Some(chains) = self.0.get(table) else { return Ok(vec![(Left::AtEnd, passing)]) };
         let ours = |rule: &&Rule| matches!(&rule.target, Target::Jump(to) if to.starts_with("KUBE-"));
         pass(chains, rules_for(chains, chain, &passing).filter(ours), passing, 0)
@@ -289,6 +327,9 @@ impl Rule {
                 Match::States(states) => {
                     states.iter().any(|state| state == "NEW" || state == "DNAT" && passing.translated)
                 }
+                Match::Set(set, sources) => set.contains(sources, passing),
+                Match::ServerAddress(net) => passing.translated && net.contains(&passing.packet.destination),
+                Match::ServerPort(port) => passing.translated && *port == passing.packet.port,
                 Match::Remembered => false,
                 Match::Chance => {
                     all = Matches::Maybe;
@@ -324,7 +365,7 @@ fn words(line: &str) -> Vec<String> {
 }
 
 /// Reads the words of a rule after the name of its chain.
-fn rule(text: &str, words: &[String]) -> Rule {
+fn rule(text: &str, words: &[String], sets: &Sets) -> Rule {
     let mut rule = Rule { text: text.to_owned(), matches: Vec::new(), target: Target::None, remembers: false };
     let mut words = words.iter().map(String::as_str);
     let mut negated = false;
@@ -337,7 +378,7 @@ fn rule(text: &str, words: &[String]) -> Rule {
             }
             "-s" => value().parse().map_or(Match::Unknown, Match::Source),
             "-d" => value().parse().map_or(Match::Unknown, Match::Destination),
-            "-p" => protocol(value()).map_or(Match::Unknown, Match::Protocol),
+            "-p" | "--vproto" => protocol(value()).map_or(Match::Unknown, Match::Protocol),
             "--dport" => value().parse().map_or(Match::Unknown, Match::Port),
             "--mark" => masked(value()).map_or(Match::Unknown, |(value, mask)| Match::Mark { value, mask }),
             "--src-type" if value() == "LOCAL" => Match::SourceIsLocal,
@@ -347,6 +388,14 @@ fn rule(text: &str, words: &[String]) -> Rule {
                 value();
                 Match::Chance
             }
+            "--match-set" => {
+                let set = sets.get(value()).cloned();
+                let sources = value().split(',').map(|part| part == "src").collect();
+                set.map_or(Match::Unknown, |set| Match::Set(set, sources))
+            }
+            "--vaddr" => net(value()).map_or(Match::Unknown, Match::ServerAddress),
+            "--vport" => value().parse().map_or(Match::Unknown, Match::ServerPort),
+            "--physdev-is-in" => Match::Chance,
             "--rcheck" => Match::Remembered,
             "-i" => {
                 value();
@@ -393,10 +442,6 @@ fn target(word: &str) -> Target {
         "DNAT" | "MARK" => Target::Unknown,
         chain => Target::Jump(chain.to_owned()),
     }
-}
-
-fn protocol(word: &str) -> Option<Protocol> {
-    Protocol::ALL.into_iter().find(|of| of.as_str().eq_ignore_ascii_case(word))
 }
 
 /// Reads `0x4000/0x4000`; without a mask, all bits count.

@@ -35,7 +35,8 @@ pub async fn compare(
     with_flows: bool,
     listed: impl AsyncFnOnce(&World) -> Result<Option<Vec<Packet>>, Failure>,
 ) -> Result<Shadow, Failure> {
-    let reading = spawn_blocking(Rules::read);
+    let bound = kernel::ipvs_addresses().await?;
+    let reading = spawn_blocking(move || Rules::read(&bound));
     let flows = with_flows.then(|| spawn_blocking(flows_of_node));
     let world = world.await?;
     let rules = reading.await.context("reading the rules has crashed")??;

@@ -1,17 +1,23 @@
-//! Reads kube-proxy's rules with the tools `nft` and `iptables-save`. Changes nothing.
+//! Reads kube-proxy's rules with the tools `nft`, `iptables-save` and `ipset`, and its virtual servers over netlink. Changes nothing.
 
-use std::{net::IpAddr, net::SocketAddr, process::Command};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    process::Command,
+};
 
 use anyhow::{Context as _, bail, ensure};
 use localnet_client::route::Packet;
 use localnet_proto::{ByFamily, Family, Protocol};
 
 use super::{
-    Mode,
+    Mode, ipset,
     iptables::Tables,
+    ipvs::Ipvs,
     nftables::Table,
     verdict::{Unknown, Verdicts},
 };
+use crate::kernel;
 
 /// The rules of one address family.
 #[derive(Debug)]
@@ -20,6 +26,8 @@ pub enum OfFamily {
     Iptables(Tables),
     /// Mode nftables.
     Nftables(Table),
+    /// Mode ipvs.
+    Ipvs(Ipvs),
 }
 
 /// kube-proxy's rules on this node.
@@ -32,11 +40,11 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Reads the rules of this node.
+    /// Reads the rules of this node. `bound` are the addresses of kube-ipvs0.
     ///
     /// # Errors
     /// Returns an error if there are no rules of kube-proxy, or those of two modes or flavours, or if they cannot be read.
-    pub fn read() -> anyhow::Result<Self> {
+    pub fn read(bound: &BTreeSet<IpAddr>) -> anyhow::Result<Self> {
         let mut found: Vec<(Mode, &str, ByFamily<Option<OfFamily>>)> = Vec::new();
         let nftables = of_each(|family| {
             let family = if family == Family::V4 { "ip" } else { "ip6" };
@@ -50,10 +58,15 @@ impl Rules {
             let tables = of_each(|family| {
                 let program = if family == Family::V4 { "iptables" } else { "ip6tables" };
                 let text = output(&format!("{program}-{flavour}-save"), &[])?;
-                Ok(text.map(|text| Tables::parse(&text)).filter(Tables::has_kube_proxy))
+                let read = text.map(|text| (Tables::parse(&text), text));
+                Ok(read.filter(|(tables, _)| tables.has_kube_proxy()))
             })?;
-            if tables.values().iter().any(Option::is_some) {
-                found.push((Mode::Iptables, flavour, tables.map(|tables| tables.map(OfFamily::Iptables))));
+            if tables.values().iter().flatten().any(|(tables, _)| tables.is_ipvs()) {
+                let saved = tables.map(|read| read.map(|(_, text)| text));
+                found.push((Mode::Ipvs, "ipvs", of_ipvs(saved, bound)?));
+            } else if tables.values().iter().any(Option::is_some) {
+                let tables = tables.map(|read| read.map(|(tables, _)| OfFamily::Iptables(tables)));
+                found.push((Mode::Iptables, flavour, tables));
             }
         }
         let names: Vec<&str> = found.iter().map(|(_, name, _)| *name).collect();
@@ -64,7 +77,7 @@ impl Rules {
         );
         match found.pop() {
             Some((mode, _, families)) => Ok(Self { mode, families }),
-            None => bail!("this node has no rules of kube-proxy in mode nftables or iptables"),
+            None => bail!("this node has no rules of kube-proxy in mode nftables, iptables or ipvs"),
         }
     }
 
@@ -73,6 +86,7 @@ impl Rules {
         Some(match self.families[Family::of(packet.destination)].as_ref()? {
             OfFamily::Iptables(tables) => tables.verdicts(packet, local),
             OfFamily::Nftables(table) => table.verdicts(packet, local),
+            OfFamily::Ipvs(ipvs) => ipvs.verdicts(packet, local),
         })
     }
 
@@ -83,12 +97,22 @@ impl Rules {
             .flat_map(|of| match of {
                 OfFamily::Iptables(tables) => tables.destinations().collect::<Vec<_>>(),
                 OfFamily::Nftables(table) => table.destinations().collect(),
+                OfFamily::Ipvs(ipvs) => ipvs.destinations().collect(),
             })
             .collect();
         all.sort_unstable();
         all.dedup();
         all
     }
+}
+
+/// Mode ipvs: adds the sets and virtual servers to rules that `iptables-save` printed.
+fn of_ipvs(saved: ByFamily<Option<String>>, bound: &BTreeSet<IpAddr>) -> anyhow::Result<ByFamily<Option<OfFamily>>> {
+    let sets = output("ipset", &["save"])?;
+    let sets = ipset::parse(&sets.context("kube-proxy's mode is ipvs, and ipset cannot list its sets: install ipset")?);
+    let servers = kernel::virtual_servers()?;
+    let of = |text: String| OfFamily::Ipvs(Ipvs::new(Tables::with_sets(&text, &sets), &servers, bound.clone()));
+    Ok(saved.map(|text| text.map(of)))
 }
 
 fn of_each<T>(read: impl Fn(Family) -> anyhow::Result<T>) -> anyhow::Result<ByFamily<T>> {

@@ -98,6 +98,8 @@ pub struct Passing<'a> {
     pub packet: &'a Packet,
     /// The addresses of the node's interfaces.
     pub local: &'a [IpAddr],
+    /// The addresses of kube-ipvs0 in mode ipvs, which are the node's own, too.
+    pub bound: &'a BTreeSet<IpAddr>,
     /// The present destination.
     pub to: SocketAddr,
     /// Whether a rule has translated the destination.
@@ -111,9 +113,11 @@ pub struct Passing<'a> {
 impl<'a> Passing<'a> {
     /// A packet that no rule has seen.
     pub fn new(packet: &'a Packet, local: &'a [IpAddr]) -> Self {
+        static NONE: BTreeSet<IpAddr> = BTreeSet::new();
         Self {
             packet,
             local,
+            bound: &NONE,
             to: SocketAddr::new(packet.destination, packet.port),
             translated: false,
             mark: 0,
@@ -128,7 +132,7 @@ impl<'a> Passing<'a> {
 
     /// Whether the address is one of the node's own.
     pub fn is_local(&self, address: IpAddr) -> bool {
-        address.is_loopback() || self.local.contains(&address)
+        address.is_loopback() || self.local.contains(&address) || self.bound.contains(&address)
     }
 }
 
