@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the container images. An image contains only static programs; those of localnet-iptables and localnet-node also contain Debian's
-# iptables tools, and nft.
+# iptables tools, nft and ipset.
 #
 #   packaging/images.sh                   writes target/images: an OCI layout with all images for each architecture, and bills of materials
 #   packaging/images.sh verify            builds everything again from an empty folder, and fails if a digest differs
@@ -23,7 +23,7 @@ export SOURCE_DATE_EPOCH
 # Maximum compressed size of an image without tools, in MiB.
 most=20
 tools="iptables libip4tc2 libip6tc2 libmnl0 libnetfilter-conntrack3 libnfnetlink0 libnftnl11 libxtables12 libc6
-    nftables libnftables1 libedit2 libbsd0 libmd0 libtinfo6 libgmp10 libjansson4"
+    nftables libnftables1 libedit2 libbsd0 libmd0 libtinfo6 libgmp10 libjansson4 ipset libipset13"
 
 fail() {
     echo "failed to make the images: $1" >&2
@@ -34,7 +34,7 @@ for command in buildah jq; do
     command -v $command >/dev/null || fail "$command is missing: e2e/deps.sh images"
 done
 
-# unpack_tools ARCH TREE: unpacks the iptables tools, nft, and the libraries that they load. apt uses package lists of its own for this, so this
+# unpack_tools ARCH TREE: unpacks the iptables tools, nft, ipset, and the libraries that they load. apt uses package lists of its own for this, so this
 # machine's lists do not change.
 unpack_tools() {
     apt=$work/apt-$1
@@ -61,8 +61,11 @@ unpack_tools() {
         fi
         [ ! -d "$2/usr/$folder" ] || ln -s "usr/$folder" "$2/$folder"
     done
-    # `localnet shadow` reads kube-proxy's mode nftables with nft.
-    [ "$1" != "$(dpkg --print-architecture)" ] || chroot "$2" /usr/sbin/nft --version >/dev/null || fail "nft does not start"
+    # `localnet shadow` reads kube-proxy's modes nftables and ipvs with them. To print its version, ipset would need privileges.
+    for command in "nft --version" "ipset help"; do
+        # shellcheck disable=SC2086 # a list of words
+        [ "$1" != "$(dpkg --print-architecture)" ] || chroot "$2" /usr/sbin/$command >/dev/null || fail "$command does not start"
+    done
     # Both flavours: the backend chooses one.
     for family in iptables ip6tables; do
         for flavour in legacy nft; do
