@@ -1,5 +1,6 @@
 //! Compares kube-proxy's ipvs mode with the Cases. `differences.yaml` lists each flow that differs, under the number of an entry
-//! of `docs/differences.md`. Any other difference fails the test, and so does a listed flow that no longer differs.
+//! of `docs/differences.md`. Any other difference fails the test, and so does a listed flow that no longer differs. `localnet shadow`
+//! must find these entries and no other difference, and then each planted one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,6 +8,7 @@ use std::{
     io::Write as _,
     panic::resume_unwind,
     path::Path,
+    process::Command,
     slice, thread,
     time::{Duration, Instant},
 };
@@ -16,11 +18,13 @@ use localnet_e2e::{
     Programs,
     api_server::{Api, host_side},
     kube_proxy::{self, KUBE_PROXY, Mode},
+    program,
 };
 use localnet_lab::{
     Case, Flow, Flows, Network, Outcome, Probe, Protocol, Servers, probe_flows, topology::CLUSTER_CIDRS,
 };
 use localnet_vm::on_ipvs_with_host_side;
+use serde_json::Value;
 use tokio::runtime::Runtime;
 
 use crate::api::{self, NODE_NAME, Sentinel, Writer};
@@ -31,6 +35,22 @@ const LIMIT: Duration = Duration::from_secs(1800);
 const PATIENCE: Duration = Duration::from_secs(300);
 /// The number of flows at a time. They spend most of the time waiting.
 const AT_A_TIME: usize = 4;
+
+/// Changes of what kube-proxy programs for this Case, each with the commands that undo it.
+const PLANTED_IN: &str = "policy-external-local";
+const PLANTED: [(&str, &str); 8] = [
+    ("ipvsadm -d -t 172.30.0.41:80 -r 10.180.1.4:8041", "ipvsadm -a -t 172.30.0.41:80 -r 10.180.1.4:8041 -m -w 1"),
+    ("ipvsadm -E -t 172.30.0.41:80 -s rr -p 60", "ipvsadm -E -t 172.30.0.41:80 -s rr"),
+    (
+        "ipvsadm -D -t 1.2.3.41:80",
+        "ipvsadm -A -t 1.2.3.41:80 -s rr; ipvsadm -a -t 1.2.3.41:80 -r 10.180.0.3:8041 -m -w 1",
+    ),
+    ("ipset del KUBE-CLUSTER-IP 172.30.0.41,tcp:80", "ipset add KUBE-CLUSTER-IP 172.30.0.41,tcp:80"),
+    ("ipset del KUBE-LOAD-BALANCER-LOCAL 1.2.3.41,tcp:80", "ipset add KUBE-LOAD-BALANCER-LOCAL 1.2.3.41,tcp:80"),
+    ("ipset del KUBE-NODE-PORT-LOCAL-TCP 30041", "ipset add KUBE-NODE-PORT-LOCAL-TCP 30041"),
+    ("ip address del 198.51.100.41/32 dev kube-ipvs0", "ip address add 198.51.100.41/32 dev kube-ipvs0"),
+    ("iptables -t nat -F KUBE-MARK-MASQ", "iptables -t nat -A KUBE-MARK-MASQ -j MARK --or-mark 0x4000"),
+];
 
 /// Case → entry of `docs/differences.md` → flows.
 type Listed = BTreeMap<String, BTreeMap<usize, BTreeSet<String>>>;
@@ -54,6 +74,9 @@ fn compare() -> anyhow::Result<()> {
     for case in &cases {
         world.enter(case).with_context(|| format!("{}: {}", case.name, world.programs.log(KUBE_PROXY)))?;
         let settled = began.elapsed();
+        let found = world.shadow_agrees().with_context(|| case.name.clone())?;
+        let missing: Vec<&usize> = listed[&case.name].keys().filter(|entry| !found.contains(*entry)).collect();
+        anyhow::ensure!(missing.is_empty(), "{}: localnet shadow does not find entries {missing:?}", case.name);
         let differs = world.differing(&case.flows.flows);
         let expected: BTreeSet<&String> = listed[&case.name].values().flatten().collect();
         let flows: BTreeSet<String> = differs.iter().map(|(flow, _)| flow.clone()).collect();
@@ -71,6 +94,9 @@ fn compare() -> anyhow::Result<()> {
         wrong.extend(unexplained.map(|(flow, error)| format!("{}: {flow}: {error}", case.name)));
         let missing = expected.into_iter().filter(|flow| !flows.contains(*flow));
         wrong.extend(missing.map(|flow| format!("{}: {flow}: is listed, and does not differ", case.name)));
+        if case.name == PLANTED_IN {
+            world.plant()?;
+        }
     }
     anyhow::ensure!(wrong.is_empty(), "{} unexplained:\n{}", wrong.len(), wrong.join("\n"));
     Ok(())
@@ -85,6 +111,7 @@ struct World<'a> {
     runtime: &'a Runtime,
     // Fields are dropped in this order: first the programs that run in the network.
     _kube_proxy: localnet_lab::Running,
+    _brain: localnet_lab::Running,
     writer: Writer,
     _api: Api,
     programs: Programs,
@@ -112,8 +139,61 @@ impl<'a> World<'a> {
         );
         let client = (api.kube_proxy.as_path(), NODE_NAME);
         let kube_proxy = kube_proxy::start(network.node(), &programs, Mode::Ipvs, client, &lines)?;
+        let (source, listen) = (format!("kube:{}", api.kube_proxy.display()), programs.api());
+        let arguments = ["--source", &source, "--node-name", NODE_NAME, "--listen", &listen, "--shadow"];
+        let brain = programs.start(network.node(), "localnet-brain", &arguments)?;
         let writer = Writer::new(api.client.clone());
-        Ok(Self { runtime, _kube_proxy: kube_proxy, writer, _api: api, programs, _servers: servers, network })
+        Ok(Self {
+            runtime,
+            _kube_proxy: kube_proxy,
+            _brain: brain,
+            writer,
+            _api: api,
+            programs,
+            _servers: servers,
+            network,
+        })
+    }
+
+    /// What `localnet shadow` finds: the entries of the differences, and the differences without an entry.
+    fn shadow(&self) -> anyhow::Result<(BTreeSet<usize>, Vec<Value>)> {
+        let mut command = Command::new(program("localnet")?);
+        command.args(["shadow", "-o", "json", "--settle", "0", "--api", &self.programs.api()]);
+        command.args(["--cluster-cidr", &CLUSTER_CIDRS.join(","), "--nodeport-addresses", "primary"]);
+        let output = self.network.node().run(|| command.output().context("running localnet"))?;
+        let error = String::from_utf8_lossy(&output.stderr);
+        let answer: Value =
+            serde_json::from_slice(&output.stdout).with_context(|| format!("localnet shadow: {error}"))?;
+        anyhow::ensure!(answer["mode"] == "ipvs", "{answer}");
+        let entry = |difference: &Value| difference["entry"].as_u64().and_then(|entry| usize::try_from(entry).ok());
+        let differences = answer["differences"].as_array().cloned().unwrap_or_default();
+        let entries = differences.iter().filter_map(entry).collect();
+        Ok((entries, differences.into_iter().filter(|difference| entry(difference).is_none()).collect()))
+    }
+
+    /// Waits until `localnet shadow` finds no difference without an entry. Returns the entries of the others.
+    fn shadow_agrees(&self) -> anyhow::Result<BTreeSet<usize>> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            // The brain may be starting.
+            match self.shadow() {
+                Ok((entries, unexplained)) if unexplained.is_empty() => return Ok(entries),
+                found if Instant::now() > deadline => {
+                    anyhow::bail!("{found:?}\n{}", self.programs.log("localnet-brain"))
+                }
+                _ => thread::park_timeout(Duration::from_millis(50)),
+            }
+        }
+    }
+
+    fn plant(&self) -> anyhow::Result<()> {
+        let sh = |script: &str| self.network.node().output(Command::new("sh").args(["-ec", script]));
+        for (plant, undo) in PLANTED {
+            sh(plant)?;
+            anyhow::ensure!(!self.shadow()?.1.is_empty(), "localnet shadow does not find: {plant}");
+            sh(undo)?;
+        }
+        self.shadow_agrees().map(drop)
     }
 
     /// Writes a Case, and waits until kube-proxy has programmed it.
