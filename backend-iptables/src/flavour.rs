@@ -4,7 +4,7 @@
 use clap::ValueEnum;
 use localnet_proto::Family;
 
-use crate::tool::run;
+use crate::{plan::names, tool::run};
 
 /// A set of iptables tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -59,11 +59,24 @@ impl Flavour {
         choose(&nft, &legacy)
     }
 
+    /// The flavour in which a Service proxy has chains. It differs from the host's flavour if the operator chose it. If neither or
+    /// both flavours have such chains, the host's flavour.
+    pub fn of_proxy() -> Self {
+        let host = Self::of_host();
+        let other = if host == Self::Nft { Self::Legacy } else { Self::Nft };
+        let has_chains = |flavour: Self| {
+            let declared = format!(":{} ", names::SERVICES);
+            let is_declared = |family| saved(flavour, family).lines().any(|line| line.starts_with(&declared));
+            flavour.is_in_use() && Family::BOTH.into_iter().any(is_declared)
+        };
+        if !has_chains(host) && has_chains(other) { other } else { host }
+    }
+
     /// Whether the kernel may have that table in this flavour.
     pub(crate) fn has_table(self, family: Family, table: &str) -> bool {
         let path = match family {
-            Family::V4 => "/proc/self/net/ip_tables_names",
-            Family::V6 => "/proc/self/net/ip6_tables_names",
+            Family::V4 => "/proc/thread-self/net/ip_tables_names",
+            Family::V6 => "/proc/thread-self/net/ip6_tables_names",
         };
         let names = std::fs::read_to_string(path).unwrap_or_default();
         self == Self::Nft || names.lines().any(|name| name == table)
@@ -72,7 +85,7 @@ impl Flavour {
     /// Whether the kernel may have rules in this flavour. The check does not run the tools, which would load ip_tables into the
     /// kernel.
     pub fn is_in_use(self) -> bool {
-        let tables = ["/proc/self/net/ip_tables_names", "/proc/self/net/ip6_tables_names"];
+        let tables = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
         let used = |path| std::fs::read_to_string(path).is_ok_and(|names| !names.is_empty());
         self == Self::Nft || tables.into_iter().any(used)
     }

@@ -9,6 +9,7 @@
 //! - [`desired`]: the desired state of all Services, updated at each change.
 //! - [`ruleset`]: compares the desired with the applied state and renders the diff for `iptables-restore`.
 //! - [`save`]: parses the live state from the output of `iptables-save`.
+//! - [`inspect`]: lists the desired and the live rules for the command `localnet`.
 //! - [`served`]: lists the VIPs and endpoints that the live state serves.
 //! - [`IptablesBackend`]: reads tables whose content is unknown, writes the diff, and skips Services that the kernel refuses.
 //! - [`LiveBackend`]: an [`IptablesBackend`] for a live node. It repairs changes by other programs, follows the node's addresses,
@@ -21,6 +22,7 @@ pub mod cleanup;
 pub mod desired;
 mod dry_run;
 pub mod flavour;
+pub mod inspect;
 pub mod kernel;
 pub mod live;
 mod lock;

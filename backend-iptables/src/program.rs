@@ -97,7 +97,7 @@ impl BackendProgram for Iptables {
 }
 
 /// The empty desired state. `liberal`: whether packets that connection tracking calls invalid are forwarded.
-fn desired(config: vips::Config, liberal: bool) -> Desired {
+pub(crate) fn desired(config: vips::Config, liberal: bool) -> Desired {
     let mut desired = Desired::new(config);
     if liberal {
         desired.forward_invalid();
@@ -108,7 +108,12 @@ fn desired(config: vips::Config, liberal: bool) -> Desired {
 /// Whether connection tracking accepts TCP packets outside of their window. If so, most packets that it still calls invalid
 /// belong to connections of which this node sees only one direction. These packets have to be forwarded.
 fn is_liberal(config: &Config, settings: &Settings) -> bool {
-    config.linux.conntrack.tcp_be_liberal || settings.get(TCP_BE_LIBERAL).is_ok_and(|value| value != 0)
+    config.linux.conntrack.tcp_be_liberal || kernel_is_liberal(settings)
+}
+
+/// Whether the kernel's setting has this effect.
+pub(crate) fn kernel_is_liberal(settings: &Settings) -> bool {
+    settings.get(TCP_BE_LIBERAL).is_ok_and(|value| value != 0)
 }
 
 const TCP_BE_LIBERAL: &str = "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";

@@ -124,6 +124,11 @@ impl Ruleset {
         }
     }
 
+    /// The fixed rules at the end of a dispatch chain.
+    pub fn tail(&self, chain: Dispatch) -> &[String] {
+        self.tails.get(&chain).map(Vec::as_slice).unwrap_or_default()
+    }
+
     /// Whether the applied state is known.
     pub fn is_known(&self) -> bool {
         self.known

@@ -1,6 +1,7 @@
 //! Parses the output of `iptables-save`. The parser skips tables, chains and rules that are not ours. It accepts any text.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
 };
@@ -35,24 +36,14 @@ pub struct Reader {
 
 impl Default for Reader {
     fn default() -> Self {
-        let dispatch = Dispatch::ALL.iter().map(|chain| chain.name);
-        Self {
-            found: Found::default(),
-            entries: fixed::entries(),
-            targets: dispatch.chain([names::POSTROUTING, names::MARK_MASQ, names::FORWARD]).collect(),
-            table: None,
-        }
+        Self { found: Found::default(), entries: fixed::entries(), targets: targets(), table: None }
     }
 }
 
 impl Reader {
     /// Parses the next line.
     pub fn line(&mut self, line: &str) {
-        // iptables prints two spaces before the name of a counter.
-        const COUNTED: &str = "--nfacct-name  ";
-        if line.contains(COUNTED) {
-            return self.line(&line.replace(COUNTED, "--nfacct-name "));
-        }
+        let line = &*normal(line);
         if let Some(name) = line.strip_prefix('*') {
             self.table = Table::named(name);
         }
@@ -112,18 +103,30 @@ impl Found {
     }
 }
 
+/// The line with one space before the name of a counter. iptables prints two.
+pub(crate) fn normal(line: &str) -> Cow<'_, str> {
+    const COUNTED: &str = "--nfacct-name  ";
+    if line.contains(COUNTED) { line.replace(COUNTED, "--nfacct-name ").into() } else { line.into() }
+}
+
+/// The chains of ours that the kernel's own chains jump to.
+pub(crate) fn targets() -> BTreeSet<&'static str> {
+    let dispatch = Dispatch::ALL.iter().map(|chain| chain.name);
+    dispatch.chain([names::POSTROUTING, names::MARK_MASQ, names::FORWARD]).collect()
+}
+
 /// Splits the text after `-A` into chain and rule. The rule may be empty.
-fn split(text: &str) -> Option<(&str, &str)> {
+pub(crate) fn split(text: &str) -> Option<(&str, &str)> {
     Some(text.split_once(' ').unwrap_or((text, "")))
 }
 
-fn dispatch(table: Table, name: &str) -> Option<Dispatch> {
+pub(crate) fn dispatch(table: Table, name: &str) -> Option<Dispatch> {
     Dispatch::ALL.into_iter().find(|chain| chain.table == table && chain.name == name)
 }
 
 /// Whether this backend, or a kube-proxy before it, writes the chain as a whole. A chain whose name is too long for the tools is
 /// not ours.
-fn is_ours(table: Table, name: &str) -> bool {
+pub(crate) fn is_ours(table: Table, name: &str) -> bool {
     if name.len() > ChainName::LONGEST {
         return false;
     }
@@ -137,7 +140,7 @@ fn is_ours(table: Table, name: &str) -> bool {
     }
 }
 
-fn leads_to(rule: &str, targets: &BTreeSet<&str>) -> bool {
+pub(crate) fn leads_to(rule: &str, targets: &BTreeSet<&str>) -> bool {
     let mut words = rule.rsplit(' ');
     words.next().is_some_and(|target| targets.contains(target)) && words.next() == Some("-j")
 }

@@ -175,6 +175,7 @@ fn measure(services: usize) -> anyhow::Result<()> {
             local: state.node.addresses.clone(),
             is_here: true,
             has_ebpf: false,
+            inspected: None,
             kernel: Kernel::open(),
         })
     };

@@ -1,8 +1,12 @@
-//! `localnet diff`: compares the plan of the nft backend with the live state of the kernel. It changes nothing.
+//! `localnet diff`: compares the plan of the node's backend with the live state of the kernel. It changes nothing.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
-use localnet_client::{Changes, Snapshot, vips::Config};
+use localnet_client::{Changes, Snapshot, inspect::Listing, vips::Config};
 use localnet_linux::nft::{
     Chain, ChainDump, Element, LiveTable, Set, TableContent, TableDump, element_line, family_name,
 };
@@ -20,7 +24,7 @@ use crate::{
     style::{Style, Tone},
 };
 
-/// The differences between the plan and the kernel, in nft's notation.
+/// The differences between the plan and the kernel, in the notation of the backend's subsystem.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Differences {
@@ -28,7 +32,7 @@ pub struct Differences {
     pub differences: Vec<Difference>,
     /// The total number of differences.
     pub count: usize,
-    /// The number of compared elements.
+    /// The number of compared elements of nf_tables sets. If the backend is not nft, the number of compared lines.
     pub compared: usize,
     /// The configuration that the plan was computed with.
     pub configuration: Origin,
@@ -38,13 +42,13 @@ pub struct Differences {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Difference {
-    /// The table, such as `ip localnet`.
+    /// The table, such as `ip localnet` or `ip nat`.
     pub table: String,
     /// The chain, set or map.
     pub place: String,
     /// The kind of difference: `missing` (only planned), `unplanned` (only in the kernel), or `differs`.
     pub what: &'static str,
-    /// The rule or element; empty if the whole chain, set or map differs.
+    /// The rule or element; or `the whole chain`, for example.
     pub text: String,
     /// For `differs`: the object that the kernel holds instead, if known.
     pub live: Option<String>,
@@ -74,6 +78,36 @@ pub fn differences(plan: &mut Desired, live: &Live, most: usize) -> Differences 
         // A host without IPv6 has no IPv6 table.
         if live.is_some() || has_family {
             found.compare(planned, live.as_ref());
+        }
+    }
+    found.count = found.differences.len();
+    found.differences.truncate(most);
+    found
+}
+
+/// Compares a plan with the live state, both as text. At most `most` differences are listed.
+pub fn of_listings(planned: &Listing, live: &Listing, most: usize) -> Differences {
+    let mut found = Differences::default();
+    for place in planned.keys().chain(live.keys()).collect::<BTreeSet<_>>() {
+        let mut add = |what, text: &str| {
+            let (table, place) = (place.table.clone(), place.name.clone());
+            found.differences.push(Difference { table, place, what, text: text.to_owned(), live: None });
+        };
+        match (planned.get(place), live.get(place)) {
+            (Some(planned), Some(live)) => {
+                found.compared += planned.len();
+                if planned == live {
+                    continue;
+                }
+                let (wanted, held): (BTreeSet<_>, BTreeSet<_>) = (planned.iter().collect(), live.iter().collect());
+                if wanted == held {
+                    add("differs", "order of rules, or a rule that occurs twice");
+                }
+                wanted.difference(&held).for_each(|line| add("missing", line));
+                held.difference(&wanted).for_each(|line| add("unplanned", line));
+            }
+            (Some(_), None) => add("missing", "the whole chain"),
+            (None, _) => add("unplanned", "the whole chain"),
         }
     }
     found.count = found.differences.len();
@@ -165,7 +199,7 @@ impl Show for Differences {
     fn human(&self, style: Style) -> String {
         if self.count == 0 {
             return format!(
-                "{} ({} elements compared)\n{}",
+                "{} ({} elements or rules compared)\n{}",
                 style.paint(Tone::Good, "the kernel matches the plan"),
                 self.compared,
                 self.configuration.line()
@@ -209,6 +243,7 @@ impl Show for Differences {
 
 #[cfg(test)]
 mod tests {
+    use localnet_client::inspect::Place;
     use localnet_linux::nft::{ElementData, SetDump, Tuple};
     use localnet_nft::portions::Limits;
     use localnet_proto::ByFamily;
@@ -285,6 +320,28 @@ services:
         dump.sets.retain(|set| *set.name != *"hairpin");
         assert_eq!(found(&dump).len(), 3);
         assert_eq!(compared(ByFamily::default(), &state, MOST).differences[0].text.as_str(), "the whole table");
+    }
+
+    #[test]
+    fn lines_are_compared_place_by_place() {
+        let listing = |text: &str| -> Listing {
+            let chains = text.split("; ").map(|chain| {
+                let (name, rules) = chain.split_once(':').unwrap();
+                let place = Place { table: "ip nat".to_owned(), name: name.to_owned() };
+                (place, rules.split_whitespace().map(str::to_owned).collect())
+            });
+            chains.collect()
+        };
+        let planned = listing("A: 1 2; B: 3; C:");
+        let found = |live: &str| {
+            let found = of_listings(&planned, &listing(live), MOST);
+            found.differences.into_iter().map(|of| format!("{} {} {}", of.place, of.what, of.text)).collect::<Vec<_>>()
+        };
+        assert_eq!(found("A: 1 2; B: 3; C:"), [""; 0]);
+        assert_eq!(found("A: 1 4; B: 3; C:"), ["A missing 2", "A unplanned 4"]);
+        let order = "differs order of rules, or a rule that occurs twice";
+        assert_eq!(found("A: 2 1; B: 3 3; C:"), [format!("A {order}"), format!("B {order}")]);
+        assert_eq!(found("A: 1 2; B: 3; D: 3"), ["C missing the whole chain", "D unplanned the whole chain"]);
     }
 
     /// Returns the state of a Service with session affinity and these endpoints.

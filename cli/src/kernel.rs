@@ -1,5 +1,5 @@
-//! Reads the kernel: our rules in nf_tables, the rules of other programs, routes, flows and settings. No other file of the
-//! command reads the kernel.
+//! Reads the kernel: the nft backend's rules, the rules of other programs, routes, flows and settings. The rules of other backends
+//! are read by [`crate::inspect`].
 //!
 //! If the process lacks a privilege or the kernel lacks nf_tables, the answer contains the reason as text. It still contains
 //! everything that follows from the state.

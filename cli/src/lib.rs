@@ -28,7 +28,8 @@
 //! | [`why_not`], [`evidence`] | gathers the evidence about a Service that does not answer |
 //! | [`causes`], [`answer`] | ranks what is wrong, and prints it; pure |
 //! | [`diagnostics`] | what both `--why-not` and `doctor` may find; pure |
-//! | [`kernel`] | reads the kernel; no other file does |
+//! | [`kernel`] | reads the kernel: our rules if the backend is nft, and everything else |
+//! | [`inspect`] | reads the plan and the rules of the other backends |
 //! | [`dumped`] | compares the output of a backend's command `dump` with the state; pure |
 //! | [`diff`], [`top`], [`doctor`] | check the node as a whole |
 //! | [`shadow`] | compares kube-proxy's rules with what localnet would do |
@@ -53,6 +54,7 @@ pub mod failure;
 pub mod flows;
 pub mod get;
 pub mod history;
+pub mod inspect;
 pub mod kernel;
 pub mod moment;
 pub mod origin;

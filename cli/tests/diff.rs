@@ -1,5 +1,4 @@
-//! Tests `localnet diff` against a kernel: it reports only changes by other programs, whatever endpoints a Service with session
-//! affinity had before. Regression: it planned new slots, but the kernel keeps the slots that endpoints had.
+//! Tests `localnet diff` against a kernel: it reports only changes by other programs, whatever the Services were before.
 
 use std::process::Command;
 
@@ -8,7 +7,8 @@ use localnet::{
     diff::{self, Difference},
     kernel::Live,
 };
-use localnet_client::{Snapshot, vips::Config};
+use localnet_client::{Snapshot, inspect::Inspect as _, vips::Config};
+use localnet_iptables::{Flavour, IptablesBackend, Tools, desired::Desired, inspect::Inspector};
 use localnet_lab::{Network, Topology};
 use localnet_nft::{LinuxBackend as _, Netlink, NftBackend};
 use localnet_proto::Changes;
@@ -56,12 +56,30 @@ fn differences(state: &Snapshot) -> anyhow::Result<Vec<Difference>> {
     Ok(found.differences)
 }
 
+/// The differences that `localnet diff` reports if the backend is iptables.
+fn of_iptables(state: &Snapshot) -> anyhow::Result<Vec<String>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let found = runtime.block_on(async {
+        let mut inspector = Inspector::open(Config::default()).await?;
+        let planned = inspector.planned(state);
+        Ok::<_, anyhow::Error>(diff::of_listings(&planned, &inspector.live().await?, diff::MOST))
+    })?;
+    anyhow::ensure!(found.compared > 50, "only {} lines are compared", found.compared);
+    let lines = found.differences.into_iter().map(|of| format!("{} {} {} {}", of.table, of.place, of.what, of.text));
+    Ok(lines.collect())
+}
+
 fn nft(words: &str) -> anyhow::Result<String> {
-    let run = Command::new("nft").args(words.split(' ')).output().context("running nft")?;
-    anyhow::ensure!(run.status.success(), "nft {words}: {}", String::from_utf8_lossy(&run.stderr));
+    run("nft", words)
+}
+
+fn run(program: &str, words: &str) -> anyhow::Result<String> {
+    let run = Command::new(program).args(words.split(' ')).output().with_context(|| format!("running {program}"))?;
+    anyhow::ensure!(run.status.success(), "{program} {words}: {}", String::from_utf8_lossy(&run.stderr));
     Ok(String::from_utf8(run.stdout)?)
 }
 
+/// Regression: `diff` planned new slots for session affinity, but the kernel keeps the slots that endpoints had.
 #[test]
 fn diff_is_silent_whatever_happened_to_endpoints_under_affinity() {
     let network = Network::build(Topology::default()).unwrap();
@@ -115,4 +133,54 @@ fn a_slot_that_leads_elsewhere_is_named() {
         Ok(())
     });
     run.unwrap();
+}
+
+/// `diff` is silent after each state, whatever the previous state was, and names each change by another program.
+#[test]
+fn rules_of_iptables_are_compared_in_both_flavours() {
+    for (flavour, program) in [(Flavour::Nft, "iptables-nft"), (Flavour::Legacy, "ip6tables-legacy")] {
+        let network = Network::build(Topology::default()).unwrap();
+        let tested = network.node().run(|| {
+            let mut backend = IptablesBackend::new(Desired::new(Config::default()), Tools::find(flavour)?);
+            let mut last = Snapshot::default();
+            for services in [
+                vec![(false, false, vec![1, 2, 4]), (true, true, vec![3])],
+                vec![(true, true, vec![2, 4, 5]), (true, false, vec![]), (false, true, vec![1, 7])],
+                vec![(false, true, vec![5]), (false, false, vec![1, 2, 3, 4])],
+            ] {
+                last = state(&services)?;
+                backend.apply(&last, &Changes::everything())?.whole()?;
+                assert_eq!(of_iptables(&last)?, [""; 0], "{flavour:?}");
+            }
+            for change in [
+                "-t nat -D KUBE-POSTROUTING 3",
+                "-t nat -A KUBE-MARK-MASQ -j RETURN",
+                "-t nat -N KUBE-SEP-LEFTOVER",
+                "-t filter -D FORWARD 2",
+                "-t nat -A KUBE-SERVICES -j KUBE-MARK-MASQ",
+                // Rules of other programs are no differences.
+                "-t nat -A PREROUTING -j ACCEPT",
+                "-t filter -N OTHER",
+            ] {
+                run(program, change)?;
+            }
+            let family = if program.starts_with("ip6") { "ip6" } else { "ip" };
+            assert_eq!(
+                of_iptables(&last)?,
+                [
+                    "filter FORWARD missing -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD",
+                    "nat KUBE-MARK-MASQ unplanned -j RETURN",
+                    "nat KUBE-POSTROUTING missing -m comment --comment \"kubernetes service traffic requiring SNAT\" -j MASQUERADE --random-fully",
+                    "nat KUBE-SEP-LEFTOVER unplanned the whole chain",
+                    "nat KUBE-SERVICES unplanned -j KUBE-MARK-MASQ",
+                ]
+                .map(|line| format!("{family} {line}"))
+            );
+            backend.forget();
+            backend.apply(&last, &Changes::everything())?.whole()?;
+            assert_eq!(of_iptables(&last)?, [""; 0], "it is repaired");
+            Ok(())
+        });
+        tested.unwrap();
+    }
 }

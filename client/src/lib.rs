@@ -17,6 +17,7 @@ mod diff_store;
 mod drive;
 pub mod grpc;
 pub mod incremental;
+pub mod inspect;
 pub mod program;
 mod retry;
 pub mod route;

@@ -24,6 +24,7 @@ use localnet_client::Snapshot;
 use crate::{
     configuration::{Configuration, ConfigurationArgs},
     failure::Failure,
+    inspect::Inspected,
     kernel::{self, Kernel},
     output::{self, Format, Show},
     peer::Peer,
@@ -167,14 +168,15 @@ impl OfNode {
                 "the state may describe another node (--kernel yes reads this node's kernel anyway)",
             )),
             Some(other) => Err(kernel::unread(format!(
-                "the node's backend is {}; this command reads only the rules of nft",
+                "the node's backend is {}, whose rules this command does not read",
                 other.name
             ))),
             None => dumped.map_or_else(Kernel::open, Kernel::of_sysdump),
         };
+        let inspected = newest.filter(|_| is_here).and_then(|backend| Inspected::named(&backend.name));
         let facts = configuration.facts(&state.node, is_local.then_some(&local));
         let has_ebpf = status.as_ref().is_ok_and(Status::has_ebpf);
-        Ok(World { state, configuration, facts, local, is_here, has_ebpf, kernel })
+        Ok(World { state, configuration, facts, local, is_here, has_ebpf, inspected, kernel })
     }
 }
 

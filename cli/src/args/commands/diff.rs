@@ -10,13 +10,14 @@ use super::{Answered, Failure, Global, OfNode, Output, World, ask_status, not_sa
 use crate::{
     diff, dumped,
     history::Differences,
+    inspect::Inspected,
     kernel::Live,
     moment::{Moment, state_at},
     source::text_of,
 };
 
-/// Compare the nft backend's plan with the live state of the kernel, another backend's dump with the state, or two states with
-/// each other
+/// Compare the backend's plan with the live state of the kernel, another backend's dump with the state, or two states with each
+/// other
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   localnet diff
@@ -87,8 +88,18 @@ pub(super) async fn of_kernel(most: usize, node: &OfNode, global: &Global) -> Re
     let live = node.reads_kernel(global).then(|| spawn_blocking(Live::read));
     let state = global.snapshot(brain).await?;
     let status = ask_status(global, brain).await;
-    let World { state, local, kernel, configuration, .. } = node.world(global, brain, &status, state).await?;
-    let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error}"));
+    let world = node.world(global, brain, &status, state).await?;
+    let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error:#}"));
+    if let Some(backend) = world.inspected {
+        let mut differences = listed(backend, &world, most).await.map_err(|error| wrong(&error))?;
+        // The backend may have programmed the state after the kernel was read.
+        if differences.count > 0 {
+            differences = listed(backend, &world, most).await.map_err(|error| wrong(&error))?;
+        }
+        differences.configuration = world.configuration.origin;
+        return Ok(differences);
+    }
+    let World { state, local, kernel, configuration, .. } = world;
     let mut kernel = kernel.map_err(|error| wrong(&error))?;
     let mut plan = diff::plan(&state, &configuration.config, &local);
     let mut live = match live {
@@ -104,4 +115,10 @@ pub(super) async fn of_kernel(most: usize, node: &OfNode, global: &Global) -> Re
     }
     differences.configuration = configuration.origin;
     Ok(differences)
+}
+
+/// Compares the plan of a backend other than nft with its live state.
+async fn listed(backend: Inspected, world: &World, most: usize) -> anyhow::Result<diff::Differences> {
+    let listings = backend.read(&world.state, &world.configuration.config).await?;
+    Ok(diff::of_listings(&listings.planned, &listings.live, most))
 }

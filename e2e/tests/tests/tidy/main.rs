@@ -79,7 +79,15 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-packaging", &["localnet", "localnet-brain", "localnet-node"]),
     (
         "localnet",
-        &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-linux", "localnet-nft"],
+        &[
+            "localnet-core",
+            "localnet-proto",
+            "localnet-client",
+            "localnet-config",
+            "localnet-linux",
+            "localnet-nft",
+            "localnet-iptables",
+        ],
     ),
     (
         "localnet-conformance",
