@@ -38,12 +38,7 @@ impl Inspect for Inspector {
     fn planned(&mut self, state: &Snapshot) -> Listing {
         self.desired.update(state, &Changes::everything());
         let families = Family::BOTH.into_iter().filter(|family| self.tools.has_family(*family));
-        let of_family = |family| {
-            let mut ours = Ours::new(family);
-            self.desired.listing(family).lines().for_each(|line| ours.line(line));
-            ours.sorted(&self.desired)
-        };
-        families.flat_map(of_family).collect()
+        families.flat_map(|family| planned(&self.desired, family)).collect()
     }
 
     async fn live(&mut self) -> anyhow::Result<Listing> {
@@ -58,6 +53,13 @@ impl Inspect for Inspector {
         }
         Ok(all)
     }
+}
+
+/// Lists the desired rules of a family.
+pub fn planned(desired: &Desired, family: Family) -> Listing {
+    let mut ours = Ours::new(family);
+    desired.listing(family).lines().for_each(|line| ours.line(line));
+    ours.sorted(desired)
 }
 
 /// Our rules in a text that `iptables-save` prints, or that `iptables-restore` reads.

@@ -175,7 +175,7 @@ fn measure(services: usize) -> anyhow::Result<()> {
             local: state.node.addresses.clone(),
             is_here: true,
             has_ebpf: false,
-            inspected: None,
+            other: None,
             kernel: Kernel::open(),
         })
     };

@@ -220,7 +220,7 @@ pub async fn explain(world: &mut World, brain: Option<&Peer>, packet: Packet, ha
         let key = VipKey { address: packet.destination, protocol: packet.protocol, port: packet.port };
         explanation.path.extend(in_kernel::affinity_rows(kernel, family, &key));
     }
-    if world.is_here && world.kernel.is_ok() {
+    if world.is_here && (world.kernel.is_ok() || world.other.is_some()) {
         let source = has_source.then_some(packet.source);
         match flows(&packet, source, &serving) {
             Ok(flows) => {

@@ -13,7 +13,6 @@ use localnet_proto::{Family, Protocol, Scopes, ServiceKey};
 
 use crate::{
     configuration::Configuration,
-    inspect::Inspected,
     kernel::{self, Kernel},
     path::{self, Path, Step},
     question,
@@ -34,8 +33,8 @@ pub struct World {
     pub is_here: bool,
     /// Whether the ebpf backend translates the connections of this node's processes.
     pub has_ebpf: bool,
-    /// The backend of this node if it is not nft and its rules can be read.
-    pub inspected: Option<Inspected>,
+    /// The name of the backend that programs this machine, if it is not nft.
+    pub other: Option<String>,
     /// The kernel, or why it is not read.
     pub kernel: Result<Kernel, Diagnostic>,
 }
@@ -171,8 +170,8 @@ services:
         let configuration = Configuration::of(&Line::parse_from(["localnet"]).configuration, Err("a test")).unwrap();
         let facts = configuration.facts(&state.node, None);
         let kernel = Err(kernel::unread("a test"));
-        let (local, inspected) = (Vec::new(), None);
-        let mut world = World { state, configuration, facts, local, is_here: false, has_ebpf: true, inspected, kernel };
+        let (local, other) = (Vec::new(), None);
+        let mut world = World { state, configuration, facts, local, is_here: false, has_ebpf: true, other, kernel };
         let is_translated = |world: &World, origin, to: &str, protocol| {
             let to: SocketAddr = to.parse().unwrap();
             let source = [10, 0, 0, 1].into();

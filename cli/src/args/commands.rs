@@ -24,7 +24,6 @@ use localnet_client::Snapshot;
 use crate::{
     configuration::{Configuration, ConfigurationArgs},
     failure::Failure,
-    inspect::Inspected,
     kernel::{self, Kernel},
     output::{self, Format, Show},
     peer::Peer,
@@ -173,10 +172,10 @@ impl OfNode {
             ))),
             None => dumped.map_or_else(Kernel::open, Kernel::of_sysdump),
         };
-        let inspected = newest.filter(|_| is_here).and_then(|backend| Inspected::named(&backend.name));
+        let other = newest.filter(|backend| is_here && !backend.has_nft_tables()).map(|backend| backend.name.clone());
         let facts = configuration.facts(&state.node, is_local.then_some(&local));
         let has_ebpf = status.as_ref().is_ok_and(Status::has_ebpf);
-        Ok(World { state, configuration, facts, local, is_here, has_ebpf, inspected, kernel })
+        Ok(World { state, configuration, facts, local, is_here, has_ebpf, other, kernel })
     }
 }
 

@@ -17,9 +17,9 @@ const AFFINITY_SLOTS: u32 = 64;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PathRow {
-    /// The chain, set or map.
+    /// The chain, set or map. For iptables, the table and the chain.
     pub place: String,
-    /// The rule or element as nft prints it.
+    /// The rule or element as the subsystem's tool prints it.
     pub text: String,
     /// The kernel's handle of the rule.
     pub handle: Option<u64>,

@@ -3,7 +3,7 @@
 //! Only the chains that kube-proxy and kubelet own (`KUBE-…`) are evaluated. The rules of other programs affect both proxies alike.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -102,6 +102,9 @@ enum Matches {
 
 type Ways<'a> = Vec<(Left, Passing<'a>)>;
 
+/// The rules that a packet meets, in order, each with its table. A rule may occur twice.
+pub(super) type Met<'t> = Vec<(&'t str, &'t str)>;
+
 impl Tables {
     /// Reads the output of `iptables-save`. Rules with unknown words are kept, and are an error only if a packet meets them.
     pub fn parse(text: &str) -> Self {
@@ -171,9 +174,27 @@ impl Tables {
     /// # Errors
     /// Returns an error if the packet meets a rule that compares something unknown.
     pub fn verdicts(&self, packet: &Packet, local: &[IpAddr]) -> Result<Verdicts, Unknown> {
+        self.follow(packet, local, &mut Met::new())
+    }
+
+    /// The table and the text of each rule that a packet may match, in the order in which the packet meets them. A jump to a chain
+    /// in which no rule matches is left out.
+    ///
+    /// # Errors
+    /// Returns an error if the packet meets a rule that compares something unknown.
+    pub fn path(&self, packet: &Packet, local: &[IpAddr]) -> Result<Met<'_>, Unknown> {
+        let mut met = Met::new();
+        self.follow(packet, local, &mut met)?;
+        // Each possible endpoint leads through the same rules again.
+        let mut known = BTreeSet::new();
+        met.retain(|rule| known.insert(*rule));
+        Ok(met)
+    }
+
+    fn follow<'t>(&'t self, packet: &Packet, local: &[IpAddr], met: &mut Met<'t>) -> Result<Verdicts, Unknown> {
         let first = if packet.origin == Origin::Node { "OUTPUT" } else { "PREROUTING" };
         let mut verdicts = Verdicts::new();
-        for (_, passing) in self.hook("nat", first, Passing::new(packet, local))? {
+        for (_, passing) in self.hook("nat", first, Passing::new(packet, local), met)? {
             let to_node = passing.is_local(passing.to.ip());
             let hooks: &[&str] = match packet.origin {
                 Origin::Node if to_node => &["OUTPUT", "INPUT"],
@@ -181,24 +202,25 @@ impl Tables {
                 _ if to_node => &["INPUT"],
                 _ => &["FORWARD"],
             };
-            for passing in self.passes(passing, hooks, &mut verdicts)? {
-                self.leave(passing, &mut verdicts)?;
+            for passing in self.passes(passing, hooks, &mut verdicts, met)? {
+                self.leave(passing, &mut verdicts, met)?;
             }
         }
         Ok(verdicts)
     }
 
     /// Passes the filter in these hooks. Adds the verdicts for the packets that it stops, and returns the others.
-    pub(super) fn passes<'a>(
-        &self,
+    pub(super) fn passes<'a, 't>(
+        &'t self,
         passing: Passing<'a>,
         hooks: &[&str],
         verdicts: &mut Verdicts,
+        met: &mut Met<'t>,
     ) -> Result<Vec<Passing<'a>>, Unknown> {
         let mut here = vec![passing];
         for hook in hooks {
             for passing in std::mem::take(&mut here) {
-                for (left, passing) in self.hook("filter", hook, passing)? {
+                for (left, passing) in self.hook("filter", hook, passing, met)? {
                     match left.end() {
                         Some(verdict) => _ = verdicts.insert(verdict),
                         None => here.push(passing),
@@ -210,22 +232,36 @@ impl Tables {
     }
 
     /// Adds the verdicts for a packet that no filter stops.
-    pub(super) fn leave(&self, passing: Passing<'_>, verdicts: &mut Verdicts) -> Result<(), Unknown> {
+    pub(super) fn leave<'t>(
+        &'t self,
+        passing: Passing<'_>,
+        verdicts: &mut Verdicts,
+        met: &mut Met<'t>,
+    ) -> Result<(), Unknown> {
         if !passing.translated {
             verdicts.insert(Verdict::Untouched);
             return Ok(());
         }
-        for (left, passing) in self.hook("nat", "POSTROUTING", passing)? {
+        for (left, passing) in self.hook("nat", "POSTROUTING", passing, met)? {
             verdicts.insert(passing.arrives(left == Left::Masqueraded));
         }
         Ok(())
     }
 
     /// Passes a built-in chain, in which only the jumps to kube-proxy's chains count.
-    pub(super) fn hook<'a>(&self, table: &str, chain: &str, passing: Passing<'a>) -> Result<Ways<'a>, Unknown> {
+    pub(super) fn hook<'a, 't>(
+        &'t self,
+        table: &'t str,
+        chain: &str,
+        passing: Passing<'a>,
+        met: &mut Met<'t>,
+    ) -> Result<Ways<'a>, Unknown> {
         let Some(chains) = self.0.get(table) else { return Ok(vec![(Left::AtEnd, passing)]) };
         let ours = |rule: &&Rule| matches!(&rule.target, Target::Jump(to) if to.starts_with("KUBE-"));
-        pass(chains, rules_for(chains, chain, &passing).filter(ours), passing, 0)
+        let mut rules = Vec::new();
+        let ways = pass(chains, rules_for(chains, chain, &passing).filter(ours), passing, 0, &mut rules)?;
+        met.extend(rules.into_iter().map(|rule| (table, rule)));
+        Ok(ways)
     }
 }
 
@@ -254,11 +290,13 @@ impl Chain {
     }
 }
 
+/// Passes a packet through rules. Adds the text of each rule that the packet may match to `met`.
 fn pass<'a, 'r>(
-    chains: &Chains,
+    chains: &'r Chains,
     rules: impl Iterator<Item = &'r Rule>,
     passing: Passing<'a>,
     depth: usize,
+    met: &mut Vec<&'r str>,
 ) -> Result<Ways<'a>, Unknown> {
     let mut ways = Vec::new();
     let mut here = vec![passing];
@@ -272,6 +310,8 @@ fn pass<'a, 'r>(
                 continue;
             }
             let passing = Passing { sticky: passing.sticky || rule.remembers, ..passing };
+            let before = met.len();
+            met.push(&rule.text);
             match &rule.target {
                 Target::None if matches == Matches::Yes => here.push(passing),
                 Target::None => {}
@@ -279,11 +319,15 @@ fn pass<'a, 'r>(
                     if depth > DEPTH {
                         return Err(Unknown(rule.text.clone()));
                     }
-                    for (left, passing) in pass(chains, rules_for(chains, to, &passing), passing, depth + 1)? {
+                    let rules = rules_for(chains, to, &passing);
+                    for (left, passing) in pass(chains, rules, passing, depth + 1, met)? {
                         match left {
                             Left::AtEnd => here.push(passing),
                             _ => ways.push((left, passing)),
                         }
+                    }
+                    if met.len() == before + 1 {
+                        met.pop();
                     }
                 }
                 Target::Return => ways.push((Left::AtEnd, passing)),

@@ -73,8 +73,8 @@ impl Ipvs {
             (false, false) => &["FORWARD"],
         };
         let mut verdicts = Verdicts::new();
-        for (_, passing) in self.tables.hook("nat", first, passing)? {
-            for passing in self.tables.passes(passing, before, &mut verdicts)? {
+        for (_, passing) in self.tables.hook("nat", first, passing, &mut Vec::new())? {
+            for passing in self.tables.passes(passing, before, &mut verdicts, &mut Vec::new())? {
                 let server = self.servers.get(&(passing.to, packet.protocol)).filter(|_| is_node || to_node);
                 if server.is_some_and(|server| server.destinations.is_empty()) {
                     verdicts.insert(Verdict::Reject);
@@ -92,8 +92,8 @@ impl Ipvs {
                         (false, false) if passing.translated => &["OUTPUT"],
                         (false, _) => &[],
                     };
-                    for passing in self.tables.passes(passing, after, &mut verdicts)? {
-                        self.tables.leave(passing, &mut verdicts)?;
+                    for passing in self.tables.passes(passing, after, &mut verdicts, &mut Vec::new())? {
+                        self.tables.leave(passing, &mut verdicts, &mut Vec::new())?;
                     }
                 }
             }

@@ -90,7 +90,7 @@ pub(super) async fn of_kernel(most: usize, node: &OfNode, global: &Global) -> Re
     let status = ask_status(global, brain).await;
     let world = node.world(global, brain, &status, state).await?;
     let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error:#}"));
-    if let Some(backend) = world.inspected {
+    if let Some(backend) = Inspected::of(&world) {
         let mut differences = listed(backend, &world, most).await.map_err(|error| wrong(&error))?;
         // The backend may have programmed the state after the kernel was read.
         if differences.count > 0 {
@@ -119,6 +119,6 @@ pub(super) async fn of_kernel(most: usize, node: &OfNode, global: &Global) -> Re
 
 /// Compares the plan of a backend other than nft with its live state.
 async fn listed(backend: Inspected, world: &World, most: usize) -> anyhow::Result<diff::Differences> {
-    let listings = backend.read(&world.state, &world.configuration.config).await?;
+    let listings = backend.read(world).await?;
     Ok(diff::of_listings(&listings.planned, &listings.live, most))
 }

@@ -11,6 +11,7 @@ use crate::{
     answer::Answer,
     evidence::Evidence,
     explain::{self, Many},
+    inspect::Inspected,
     question::{self, From as Sender, To},
     source::text_of,
     why_not,
@@ -84,7 +85,10 @@ pub(super) async fn run(flags: Explain, global: &Global) -> Answered {
         return Err(Failure::Usage("--from and --to are both required".to_owned()));
     };
     let (packet, has_source) = packet(&world, from, to).await?;
-    let explanation = explain::explain(&mut world, global.reasoning(brain), packet, has_source).await;
+    let mut explanation = explain::explain(&mut world, global.reasoning(brain), packet, has_source).await;
+    if let Some(backend) = Inspected::of(&world) {
+        (explanation.path, explanation.kernel_unknown) = backend.path(&world, &packet).await;
+    }
     flags.output.print(global, &explanation)?;
     Ok(!explanation.arrives())
 }
