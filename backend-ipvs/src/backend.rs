@@ -419,5 +419,6 @@ struct Refused {
 }
 
 mod check;
+mod inspect;
 #[cfg(test)]
 mod tests;

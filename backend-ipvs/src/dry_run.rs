@@ -3,13 +3,13 @@
 use std::fmt::Write as _;
 
 use localnet_client::{Diagnostic, program::Planner};
-use localnet_linux::{
-    ipvs::{self, Change, Destination},
-    nft,
-};
+use localnet_linux::{ipvs, nft};
 use localnet_proto::{Changes, Snapshot};
 
-use crate::{desired::Desired, plan::INTERFACE};
+use crate::{
+    desired::Desired,
+    plan::{INTERFACE, server::Plan},
+};
 
 impl Desired {
     /// Plans `state` and returns the virtual servers as `ipvsadm -R` reads them, the addresses of the interface as
@@ -21,14 +21,8 @@ impl Desired {
             _ = writeln!(text, "# {skipped}");
         }
         text += "# virtual servers: ipvsadm -R\n";
-        for plan in self.servers().wanted() {
-            let frontend = plan.server.frontend;
-            let destinations = plan.destinations.iter();
-            let add = |address| Change::AddDestination(frontend, Destination::masqueraded(address, 1));
-            let changes: Vec<_> =
-                [Change::AddServer(plan.server.clone())].into_iter().chain(destinations.copied().map(add)).collect();
-            text += &ipvs::script(&changes);
-        }
+        let changes: Vec<_> = self.servers().wanted().flat_map(Plan::changes).collect();
+        text += &ipvs::script(&changes);
         _ = writeln!(text, "# addresses: ip -batch -\nlink add {INTERFACE} type dummy");
         for address in self.wanted_addresses() {
             let (len, nodad) = if address.is_ipv4() { (32, "") } else { (128, " nodad") };

@@ -112,7 +112,8 @@ impl Servers {
         self.held = Some(held);
     }
 
-    fn serves(&self, frontend: &Frontend, address: &SocketAddr) -> bool {
+    /// Whether an endpoint is a desired destination of a virtual server.
+    pub fn serves(&self, frontend: &Frontend, address: &SocketAddr) -> bool {
         self.wanted.get(frontend).is_some_and(|plan| plan.destinations.binary_search(address).is_ok())
     }
 

@@ -42,13 +42,13 @@ pub struct Differences {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Difference {
-    /// The table, such as `ip localnet` or `ip nat`.
+    /// The table, such as `ip localnet` or `ip nat`; or `IPVS`, or `interface`.
     pub table: String,
-    /// The chain, set or map.
+    /// The chain, set or map; or `virtual servers`, or the name of the interface.
     pub place: String,
     /// The kind of difference: `missing` (only planned), `unplanned` (only in the kernel), or `differs`.
     pub what: &'static str,
-    /// The rule or element; or `the whole chain`, for example.
+    /// The rule, element or other line; or `the whole chain`, for example.
     pub text: String,
     /// For `differs`: the object that the kernel holds instead, if known.
     pub live: Option<String>,
@@ -101,13 +101,13 @@ pub fn of_listings(planned: &Listing, live: &Listing, most: usize) -> Difference
                 }
                 let (wanted, held): (BTreeSet<_>, BTreeSet<_>) = (planned.iter().collect(), live.iter().collect());
                 if wanted == held {
-                    add("differs", "order of rules, or a rule that occurs twice");
+                    add("differs", "order of lines, or a line that occurs twice");
                 }
                 wanted.difference(&held).for_each(|line| add("missing", line));
                 held.difference(&wanted).for_each(|line| add("unplanned", line));
             }
-            (Some(_), None) => add("missing", "the whole chain"),
-            (None, _) => add("unplanned", "the whole chain"),
+            (Some(_), None) => add("missing", "the whole chain or set"),
+            (None, _) => add("unplanned", "the whole chain or set"),
         }
     }
     found.count = found.differences.len();
@@ -211,7 +211,9 @@ impl Show for Differences {
         }
         let mut text = String::new();
         for ((table, place), differences) in by_place {
-            text.push_str(format!("table {table} {place}").trim_end());
+            // Virtual servers and interfaces are in no table.
+            let word = if table.starts_with("ip") { "table " } else { "" };
+            text.push_str(format!("{word}{table} {place}").trim_end());
             text.push('\n');
             for difference in differences {
                 let mut line = |sign, tone, of: &str| {
@@ -339,9 +341,12 @@ services:
         };
         assert_eq!(found("A: 1 2; B: 3; C:"), [""; 0]);
         assert_eq!(found("A: 1 4; B: 3; C:"), ["A missing 2", "A unplanned 4"]);
-        let order = "differs order of rules, or a rule that occurs twice";
+        let order = "differs order of lines, or a line that occurs twice";
         assert_eq!(found("A: 2 1; B: 3 3; C:"), [format!("A {order}"), format!("B {order}")]);
-        assert_eq!(found("A: 1 2; B: 3; D: 3"), ["C missing the whole chain", "D unplanned the whole chain"]);
+        assert_eq!(
+            found("A: 1 2; B: 3; D: 3"),
+            ["C missing the whole chain or set", "D unplanned the whole chain or set"]
+        );
     }
 
     /// Returns the state of a Service with session affinity and these endpoints.

@@ -171,7 +171,7 @@ fn rules_of_iptables_are_compared_in_both_flavours() {
                     "filter FORWARD missing -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD",
                     "nat KUBE-MARK-MASQ unplanned -j RETURN",
                     "nat KUBE-POSTROUTING missing -m comment --comment \"kubernetes service traffic requiring SNAT\" -j MASQUERADE --random-fully",
-                    "nat KUBE-SEP-LEFTOVER unplanned the whole chain",
+                    "nat KUBE-SEP-LEFTOVER unplanned the whole chain or set",
                     "nat KUBE-SERVICES unplanned -j KUBE-MARK-MASQ",
                 ]
                 .map(|line| format!("{family} {line}"))

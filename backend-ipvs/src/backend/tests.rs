@@ -76,6 +76,43 @@ fn run<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
+/// `localnet diff` compares the listings. A destination that drains is no difference, nor is what belongs to other programs.
+#[test]
+fn the_live_listing_equals_the_plan_until_another_program_changes_something() {
+    let mut backend = backend(Options::default());
+    for (state, local) in [(state(), "192.168.0.2"), (shrunk(), "192.168.0.2"), (state(), "192.168.0.3")] {
+        backend.set_local_addresses(vec![local.parse().unwrap()]);
+        sync(&mut backend, &state, &Changes::everything());
+        let mut reader = restarted(&backend);
+        reader.set_local_addresses(vec![local.parse().unwrap()]);
+        let planned = reader.planned_lines(&state);
+        assert!(planned.values().map(Vec::len).sum::<usize>() > 30, "{planned:#?}");
+        assert_eq!(run(reader.live_lines()).unwrap(), planned);
+    }
+    let mut reader = restarted(&backend);
+    let planned = reader.planned_lines(&state());
+    let web = Frontend::new(Protocol::Tcp, "172.30.0.1:80".parse().unwrap());
+    let foreign = Frontend::new(Protocol::Tcp, "10.9.9.9:443".parse().unwrap());
+    let server = VirtualServer::new(foreign, Scheduler::default());
+    reader.kernel.servers.insert(foreign, FakeServer { server, destinations: Default::default() });
+    reader
+        .kernel
+        .servers
+        .get_mut(&web)
+        .unwrap()
+        .destinations
+        .retain(|address, _| address.ip().to_string() == "10.180.0.1");
+    reader.kernel.addresses.as_mut().unwrap().clear();
+    let table = reader.kernel.tables.get_mut(&plan::table(Family::V4)).unwrap();
+    table.chains.get_mut("masquerading").unwrap().rules.clear();
+    table.sets.get_mut("vips").unwrap().1.clear();
+    let live = run(reader.live_lines()).unwrap();
+    let differing = planned.iter().filter(|(place, lines)| live.get(place) != Some(lines));
+    let names: Vec<&str> = differing.map(|(place, _)| &*place.name).collect();
+    assert_eq!(names, ["virtual servers", "kube-ipvs0", "masquerading", "vips"]);
+    assert_eq!(live.len(), planned.len());
+}
+
 #[test]
 fn the_reported_configuration_has_the_addresses_of_node_ports() {
     let mut backend = backend(Options::default());

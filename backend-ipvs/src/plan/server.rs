@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use localnet_client::vips::{Exposure, Vip, VipKey};
-use localnet_linux::ipvs::{Persistence, Scheduler, VirtualServer};
+use localnet_linux::ipvs::{Change, Destination, Persistence, Scheduler, VirtualServer};
 use localnet_proto::Family;
 
 use super::frontend;
@@ -16,6 +16,15 @@ pub struct Plan {
     pub server: VirtualServer,
     /// The destinations, sorted and without duplicates. Each has weight 1.
     pub destinations: Arc<[SocketAddr]>,
+}
+
+impl Plan {
+    /// The changes that create the virtual server with its destinations.
+    pub fn changes(&self) -> impl Iterator<Item = Change> {
+        let frontend = self.server.frontend;
+        let add = move |address: &SocketAddr| Change::AddDestination(frontend, Destination::masqueraded(*address, 1));
+        [Change::AddServer(self.server.clone())].into_iter().chain(self.destinations.iter().map(add))
+    }
 }
 
 /// The virtual server of a VIP. With external policy Local, it has only local endpoints. This node's own traffic to the other

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use localnet_client::{Backend as _, vips::Config};
+use localnet_client::{Backend as _, inspect::Inspect as _, vips::Config};
 use localnet_ipvs::{Host, IpvsBackend, Options, live};
 use localnet_lab::{Network, Topology};
 use localnet_proto::Changes;
@@ -50,6 +50,9 @@ fn deleted_objects_are_restored_and_cleanup_keeps_foreign_ones() {
                 let before = everything();
                 assert_eq!(before.0.len(), 4, "{before:?}");
                 assert_eq!(before.1, "172.30.0.1/32");
+                let mut reader = IpvsBackend::open(Config::default()).await?;
+                let planned = reader.planned(&state());
+                assert_eq!(reader.live().await?, planned);
                 let disturbances = [
                     "ipvsadm -D -t 172.30.0.1:80",
                     "ip link delete kube-ipvs0",
@@ -61,9 +64,11 @@ fn deleted_objects_are_restored_and_cleanup_keeps_foreign_ones() {
                 ];
                 for disturbance in disturbances {
                     run(disturbance);
+                    assert_ne!(reader.live().await?, planned, "after {disturbance}");
                     timeout(PATIENCE, backend.disturbed()).await.expect(disturbance);
                     backend.sync(&state(), &Changes::default()).await?.whole()?;
                     assert_eq!(everything(), before, "after {disturbance}");
+                    assert_eq!(reader.live().await?, planned, "after {disturbance}");
                 }
                 // This deletes every virtual server, including the foreign one.
                 run("ipvsadm -C");

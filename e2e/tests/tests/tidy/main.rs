@@ -87,6 +87,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "localnet-linux",
             "localnet-nft",
             "localnet-iptables",
+            "localnet-ipvs",
         ],
     ),
     (
