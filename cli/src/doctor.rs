@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::{
     diagnostics::{is_guessed, no_backend, of_backend, of_source, rules_differ, usual},
+    diff::Differences,
     kernel::Kernel,
     origin::Origin,
     output::Show,
@@ -68,6 +69,8 @@ pub struct Evidence {
     pub configuration: Option<Origin>,
     /// Our tables, or why they are unknown.
     pub tables: Option<Result<Vec<OwnTable>, Diagnostic>>,
+    /// How the plan of a backend other than nft differs from the kernel, or why that is unknown.
+    pub lines: Option<Result<Differences, Diagnostic>>,
     /// Whether the kernel has all features that localnet-nft needs, or else what it lacks; `None` if it cannot be asked.
     pub features: Option<Result<(), String>>,
     /// The tables of other programs in nf_tables.
@@ -178,6 +181,19 @@ impl Findings {
     }
 
     fn tables(&mut self, evidence: &Evidence) {
+        match &evidence.lines {
+            None => {}
+            Some(Err(unread)) => self.add("tables", unread.clone()),
+            Some(Ok(found)) => match rules_differ(&found.names(), Subject::Program, evidence.configuration.as_ref()) {
+                None => self.ok("tables", format!("the kernel matches the backend's plan ({} lines)", found.compared)),
+                Some(differ) => {
+                    let first = found.names().swap_remove(0);
+                    let problem =
+                        format!("the kernel differs from the backend's plan {} times, first in {first}", found.count);
+                    self.add("tables", Diagnostic { problem, ..differ });
+                }
+            },
+        }
         match &evidence.tables {
             None => {}
             // Only `KernelDenied` gets its usual remedy. Any other reason contains its own remedy, if there is one.
@@ -278,10 +294,15 @@ pub fn read_kernel(
     evidence.tables = Some(Ok(tables));
     evidence.features = crate::kernel::features();
     evidence.others = kernel.other_tables().unwrap_or_default();
+    evidence.legacy = std::fs::read_to_string("/proc/net/ip_tables_names").is_ok_and(|names| !names.trim().is_empty());
+    read_settings(evidence);
+}
+
+/// Reads the settings of the kernel, which concern every backend.
+pub fn read_settings(evidence: &mut Evidence) {
     evidence.forwards = ByFamily::from_fn(crate::kernel::forwards);
     evidence.route_localnet = crate::kernel::setting("proc/sys/net/ipv4/conf/all/route_localnet");
     evidence.tracked = crate::kernel::tracked();
-    evidence.legacy = std::fs::read_to_string("/proc/net/ip_tables_names").is_ok_and(|names| !names.trim().is_empty());
 }
 
 /// Returns the number of Services in `state`, and the number of those without an eligible endpoint.
@@ -320,6 +341,7 @@ impl Show for Findings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::diff::Difference;
     use crate::status::{Backend, FamilyStatus, SourceProblem};
 
     fn healthy() -> Evidence {
@@ -370,6 +392,33 @@ mod tests {
                 findings.checks.iter().filter_map(|check| Some(&check.diagnostic.as_ref()?.remedy)).collect();
             assert_eq!(remedies, [&format!("set {setting} to 1")]);
         }
+    }
+
+    fn differing_lines() -> Differences {
+        let of = |name: &str| Difference {
+            table: "ip nat".to_owned(),
+            place: name.to_owned(),
+            what: "missing",
+            text: "-j RETURN".to_owned(),
+            live: None,
+        };
+        Differences { differences: vec![of("KUBE-A"), of("KUBE-B")], count: 2, compared: 9, ..Differences::default() }
+    }
+
+    #[test]
+    fn the_plan_of_other_backends_is_compared_line_by_line() {
+        let tables = |lines: Differences| {
+            let evidence = Evidence { tables: None, lines: Some(Ok(lines)), ..healthy() };
+            let text = Findings::of(&evidence).human(Style::default());
+            text.lines().find(|line| line.contains("tables")).unwrap().trim_end().to_owned()
+        };
+        let matching = tables(Differences { compared: 9, ..Differences::default() });
+        assert!(matching.ends_with("the kernel matches the backend's plan (9 lines)"), "{matching}");
+        let differing = tables(differing_lines());
+        assert!(
+            differing.ends_with("the kernel differs from the backend's plan 2 times, first in ip nat KUBE-A"),
+            "{differing}"
+        );
     }
 
     #[test]
@@ -425,6 +474,9 @@ mod tests {
             let tables = checks.iter().find(|check| check.id == "tables").unwrap().diagnostic.as_ref().unwrap();
             assert_eq!((tables.problem.as_str(), tables.remedy.as_str()), ("any text", remedy));
         }
+        check(|evidence| evidence.lines = Some(Ok(differing_lines())), "tables", Verdict::Failing);
+        let unread_lines = |evidence: &mut Evidence| evidence.lines = Some(Err(crate::kernel::unread("any text")));
+        check(unread_lines, "tables", Verdict::Unknown);
         check(|evidence| evidence.features = Some(Err("no masquerading".to_owned())), "kernel", Verdict::Failing);
         check(|evidence| evidence.others = vec!["ip kube-proxy".to_owned()], "other-proxy", Verdict::Warning);
         check(|evidence| evidence.forwards = ByFamily::new(Some(false), None), "forwarding", Verdict::Warning);

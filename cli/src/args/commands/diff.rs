@@ -91,11 +91,7 @@ pub(super) async fn of_kernel(most: usize, node: &OfNode, global: &Global) -> Re
     let world = node.world(global, brain, &status, state).await?;
     let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error:#}"));
     if let Some(backend) = Inspected::of(&world) {
-        let mut differences = listed(backend, &world, most).await.map_err(|error| wrong(&error))?;
-        // The backend may have programmed the state after the kernel was read.
-        if differences.count > 0 {
-            differences = listed(backend, &world, most).await.map_err(|error| wrong(&error))?;
-        }
+        let mut differences = of_lines(backend, &world, most).await.map_err(|error| wrong(&error))?;
         differences.configuration = world.configuration.origin;
         return Ok(differences);
     }
@@ -118,7 +114,11 @@ pub(super) async fn of_kernel(most: usize, node: &OfNode, global: &Global) -> Re
 }
 
 /// Compares the plan of a backend other than nft with its live state.
-async fn listed(backend: Inspected, world: &World, most: usize) -> anyhow::Result<diff::Differences> {
-    let listings = backend.read(world).await?;
+pub(super) async fn of_lines(backend: Inspected, world: &World, most: usize) -> anyhow::Result<diff::Differences> {
+    let mut listings = backend.read(world).await?;
+    if listings.planned != listings.live {
+        // The backend may have programmed the state after the kernel was read.
+        listings = backend.read(world).await?;
+    }
     Ok(diff::of_listings(&listings.planned, &listings.live, most))
 }

@@ -3,9 +3,12 @@
 use clap::Args;
 use localnet_proto::{ByFamily, Family};
 
-use super::{Answered, Failure, Global, OfNode, Output, Snapshot, ask_status};
+use super::{Answered, Failure, Global, OfNode, Output, Snapshot, ask_status, diff};
 use crate::{
+    diff::MOST,
     doctor::{self, Evidence, Findings},
+    inspect::Inspected,
+    kernel,
     path::{self, Path},
     peer::Peer,
 };
@@ -52,6 +55,15 @@ pub(super) async fn findings(node: &OfNode, global: &Global) -> Result<Findings,
     }
     let mut world = node.world(global, brain, &status, state).await?;
     evidence.configuration = Some(world.configuration.origin.clone());
+    if let Some(backend) = Inspected::of(&world) {
+        doctor::read_settings(&mut evidence);
+        // Without a state there is no plan.
+        if error.is_none() {
+            let found = diff::of_lines(backend, &world, MOST).await;
+            evidence.lines = Some(found.map_err(|error| kernel::unread(format!("{error:#}"))));
+        }
+        return Ok(Findings::of(&evidence));
+    }
     let affinity = ByFamily::from_fn(|family| path::has_affinity(&world.state, &world.facts, family));
     let planned = |family: Family| match error {
         // Without a state there is no plan.
