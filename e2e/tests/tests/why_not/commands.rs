@@ -137,6 +137,38 @@ fn every_command_uses_the_configuration_of_the_backend() {
     assert!(doctor.out.contains(&pods), "{}", doctor.out);
 }
 
+/// With both flavours of iptables, the commands read the backend's rules, as they read those of nft.
+#[test]
+fn commands_read_the_rules_of_iptables() {
+    for flavour in ["nft", "legacy"] {
+        let node = Scenario::build(&named("service-misspelt"), &[]).unwrap();
+        let (api, cluster) = (node.programs.api(), CLUSTER_CIDRS.join(","));
+        let arguments = ["--api", &api, "--cluster-cidr", &cluster, "--iptables-flavour", flavour];
+        let backend = node.programs.start(node.network.node(), "localnet-iptables", &arguments).unwrap();
+        await_condition("the backend", || node.localnet(&["diff"]).is_ok_and(|answer| answer.code == 0)).unwrap();
+        let run = |arguments: &[&str], code: i32| {
+            let answer = node.localnet(arguments).unwrap();
+            assert_eq!(answer.code, code, "{flavour}: {arguments:?}: {answer:?}");
+            answer.out
+        };
+        let explain = ["explain", "--from", "pod:10.180.0.2", "--to", "shop/web:http"];
+        assert!(run(&["diff"], 0).contains("the kernel matches the plan"));
+        assert!(run(&["doctor"], 0).contains("the kernel matches the backend's plan"));
+        let path = run(&explain, 0);
+        assert!(
+            path.contains("held  nat KUBE-SERVICES") && path.contains("DNAT --to-destination 10.180.1.1:8080"),
+            "{path}"
+        );
+        // Without the backend, no program repairs its rules.
+        drop(backend);
+        let flush = format!("iptables-{flavour} -t nat -F KUBE-SERVICES");
+        node.network.node().output(Command::new("bash").args(["-c", &flush])).unwrap();
+        assert!(run(&["diff"], 1).contains("table ip nat KUBE-SERVICES\n  + -d 172.30.0.41/32 -p tcp"), "{flavour}");
+        assert!(run(&explain, 1).contains("MISSING  nat KUBE-SERVICES"), "{flavour}");
+        assert!(run(&["doctor"], 1).contains("first in ip nat KUBE-SERVICES"), "{flavour}");
+    }
+}
+
 /// The programs other than `localnet-nft`, each of which connects to a brain in its own way.
 #[test]
 fn all_programs_report_their_configuration() {
