@@ -37,11 +37,14 @@ impl Answer {
             format!("NodePort {number}: no address of this node answers it, according to the Node's addresses and nodePortAddresses")
         });
         let kernel = evidence.kernel_unknown.iter().map(|why| format!("the kernel: {why}"));
+        let foreign = evidence.foreign_unread.then(|| {
+            "the rules of other programs: they are evaluated only if the node's backend is nft or iptables".to_owned()
+        });
         Self {
             question: format!("{}:{}", evidence.service, evidence.port),
             causes: rank(evidence),
             checked: evidence.fronts.iter().map(checked).collect(),
-            not_checked: unanswered.into_iter().chain(kernel).collect(),
+            not_checked: unanswered.into_iter().chain(kernel).chain(foreign).collect(),
             configuration: evidence.configuration.clone(),
         }
     }

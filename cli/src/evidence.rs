@@ -42,6 +42,8 @@ pub struct Evidence {
     pub configuration: Option<Origin>,
     /// Why the kernel was not read.
     pub kernel_unknown: Option<String>,
+    /// Whether the rules of other programs were not evaluated, although the kernel was read.
+    pub foreign_unread: bool,
 }
 
 /// An address that clients can connect to, and what happens to a packet there.

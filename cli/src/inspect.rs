@@ -45,7 +45,12 @@ pub struct Listings {
 impl Inspected {
     /// The backend that programs this machine; `None` if it is nft, or if its kernel objects cannot be read.
     pub fn of(world: &World) -> Option<Self> {
-        match world.other.as_deref()? {
+        Self::named(world.other.as_deref()?)
+    }
+
+    /// The backend with that name, as backends report it.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
             "iptables" => Some(Self::Iptables),
             "ipvs" => Some(Self::Ipvs),
             _ => None,
@@ -65,13 +70,20 @@ impl Inspected {
 
     /// Returns the steps of a packet, and whether the kernel holds each, for an answer. If they are unknown, also returns the reason.
     pub async fn path(self, world: &World, packet: &Packet) -> (Vec<PathRow>, Option<String>) {
-        let steps = self.read(world).await.and_then(|listings| match self {
-            Self::Iptables => Ok(listings.rules(packet, &world.local)?),
-            Self::Ipvs => Ok(listings.objects(packet)),
-        });
-        match steps {
+        match self.read(world).await.and_then(|listings| self.steps(&listings, world, packet)) {
             Ok(steps) => (steps, None),
             Err(error) => (Vec::new(), Some(format!("{error:#}"))),
+        }
+    }
+
+    /// Returns the steps of a packet, and whether the kernel holds each.
+    ///
+    /// # Errors
+    /// Returns an error if the packet meets a rule that this program cannot evaluate.
+    pub fn steps(self, listings: &Listings, world: &World, packet: &Packet) -> anyhow::Result<Vec<PathRow>> {
+        match self {
+            Self::Iptables => Ok(listings.rules(packet, &world.local)?),
+            Self::Ipvs => Ok(listings.objects(packet)),
         }
     }
 }

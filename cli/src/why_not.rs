@@ -19,6 +19,7 @@ use crate::{
     evidence::{Evidence, Front, OnNode},
     explain::{self, outcome_name},
     flows::flows,
+    inspect::{Inspected, Listings},
     kernel,
     path::{self, Path},
     peer::Peer,
@@ -82,6 +83,13 @@ pub async fn gather(world: &mut World, question: &Question, brain: Option<&Peer>
         kernel_unknown: world.kernel.as_ref().err().map(ToString::to_string),
         ..Evidence::default()
     };
+    let mut listed = None;
+    if let Some(backend) = Inspected::of(world) {
+        let read = backend.read(world).await;
+        evidence.kernel_unknown = read.as_ref().err().map(|error| format!("{error:#}"));
+        listed = read.ok().map(|listings| (backend, listings));
+        evidence.foreign_unread = backend != Inspected::Iptables || world.kernel.is_err();
+    }
     let Some(service) = world.state.services.get(&question.service).cloned() else {
         let keys = world.state.services.keys();
         let namesakes = keys.filter(|key| key.name == question.service.name).map(ToString::to_string);
@@ -108,10 +116,13 @@ pub async fn gather(world: &mut World, question: &Question, brain: Option<&Peer>
             return evidence;
         }
     }
-    let tracked = world.kernel.as_ref().ok().and_then(|kernel| kernel.tracked);
+    let tracked = match (&world.kernel, &listed) {
+        (_, Some(_)) => kernel::tracked(),
+        (kernel, None) => kernel.as_ref().ok().and_then(|kernel| kernel.tracked),
+    };
     evidence.tracking_is_full = tracked.is_some_and(|(count, max)| max > 0 && count >= max);
     for destination in destinations {
-        let front = check(world, question, &service, port, destination).await;
+        let front = check(world, listed.as_ref(), question, &service, port, destination).await;
         evidence.fronts.push(front);
     }
     evidence
@@ -145,7 +156,14 @@ fn not_its(world: &World, service: &Service, port: &Port, at: IpAddr) -> String 
 }
 
 /// Determines what happens to a packet to one address, according to the state and the kernel.
-async fn check(world: &mut World, question: &Question, service: &Service, port: &Port, to: (IpAddr, u16)) -> Front {
+async fn check(
+    world: &mut World,
+    listed: Option<&(Inspected, Listings)>,
+    question: &Question,
+    service: &Service,
+    port: &Port,
+    to: (IpAddr, u16),
+) -> Front {
     let internal = service.cluster_ips.contains(&to.0);
     let from = question.from.unwrap_or(if internal { From::Pod(None) } else { From::Outside(None) });
     let has_source = from.address().is_some() || from == From::Node;
@@ -177,15 +195,29 @@ async fn check(world: &mut World, question: &Question, service: &Service, port: 
     let chains = Path::new(&world.facts, family, affinity).chains().to_vec();
     drop(judged);
 
-    let (rows, _) = explain::in_kernel(world, family, &steps);
+    let rows = match listed {
+        Some((backend, listings)) => backend.steps(listings, world, &packet).unwrap_or_default(),
+        None => explain::in_kernel(world, family, &steps).0,
+    };
     let leaves = choices.iter().any(|endpoint| !world.has(endpoint.ip()));
-    let Ok(kernel) = &mut world.kernel else { return front };
     let node = &mut front.node;
-    node.no_table = matches!(kernel.chains(family), Ok(None));
+    let forwards = match (&mut world.kernel, listed) {
+        (_, Some(_)) => kernel::forwards(family),
+        (Ok(kernel), None) => {
+            node.no_table = matches!(kernel.chains(family), Ok(None));
+            node.damaged = kernel.damaged(family, &chains).unwrap_or_default();
+            kernel.forwards[family]
+        }
+        (Err(_), None) => return front,
+    };
     node.missing = rows.into_iter().filter(|row| matches!(row.held, "no" | "other")).collect();
-    node.damaged = kernel.damaged(family, &chains).unwrap_or_default();
-    node.does_not_forward = packet.origin != Origin::Node && leaves && kernel.forwards[family] == Some(false);
-    node.stops = stops(world, &packet, has_source, &choices);
+    node.does_not_forward = packet.origin != Origin::Node && leaves && forwards == Some(false);
+    // IPVS takes packets from another hook, so these checks would be wrong.
+    if listed.is_none_or(|(backend, _)| *backend == Inspected::Iptables) {
+        node.stops = stops(world, &packet, has_source, &choices);
+        // With iptables-nft, the backend's own rules are in tables of other programs.
+        node.stops.retain(|(_, stop)| listed.is_none() || !stop.chain.starts_with("KUBE-"));
+    }
     if !world.is_here {
         // The routes and flows of this machine are not those of the node.
         return front;

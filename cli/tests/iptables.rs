@@ -1,4 +1,5 @@
 //! Tests the path of a packet through the rules of the iptables backend. Pure.
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use std::net::{IpAddr, SocketAddr};
 

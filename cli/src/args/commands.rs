@@ -24,11 +24,12 @@ use localnet_client::Snapshot;
 use crate::{
     configuration::{Configuration, ConfigurationArgs},
     failure::Failure,
+    inspect::Inspected,
     kernel::{self, Kernel},
     output::{self, Format, Show},
     peer::Peer,
     source::Global,
-    status::Status,
+    status::{Backend, Status},
     style::Style,
     world::World,
 };
@@ -159,7 +160,11 @@ impl OfNode {
         };
         let is_local = is_here || dumped.is_some();
         let newest = status.as_ref().ok().and_then(Status::newest);
-        let kernel = match newest.filter(|backend| !backend.has_nft_tables() && self.kernel == When::Auto) {
+        // For iptables, only the rules of other programs are read from nf_tables.
+        let uses_kernel = |backend: &Backend| {
+            backend.has_nft_tables() || is_here && Inspected::named(&backend.name) == Some(Inspected::Iptables)
+        };
+        let kernel = match newest.filter(|backend| !uses_kernel(backend) && self.kernel == When::Auto) {
             _ if !is_local && global.at.is_some() => Err(kernel::unread(
                 "the state is an earlier one (--kernel yes compares it with the kernel as it is now)",
             )),

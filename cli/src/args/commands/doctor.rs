@@ -57,6 +57,9 @@ pub(super) async fn findings(node: &OfNode, global: &Global) -> Result<Findings,
     evidence.configuration = Some(world.configuration.origin.clone());
     if let Some(backend) = Inspected::of(&world) {
         doctor::read_settings(&mut evidence);
+        if let Ok(kernel) = &mut world.kernel {
+            evidence.others = kernel.other_tables().unwrap_or_default();
+        }
         // Without a state there is no plan.
         if error.is_none() {
             let found = diff::of_lines(backend, &world, MOST).await;

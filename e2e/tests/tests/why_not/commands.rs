@@ -152,8 +152,10 @@ fn commands_read_the_rules_of_iptables() {
             answer.out
         };
         let explain = ["explain", "--from", "pod:10.180.0.2", "--to", "shop/web:http"];
+        let why_not = ["explain", "--why-not", "shop/web:http"];
         assert!(run(&["diff"], 0).contains("the kernel matches the plan"));
         assert!(run(&["doctor"], 0).contains("the kernel matches the backend's plan"));
+        assert!(run(&why_not, 0).starts_with("no problem found on this node"));
         let path = run(&explain, 0);
         assert!(
             path.contains("held  nat KUBE-SERVICES") && path.contains("DNAT --to-destination 10.180.1.1:8080"),
@@ -166,6 +168,7 @@ fn commands_read_the_rules_of_iptables() {
         assert!(run(&["diff"], 1).contains("table ip nat KUBE-SERVICES\n  + -d 172.30.0.41/32 -p tcp"), "{flavour}");
         assert!(run(&explain, 1).contains("MISSING  nat KUBE-SERVICES"), "{flavour}");
         assert!(run(&["doctor"], 1).contains("first in ip nat KUBE-SERVICES"), "{flavour}");
+        assert!(run(&why_not, 1).starts_with("1. elements-missing at 172.30.0.41:80"), "{flavour}");
     }
 }
 
