@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use localnet_e2e::backend::Backend;
+
 use crate::scenario::{self, Scenario};
 
 /// The required ratio: 38 of 40.
@@ -9,9 +11,9 @@ const RIGHT_OF_TWENTY: usize = 19;
 const AT_A_TIME: usize = 4;
 
 /// The causes that `--why-not` names, in order.
-fn named(folder: &std::path::Path) -> anyhow::Result<(String, Vec<String>)> {
+fn named(folder: &std::path::Path, backend: Backend) -> anyhow::Result<(String, Vec<String>)> {
     let fault = scenario::read(folder)?;
-    let scenario = Scenario::build(folder, &fault.steps)?;
+    let scenario = Scenario::build_on(backend, folder, &fault.steps)?;
     let mut arguments = vec!["explain", "--why-not", &fault.ask, "-o", "json"];
     if let Some(from) = &fault.from {
         arguments.extend(["--from", from]);
@@ -29,14 +31,30 @@ fn named(folder: &std::path::Path) -> anyhow::Result<(String, Vec<String>)> {
 
 #[test]
 fn the_right_cause_ranks_first() {
-    let folders = scenario::all();
+    ranks_first(Backend::Nft);
+}
+
+#[test]
+fn the_right_cause_ranks_first_with_iptables_nft() {
+    ranks_first(Backend::Iptables("nft"));
+}
+
+#[test]
+fn the_right_cause_ranks_first_with_iptables_legacy() {
+    ranks_first(Backend::Iptables("legacy"));
+}
+
+fn ranks_first(backend: Backend) {
+    let kind = if backend == Backend::Nft { "nft" } else { "iptables" };
+    let mut folders = scenario::all();
+    folders.retain(|folder| scenario::read(folder).unwrap().backend.is_none_or(|of| of == kind));
     assert!(folders.len() >= 40, "only {} faults", folders.len());
     let next = AtomicUsize::new(0);
     let work = || {
         let mut wrong = Vec::new();
         while let Some(folder) = folders.get(next.fetch_add(1, Ordering::Relaxed)) {
             let name = folder.file_name().unwrap().to_string_lossy().into_owned();
-            match named(folder) {
+            match named(folder, backend) {
                 Ok((cause, found)) if found.first().is_some_and(|first| first.starts_with(&format!("{cause}: "))) => {}
                 Ok((cause, found)) => wrong.push(format!("{name}: wanted {cause}, got {found:#?}")),
                 Err(error) => wrong.push(format!("{name}: {error:#}")),

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use localnet_e2e::{Programs, await_condition, program};
+use localnet_e2e::{Programs, await_condition, backend::Backend, program};
 use localnet_lab::{Namespace, Network, Running, Topology, topology::CLUSTER_CIDRS};
 use serde::Deserialize;
 
@@ -16,6 +16,9 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Fault {
+    /// The backend whose rules the steps change: `nft` or `iptables`; `None` if the fault does not depend on the backend.
+    #[serde(default)]
+    pub(crate) backend: Option<String>,
     pub(crate) ask: String,
     #[serde(default)]
     pub(crate) from: Option<String>,
@@ -78,12 +81,18 @@ pub(crate) struct Scenario {
     pub(crate) programs: Programs,
     brain: Option<Running>,
     backend: Option<Running>,
+    chosen: Backend,
     folder: PathBuf,
 }
 
 impl Scenario {
-    /// Executes the steps.
+    /// Executes the steps with the nft backend.
     pub(crate) fn build(folder: &Path, steps: &[String]) -> anyhow::Result<Self> {
+        Self::build_on(Backend::Nft, folder, steps)
+    }
+
+    /// Executes the steps with a backend.
+    pub(crate) fn build_on(chosen: Backend, folder: &Path, steps: &[String]) -> anyhow::Result<Self> {
         let mut topology = Topology::with_pods(["10.180.0.1", "10.180.0.2", "10.180.0.3", "10.180.1.1"])?;
         topology.node_addresses.clear();
         let network = Network::build(topology)?;
@@ -93,7 +102,8 @@ impl Scenario {
         let brain = programs.start_brain(network.node(), &format!("file:{}", source.display()))?;
         let socket = programs.path().join("brain.sock");
         await_condition("the brain's socket", || socket.exists())?;
-        let mut scenario = Self { network, programs, brain: Some(brain), backend: None, folder: folder.to_owned() };
+        let folder = folder.to_owned();
+        let mut scenario = Self { network, programs, brain: Some(brain), backend: None, chosen, folder };
         scenario.await_revision(1)?;
         for step in steps {
             scenario.step(step).with_context(|| format!("step {step:?}"))?;
@@ -104,7 +114,7 @@ impl Scenario {
     fn step(&mut self, step: &str) -> anyhow::Result<()> {
         match step {
             "backend" => {
-                self.backend = Some(self.programs.start_nft(self.network.node())?);
+                self.backend = Some(self.programs.start_backend(self.network.node(), self.chosen)?);
                 self.await_applied()
             }
             "kill backend" => {
@@ -140,7 +150,11 @@ impl Scenario {
                     Some(("pod", address)) => self.network.pod(address.parse::<IpAddr>().context("reading a pod")?)?,
                     _ => bail!("{place:?} is not a place"),
                 };
-                namespace.output(Command::new("bash").args(["-c", command])).map(drop)
+                let mut bash = Command::new("bash");
+                if let Backend::Iptables(flavour) = self.chosen {
+                    bash.env("FLAVOUR", flavour);
+                }
+                namespace.output(bash.args(["-c", command])).map(drop)
             }
         }
     }
@@ -188,6 +202,6 @@ impl Scenario {
             !families.is_empty()
                 && families.iter().all(|family| family["lag"] == 0 && family["applied"].as_u64() > Some(0))
         };
-        await_condition("the backend", is_applied).with_context(|| self.programs.log("localnet-nft"))
+        await_condition("the backend", is_applied).with_context(|| self.programs.log(self.chosen.program()))
     }
 }
