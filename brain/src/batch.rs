@@ -10,6 +10,8 @@ use localnet_cluster::objects::Event;
 /// Events that take effect together.
 #[derive(Debug)]
 pub struct Batch {
+    /// The number of the source, from 0, in the order of precedence.
+    pub source: usize,
     /// The events, in the order in which they are applied.
     pub events: Vec<Event>,
     /// When the source received the events. Latency metrics count from this time.
@@ -36,6 +38,6 @@ pub enum Origin {
 
 impl From<Vec<Event>> for Batch {
     fn from(events: Vec<Event>) -> Self {
-        Self { events, since: Instant::now(), origin: Origin::Changes }
+        Self { source: 0, events, since: Instant::now(), origin: Origin::Changes }
     }
 }

@@ -1,4 +1,4 @@
-//! Applies the batches of a source to the cluster. Removals that the [`Guard`] holds are not applied.
+//! Applies the batches of the sources to the cluster. Removals that the [`Guard`] holds are not applied.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -21,142 +21,162 @@ use localnet_cluster::{
 
 /// The label of held removals in [`Troubles`].
 const OF: &str = "removals";
+/// The label of awaited sources in [`Troubles`].
+const AWAITED: &str = "sources";
 
-/// Applies batches, and reports the held removals.
+/// Applies batches, and reports the held removals and the awaited sources.
 #[derive(Debug)]
 pub(crate) struct Intake {
-    guard: Guard,
+    /// One guard for each source.
+    guards: Vec<Guard>,
     troubles: Troubles,
-    /// The kinds whose held removals have been logged.
-    logged: BTreeSet<Kind>,
+    /// The sources and kinds whose held removals have been logged.
+    logged: BTreeSet<(usize, Kind)>,
+    /// The sources that the first state waits for, as last reported.
+    awaited: Vec<Arc<str>>,
 }
 
 impl Intake {
     pub(crate) fn new(cluster: &Cluster, troubles: Troubles) -> Self {
-        Self { guard: Guard::new(cluster.options().shrink_hold), troubles, logged: BTreeSet::new() }
+        let options = cluster.options();
+        let guards = (0..options.sources.len().max(1)).map(|_| Guard::new(options.shrink_hold)).collect();
+        Self { guards, troubles, logged: BTreeSet::new(), awaited: Vec::new() }
     }
 
     /// Resolves when [`Self::act`] is due.
     pub(crate) async fn due(&self) {
-        match self.guard.due() {
+        match self.guards.iter().filter_map(Guard::due).min() {
             Some(due) => time::sleep_until(due).await,
             None => std::future::pending().await,
         }
     }
 
-    /// Requests the lists that are due. Returns the removals that the guard no longer holds.
-    pub(crate) fn act(&mut self, now: Instant) -> Vec<Event> {
-        let released = self.guard.act(now).into_iter().map(|(kind, key)| delete(kind, key)).collect();
-        self.report();
-        released
+    /// Requests the lists that are due. Applies the removals that the guards no longer hold.
+    pub(crate) fn act(&mut self, cluster: &mut Cluster, now: Instant) {
+        for (source, guard) in self.guards.iter_mut().enumerate() {
+            for (kind, key) in guard.act(now) {
+                cluster.handle_from(source, delete(kind, key));
+            }
+        }
+        self.report(cluster);
     }
 
     /// Applies a batch to the cluster.
     pub(crate) fn take(&mut self, cluster: &mut Cluster, batch: Batch, now: Instant) {
+        let source = batch.source;
         match batch.origin {
-            Origin::Changes => {
-                for event in batch.events {
-                    self.forget(&event);
-                    cluster.handle(event);
-                }
-            }
-            Origin::Reread => self.reread(cluster, batch.events, now),
+            Origin::Changes => batch.events.into_iter().for_each(|event| self.apply(cluster, source, event)),
+            Origin::Reread => self.reread(cluster, source, batch.events, now),
             Origin::ApiServer { relist, unreadable } => {
                 for event in batch.events {
                     match event {
-                        Event::Replace { kind, objects } if Guard::watches(kind) && cluster.has_listed(kind) => {
-                            self.list(cluster, (kind, objects), &unreadable, &relist, now);
+                        Event::Replace { kind, objects }
+                            if Guard::watches(kind) && cluster.has_listed(source, kind) =>
+                        {
+                            self.list(cluster, source, (kind, objects), &unreadable, &relist, now);
                         }
-                        event => {
-                            self.forget(&event);
-                            cluster.handle(event);
-                        }
+                        event => self.apply(cluster, source, event),
                     }
                 }
             }
         }
-        self.report();
+        self.report(cluster);
+        self.report_awaited(cluster);
     }
 
-    /// If the object of an event is held, stops holding it: a reported change overrides the guard.
-    fn forget(&mut self, event: &Event) {
-        match event {
-            Event::Apply(object) => _ = self.guard.forget(object.kind(), object.namespace(), object.name()),
-            Event::Delete { kind, namespace, name } => _ = self.guard.forget(*kind, namespace, name),
+    /// Applies an event. If its object is held, stops holding it: a reported change overrides the guard.
+    fn apply(&mut self, cluster: &mut Cluster, source: usize, event: Event) {
+        let guard = &mut self.guards[source];
+        match &event {
+            Event::Apply(object) => _ = guard.forget(object.kind(), object.namespace(), object.name()),
+            Event::Delete { kind, namespace, name } => _ = guard.forget(*kind, namespace, name),
             Event::Replace { .. } => {}
         }
+        cluster.handle_from(source, event);
     }
 
     /// Applies a list from an API server that has already listed this kind.
     fn list(
         &mut self,
         cluster: &mut Cluster,
+        source: usize,
         (kind, objects): (Kind, Vec<Object>),
         unreadable: &[ServiceKey],
         relist: &Arc<Notify>,
         now: Instant,
     ) {
-        let missing = cluster.missing(kind, &objects).into_iter().filter(|key| !unreadable.contains(key));
+        let missing = cluster.missing(source, kind, &objects).into_iter().filter(|key| !unreadable.contains(key));
         let missing: BTreeSet<ServiceKey> = missing.collect();
-        let lack = cluster.lack(kind, &missing, objects.iter());
-        for key in self.guard.judge(kind, missing, lack, Some(relist), now) {
-            cluster.handle(delete(kind, key));
+        let lack = cluster.lack(source, kind, &missing, objects.iter());
+        for key in self.guards[source].judge(kind, missing, lack, Some(relist), now) {
+            cluster.handle_from(source, delete(kind, key));
         }
         for object in objects {
-            cluster.handle(Event::Apply(object));
+            cluster.handle_from(source, Event::Apply(object));
         }
     }
 
     /// Applies the changes of files. The guard judges their removals together with the removals that it already holds.
-    fn reread(&mut self, cluster: &mut Cluster, events: Vec<Event>, now: Instant) {
+    fn reread(&mut self, cluster: &mut Cluster, source: usize, events: Vec<Event>, now: Instant) {
+        let guard = &mut self.guards[source];
         let mut others = Vec::new();
-        let mut missing = [Kind::Service, Kind::Slice].map(|kind| (kind, self.guard.held(kind)));
+        let mut missing = [Kind::Service, Kind::Slice].map(|kind| (kind, guard.held(kind)));
         for event in events {
             match event {
                 Event::Delete { kind, namespace, name } => {
                     match missing.iter_mut().find(|(guarded, _)| *guarded == kind) {
                         Some((_, missing)) => _ = missing.insert(ServiceKey { namespace, name }),
-                        None => cluster.handle(Event::Delete { kind, namespace, name }),
+                        None => cluster.handle_from(source, Event::Delete { kind, namespace, name }),
                     }
                 }
                 Event::Apply(object) => others.push(object),
-                replace @ Event::Replace { .. } => cluster.handle(replace),
+                replace @ Event::Replace { .. } => cluster.handle_from(source, replace),
             }
         }
         for (kind, mut missing) in missing {
             for object in others.iter().filter(|object| object.kind() == kind) {
-                missing.remove(&ServiceKey::new(object.namespace(), object.name()));
+                missing.remove(&object.key());
             }
-            let lack = cluster.lack(kind, &missing, others.iter());
-            for key in self.guard.judge(kind, missing, lack, None, now) {
-                cluster.handle(delete(kind, key));
+            let lack = cluster.lack(source, kind, &missing, others.iter());
+            for key in guard.judge(kind, missing, lack, None, now) {
+                cluster.handle_from(source, delete(kind, key));
             }
         }
         for object in others {
-            cluster.handle(Event::Apply(object));
+            cluster.handle_from(source, Event::Apply(object));
         }
     }
 
-    /// Reports the held removals. Logs them once for each kind, and lists them in [`Troubles`] until they are no longer held.
-    fn report(&mut self) {
+    /// Reports the held removals. Logs them once for each source and kind, and lists them in [`Troubles`] until they are no
+    /// longer held.
+    fn report(&mut self, cluster: &Cluster) {
         let was = !self.logged.is_empty();
         let mut problems = Vec::new();
         for (kind, of) in [(Kind::Service, "services"), (Kind::Slice, "endpointslices.discovery.k8s.io")] {
-            let held = self.guard.describe(kind);
-            if held.is_some() || self.logged.contains(&kind) {
-                self.troubles.held(of, held.as_ref().map_or(0, |(objects, _)| *objects));
-            }
-            match held {
-                Some((_, problem)) => {
-                    if self.logged.insert(kind) {
-                        tracing::warn!("{problem}");
+            let (mut count, mut ended) = (0, false);
+            for (source, guard) in self.guards.iter().enumerate() {
+                match guard.describe(kind) {
+                    Some((objects, problem)) => {
+                        count += objects;
+                        // A single source has no name.
+                        let problem = match cluster.options().sources.get(source) {
+                            Some(name) if self.guards.len() > 1 => format!("{name}: {problem}"),
+                            _ => problem,
+                        };
+                        if self.logged.insert((source, kind)) {
+                            tracing::warn!("{problem}");
+                        }
+                        problems.push(problem);
                     }
-                    problems.push(problem);
+                    None if self.logged.remove(&(source, kind)) => {
+                        ended = true;
+                        tracing::info!(of, "the shrink guard no longer holds any objects");
+                    }
+                    None => {}
                 }
-                None if self.logged.remove(&kind) => {
-                    tracing::info!(of, "the shrink guard no longer holds any objects");
-                }
-                None => {}
+            }
+            if count > 0 || ended {
+                self.troubles.held(of, count);
             }
         }
         if !problems.is_empty() {
@@ -164,6 +184,33 @@ impl Intake {
         } else if was {
             self.troubles.is_over(OF);
         }
+    }
+
+    /// Reports the sources that the first state waits for after another source is complete.
+    fn report_awaited(&mut self, cluster: &Cluster) {
+        if self.guards.len() == 1 || (cluster.is_synced() && self.awaited.is_empty()) {
+            return;
+        }
+        let awaited = cluster.awaited();
+        if awaited.len() == self.guards.len() || awaited == self.awaited {
+            return;
+        }
+        if awaited.is_empty() {
+            self.troubles.is_over(AWAITED);
+            tracing::info!("all sources have listed their objects");
+            if !cluster.has_node() {
+                let node_name = &cluster.options().node_name;
+                tracing::warn!(
+                    node_name,
+                    "no source has the Node of this name, so its addresses and zone are unknown; add the Node, or correct --node-name"
+                );
+            }
+        } else {
+            let problem = format!("the first state waits for the first lists of {}", awaited.join(", "));
+            tracing::info!("{problem}");
+            self.troubles.is(AWAITED, Diagnostic::new(Code::SourceAwaited, Subject::Program, problem));
+        }
+        self.awaited = awaited;
     }
 }
 
@@ -202,6 +249,8 @@ mod tests {
     }
 
     struct World {
+        /// The source of the next lists.
+        source: usize,
         cluster: Cluster,
         intake: Intake,
         troubles: Troubles,
@@ -211,9 +260,19 @@ mod tests {
 
     impl World {
         fn new() -> Self {
-            let (cluster, troubles) = (Cluster::new(Options::of_node("node-1")), Troubles::default());
+            Self::of(&[])
+        }
+
+        fn of(sources: &[&str]) -> Self {
+            let sources = sources.iter().map(|name| Arc::from(*name)).collect();
+            let cluster = Cluster::new(Options { sources, ..Options::of_node("node-1") });
+            let troubles = Troubles::default();
             let intake = Intake::new(&cluster, troubles.clone());
-            Self { cluster, intake, troubles, relist: Arc::default(), now: Instant::now() }
+            Self { source: 0, cluster, intake, troubles, relist: Arc::default(), now: Instant::now() }
+        }
+
+        fn due(&self) -> Option<Instant> {
+            self.intake.guards.iter().filter_map(Guard::due).min()
         }
 
         fn list(&mut self, kind: Kind, objects: Vec<Object>) {
@@ -226,19 +285,18 @@ mod tests {
         }
 
         fn take(&mut self, events: Vec<Event>, origin: Origin) {
-            let batch = Batch { events, since: self.now, origin };
+            let batch = Batch { source: self.source, events, since: self.now, origin };
             self.intake.take(&mut self.cluster, batch, self.now);
         }
 
         /// Advances the time to the next action, and performs it.
         fn wait(&mut self) {
-            self.now = self.intake.guard.due().unwrap();
-            let events = self.intake.act(self.now);
-            self.take(events, Origin::Changes);
+            self.now = self.due().unwrap();
+            self.intake.act(&mut self.cluster, self.now);
         }
 
         fn count(&self, kind: Kind) -> usize {
-            self.cluster.missing(kind, &[]).len()
+            self.cluster.missing(self.source, kind, &[]).len()
         }
 
         fn trouble(&self) -> Option<String> {
@@ -289,7 +347,7 @@ mod tests {
         // A complete list ends the suspicion.
         world.list(Kind::Service, services(50));
         assert_eq!((world.count(Kind::Service), world.trouble()), (50, None));
-        assert_eq!(world.intake.guard.due(), None);
+        assert_eq!(world.due(), None);
         let all = (0..50).map(|number| delete(Kind::Service, ServiceKey::new("default", &*format!("web-{number}"))));
         let (relist, unreadable) = (Arc::default(), Vec::new());
         world.take(all.collect(), Origin::ApiServer { relist, unreadable });
@@ -301,7 +359,7 @@ mod tests {
         let mut world = World::new();
         world.list(Kind::Service, services(3));
         world.list_with(Kind::Service, services(1), vec![ServiceKey::new("default", "web-2")]);
-        assert_eq!(world.cluster.missing(Kind::Service, &services(1)), [ServiceKey::new("default", "web-2")]);
+        assert_eq!(world.cluster.missing(0, Kind::Service, &services(1)), [ServiceKey::new("default", "web-2")]);
     }
 
     #[test]
@@ -354,7 +412,7 @@ mod tests {
         // The file is complete again.
         world.take(services(200).into_iter().map(Event::Apply).collect(), Origin::Reread);
         assert_eq!((world.count(Kind::Service), world.trouble()), (200, None));
-        assert_eq!(world.intake.guard.due(), None);
+        assert_eq!(world.due(), None);
 
         // Several small losses in sequence are not suspicious.
         world.take(gone(110, 200), Origin::Reread);
@@ -366,5 +424,45 @@ mod tests {
         assert_eq!(world.count(Kind::Service), 110);
         world.wait();
         assert_eq!((world.now - start, world.count(Kind::Service), world.trouble()), (SHRINK_HOLD, 0, None));
+    }
+
+    #[test]
+    fn the_guard_judges_each_source_by_its_own_objects() {
+        let mut world = World::of(&["kube", "file:extra"]);
+        world.list(Kind::Service, services(1000));
+        world.source = 1;
+        let extra = |number| {
+            let mut service = service("10.96.0.2", &[(80, "TCP")]);
+            service.name = format!("extra-{number}").into();
+            Object::Service(service)
+        };
+        world.take(vec![Event::Replace { kind: Kind::Service, objects: (0..25).map(extra).collect() }], Origin::Reread);
+        let gone = (0..25).map(|number| delete(Kind::Service, extra(number).key()));
+        world.take(gone.collect(), Origin::Reread);
+        assert_eq!(world.count(Kind::Service), 25);
+        let problem = world.trouble().unwrap();
+        assert!(problem.starts_with("file:extra: 25 of 25 Services are suddenly missing"), "{problem}");
+        world.wait();
+        assert_eq!((world.count(Kind::Service), world.trouble()), (0, None));
+        world.source = 0;
+        assert_eq!(world.count(Kind::Service), 1000);
+    }
+
+    #[test]
+    fn an_awaited_source_is_a_trouble_until_it_has_listed_every_kind() {
+        let mut world = World::of(&["kube", "file:extra"]);
+        let awaited =
+            |world: &World| world.troubles.all().remove(AWAITED).map(|trouble| trouble.diagnostic.to_string());
+        world.list(Kind::Service, services(1));
+        assert_eq!(awaited(&world), None, "no source is complete");
+        world.source = 1;
+        world.take(Kind::ALL.map(|kind| Event::Replace { kind, objects: Vec::new() }).into(), Origin::Reread);
+        assert_eq!(awaited(&world).as_deref(), Some("the first state waits for the first lists of kube"));
+        world.source = 0;
+        for kind in Kind::ALL {
+            assert!(awaited(&world).is_some());
+            world.list(kind, Vec::new());
+        }
+        assert_eq!((awaited(&world), world.cluster.is_synced()), (None, true));
     }
 }

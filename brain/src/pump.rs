@@ -1,4 +1,4 @@
-//! The pump: moves events from a source to the feed. Its task owns the [`Cluster`].
+//! The pump: moves events from the sources to the feed. Its task owns the [`Cluster`].
 //!
 //! The pump processes all queued batches together. If the queue is empty, it publishes a change immediately. Under load
 //! it joins changes, and delays a change for at most 10 ms.
@@ -86,11 +86,8 @@ pub async fn run(
     loop {
         let batch = tokio::select! {
             () = intake.due() => {
-                let released = intake.act(Instant::now());
-                if released.is_empty() {
-                    continue;
-                }
-                released.into()
+                intake.act(&mut cluster, Instant::now());
+                Vec::new().into()
             }
             batch = events.recv() => match batch {
                 Some(batch) => batch,

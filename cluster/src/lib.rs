@@ -13,6 +13,7 @@ mod claims;
 mod lack;
 pub mod localize;
 pub mod objects;
+mod sources;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(test)]
@@ -33,6 +34,7 @@ use claims::Claims;
 pub use lack::Lack;
 use localize::{ChangedObject, Here, Localized, NodeIps, ObjectChanges};
 use objects::{Event, Kind, NodeObject, Object, Parsed, ServiceCidrObject, ServiceObject, SliceObject};
+use sources::{About, Sources};
 
 /// The default of [`Options::shrink_hold`].
 pub const SHRINK_HOLD: Duration = Duration::from_secs(300);
@@ -53,6 +55,8 @@ pub struct Options {
     /// How long to hold Services and endpoints that suddenly disappear from a list. If zero, they are removed
     /// immediately.
     pub shrink_hold: Duration,
+    /// The names of the sources, in the order of their precedence. If there is only one source, it needs no name.
+    pub sources: Vec<Arc<str>>,
 }
 
 impl Options {
@@ -64,6 +68,7 @@ impl Options {
             canary: None,
             external_ips: true,
             shrink_hold: SHRINK_HOLD,
+            sources: Vec::new(),
         }
     }
 }
@@ -79,6 +84,7 @@ pub struct Cluster {
     /// The facts about the node that affect how Services are localized.
     here: Here,
     synced: BTreeSet<Kind>,
+    sources: Sources,
     services: HashMap<ServiceKey, ServiceObject>,
     claims: Claims,
     /// The slices of each Service, sorted by name. A list takes much less memory than a map, because nearly all Services
@@ -103,6 +109,7 @@ impl Cluster {
         Self {
             here: Here::new(&options.node_name),
             node_ips: NodeIps::default(),
+            sources: Sources::new(&options),
             options,
             synced: BTreeSet::new(),
             services: HashMap::new(),
@@ -123,8 +130,31 @@ impl Cluster {
         &self.options
     }
 
-    /// Applies an event. An object that is equal to the stored one changes nothing.
+    /// Applies an event of the first source. An object that is equal to the stored one changes nothing.
     pub fn handle(&mut self, event: Event) {
+        self.handle_from(0, event);
+    }
+
+    /// Applies an event of the source with this number. If a preceding source has the same object, the event changes only the
+    /// diagnostics.
+    pub fn handle_from(&mut self, source: usize, event: Event) {
+        if self.sources.is_single() {
+            return self.fold(event);
+        }
+        let mut sources = std::mem::take(&mut self.sources);
+        let changed = sources.take(source, event, &|id| self.object(id));
+        self.synced.extend(Kind::ALL.into_iter().filter(|kind| sources.have_listed(*kind)));
+        self.sources = sources;
+        changed.events.into_iter().for_each(|event| self.fold(event));
+        for about in changed.conflicts {
+            match about {
+                About::Service(key) => _ = self.dirty.insert(key),
+                About::Node => self.node_dirty = true,
+            }
+        }
+    }
+
+    fn fold(&mut self, event: Event) {
         match event {
             Event::Apply(object) => self.apply(object),
             Event::Delete { kind, namespace, name } => self.delete(kind, namespace, name),
@@ -132,9 +162,19 @@ impl Cluster {
         }
     }
 
-    /// Whether every kind has been listed completely.
+    /// Whether every kind has been listed completely, by all sources.
     pub fn is_synced(&self) -> bool {
         self.synced.len() == Kind::ALL.len()
+    }
+
+    /// The names of the sources whose lists the first state still waits for. Empty if there is only one source.
+    pub fn awaited(&self) -> Vec<Arc<str>> {
+        self.sources.awaited()
+    }
+
+    /// Whether the Node of this machine was received.
+    pub fn has_node(&self) -> bool {
+        self.node.is_some()
     }
 
     /// Localizes the Services that were marked since the last call. Returns `None` until every kind has been listed
@@ -150,13 +190,15 @@ impl Cluster {
             localized.primary = self.here.primary;
             localized.node_eligible = self.node.as_ref().map(localize::is_eligible);
             let gone = self.node_gone.then(|| localize::node_deleted(&self.options.node_name));
-            localized.skipped.extend(skipped.into_iter().chain(gone).map(|found| (None, found)));
+            let conflicts = self.sources.conflicts(None);
+            localized.skipped.extend(skipped.into_iter().chain(gone).chain(conflicts).map(|found| (None, found)));
         }
         let mut dirty: Vec<ServiceKey> = self.dirty.drain().collect();
         dirty.sort_unstable();
         for key in dirty {
             let (service, skipped) = self.service(&key);
-            localized.skipped.extend(skipped.into_iter().map(|found| (Some(key.clone()), found)));
+            let skipped = skipped.into_iter().chain(self.sources.conflicts(Some(&key)));
+            localized.skipped.extend(skipped.map(|found| (Some(key.clone()), found)));
             let health_check = service.as_ref().and_then(|service| self.health_check(&key, service));
             localized.health_checks.extend(health_check.map(|check| (key.clone(), check)));
             localized.services.push((key, service.map(Arc::new)));
@@ -184,11 +226,16 @@ impl Cluster {
     /// Explains how the Service is localized: whether this node serves it, and which rules exclude which endpoints. This is
     /// computed on request, for diagnosis only.
     pub fn reasons(&self, key: &ServiceKey) -> localize::Reasons {
-        let Some(object) = self.services.get(key) else {
-            return localize::Reasons { standing: localize::Standing::Absent, ..Default::default() };
-        };
         let proxy_name = self.options.service_proxy_name.as_deref();
-        localize::reasons::reasons(object, self.slices_of(key), &self.here, &self.claims.lost(object), proxy_name)
+        let mut reasons = match self.services.get(key) {
+            Some(object) => {
+                let lost = self.claims.lost(object);
+                localize::reasons::reasons(object, self.slices_of(key), &self.here, &lost, proxy_name)
+            }
+            None => localize::Reasons { standing: localize::Standing::Absent, ..Default::default() },
+        };
+        reasons.findings.extend(self.sources.conflicts(Some(key)));
+        reasons
     }
 
     fn health_check(&self, key: &ServiceKey, service: &localnet_proto::Service) -> Option<localize::HealthCheck> {
@@ -197,6 +244,19 @@ impl Cluster {
 
     fn slices_of(&self, key: &ServiceKey) -> impl Iterator<Item = &SliceObject> {
         self.slices.get(key).into_iter().flatten()
+    }
+
+    /// The stored object. Its `version` is unknown.
+    fn object(&self, (kind, key): &sources::Id) -> Option<Object> {
+        Some(match kind {
+            Kind::Service => Object::Service(self.services.get(key)?.clone()),
+            Kind::Slice => {
+                let mut slices = self.slices_of(self.owners.get(key)?);
+                Object::Slice(slices.find(|slice| slice.name == key.name)?.clone())
+            }
+            Kind::Node => Object::Node(self.node.clone()?),
+            Kind::ServiceCidr => Object::ServiceCidr(self.service_cidrs.get(&key.name)?.clone()),
+        })
     }
 
     fn apply(&mut self, object: Object) {
@@ -240,7 +300,7 @@ impl Cluster {
 
     fn apply_slice(&mut self, mut slice: SliceObject) {
         let (triggered, version) = (slice.triggered.take(), slice.version.take());
-        let name = ServiceKey { namespace: Arc::clone(&slice.namespace), name: Arc::clone(&slice.name) };
+        let name = name_of(&slice);
         // The brain does not need the slices of headless Services, of which there can be many.
         let owner = slice.owner().filter(|_| !slice.headless);
         if self.owners.get(&name) != owner.as_ref() {
@@ -363,79 +423,25 @@ impl Cluster {
         self.here = here;
     }
 
-    /// Whether a kind has been listed completely.
-    pub fn has_listed(&self, kind: Kind) -> bool {
-        self.synced.contains(&kind)
-    }
-
-    /// The stored objects of a kind that are not in `objects`.
-    pub fn missing(&self, kind: Kind, objects: &[Object]) -> Vec<ServiceKey> {
-        let kept: HashSet<(&str, &str)> = objects.iter().map(|object| (object.namespace(), object.name())).collect();
-        let gone = |key: &ServiceKey| !kept.contains(&(&*key.namespace, &*key.name));
-        match kind {
-            Kind::Service => self.services.keys().filter(|key| gone(key)).cloned().collect(),
-            Kind::Slice => self.owners.keys().filter(|key| gone(key)).cloned().collect(),
-            Kind::Node => self.node.iter().map(|node| unnamespaced(&node.name)).filter(gone).collect(),
-            Kind::ServiceCidr => self.service_cidrs.keys().map(unnamespaced).filter(gone).collect(),
-        }
-    }
-
-    /// The size of the loss, in Services or endpoints, if `missing` were removed. `others` are the other objects of the
-    /// same list.
-    ///
-    /// The loss of a Service is the number of its missing endpoints minus the number in its other slices, because endpoints
-    /// may have moved to slices with new names. Endpoints of a deleted Service do not count. The total is 0 if only one
-    /// Service loses endpoints.
-    pub fn lack<'a>(
-        &self,
-        kind: Kind,
-        missing: &BTreeSet<ServiceKey>,
-        others: impl Iterator<Item = &'a Object>,
-    ) -> Lack {
-        if kind == Kind::Service {
-            let lost = missing.iter().filter(|key| self.services.contains_key(*key)).count();
-            return Lack { lost, of: self.services.len() };
-        }
-        let mut of_owners: HashMap<ServiceKey, (usize, usize)> = HashMap::new();
-        for owner in missing.iter().filter_map(|name| self.owners.get(name)) {
-            // The endpoints of a deleted Service are removed in any case.
-            if !self.services.contains_key(owner) {
-                continue;
-            }
-            of_owners.entry(owner.clone()).or_default();
-        }
-        for (owner, (lost, kept)) in &mut of_owners {
-            for slice in self.slices_of(owner) {
-                let name = ServiceKey { namespace: Arc::clone(&slice.namespace), name: Arc::clone(&slice.name) };
-                *if missing.contains(&name) { &mut *lost } else { &mut *kept } += slice.endpoints.len();
-            }
-        }
-        for object in others {
-            if let Object::Slice(slice) = object
-                && !self.owners.contains_key(&ServiceKey::new(&*slice.namespace, &*slice.name))
-                && let Some((_, kept)) = slice.owner().and_then(|owner| of_owners.get_mut(&owner))
-            {
-                *kept += slice.endpoints.len();
-            }
-        }
-        // A loss in only one Service is most likely intended.
-        let losses = of_owners.values().map(|(lost, kept)| lost.saturating_sub(*kept)).filter(|lost| *lost > 0);
-        let lost = if losses.clone().count() > 1 { losses.sum() } else { 0 };
-        // The total is needed only if something is lost, which is rare.
-        let of = if lost == 0 { 0 } else { self.slices.values().flatten().map(|slice| slice.endpoints.len()).sum() };
-        Lack { lost, of }
+    /// Whether a source has listed a kind completely.
+    pub fn has_listed(&self, source: usize, kind: Kind) -> bool {
+        if self.sources.is_single() { self.synced.contains(&kind) } else { self.sources.has_listed(source, kind) }
     }
 
     fn replace(&mut self, kind: Kind, objects: Vec<Object>) {
         self.synced.insert(kind);
         let objects: Vec<Object> = objects.into_iter().filter(|object| object.kind() == kind).collect();
-        for key in self.missing(kind, &objects) {
+        for key in self.missing(0, kind, &objects) {
             self.delete(kind, key.namespace, key.name);
         }
         for object in objects {
             self.apply(object);
         }
     }
+}
+
+fn name_of(slice: &SliceObject) -> ServiceKey {
+    ServiceKey { namespace: Arc::clone(&slice.namespace), name: Arc::clone(&slice.name) }
 }
 
 fn unnamespaced(name: &Arc<str>) -> ServiceKey {

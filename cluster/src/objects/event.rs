@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use localnet_proto::ServiceKey;
+
 use super::{NodeObject, ServiceCidrObject, ServiceObject, SliceObject};
 
 localnet_core::names! {
@@ -59,6 +61,17 @@ impl Object {
             Self::Node(node) => &node.name,
             Self::ServiceCidr(cidr) => &cidr.name,
         }
+    }
+
+    /// The namespace and name of the object.
+    pub fn key(&self) -> ServiceKey {
+        let (namespace, name) = match self {
+            Self::Service(service) => return service.key(),
+            Self::Slice(slice) => (Arc::clone(&slice.namespace), &slice.name),
+            Self::Node(node) => (Arc::default(), &node.name),
+            Self::ServiceCidr(cidr) => (Arc::default(), &cidr.name),
+        };
+        ServiceKey { namespace, name: Arc::clone(name) }
     }
 }
 

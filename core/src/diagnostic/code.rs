@@ -134,6 +134,8 @@ codes! {
     ServiceTooLarge = "service-too-large", Error, "Split the Service into several Services.";
     /// A list in a Node or ServiceCIDR is too long. The brain uses only the first items.
     ListTooLong = "list-too-long", Error, "Shorten the list.";
+    /// Two sources have the object. The brain uses the object of the source that comes first on the command line.
+    ObjectShadowed = "object-shadowed", Warning, "Delete or rename one of the objects, or change the order of --source.";
     /// The Node object was deleted. The brain uses its last version.
     NodeGone = "node-gone", Warning, "Check the name of the node (--node-name), and that its Node exists.";
 
@@ -156,6 +158,8 @@ codes! {
     ObjectUnreadable = "object-unreadable", Error, "Correct the field, or find the webhook that changes it.";
     /// So many objects are missing from a new list that the brain keeps them for some time.
     RemovalsHeld = "removals-held", Warning, "If the objects should exist, restore them. Otherwise wait.";
+    /// The brain has no state yet, because a source has not listed its objects. Another source has.
+    SourceAwaited = "source-awaited", Warning, "Check the source that the message names.";
 
     // Parts of Services that a backend does not program.
     /// The kernel refuses an object that the Service needs. The backend retries with backoff.

@@ -93,18 +93,10 @@ type Id<'a> = (Kind, &'a ServiceKey);
 
 impl Named {
     fn new(object: &Object, line: u64) -> Self {
-        let of = |namespace: &Arc<str>, name: &Arc<str>| (Arc::clone(namespace), Arc::clone(name));
-        let (namespace, name) = match object {
-            Object::Service(service) => of(&service.namespace, &service.name),
-            Object::Slice(slice) => of(&slice.namespace, &slice.name),
-            Object::Node(node) => of(&Arc::default(), &node.name),
-            Object::ServiceCidr(cidr) => of(&Arc::default(), &cidr.name),
-        };
         let has_node_port =
             matches!(object, Object::Service(service) if service.ports.iter().any(|port| port.node_port != 0));
-        let name = ServiceKey { namespace, name };
         let line = u32::try_from(line).unwrap_or(u32::MAX);
-        Self { name, line, kind: object.kind(), odd: Odd::of(object), has_node_port }
+        Self { name: object.key(), line, kind: object.kind(), odd: Odd::of(object), has_node_port }
     }
 
     fn id(&self) -> Id<'_> {

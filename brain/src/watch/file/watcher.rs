@@ -19,10 +19,7 @@ use notify::{
     EventKind, RecursiveMode, Watcher as _,
     event::{AccessKind, AccessMode, CreateKind, ModifyKind},
 };
-use tokio::{
-    sync::{Notify, mpsc, oneshot},
-    time::Instant,
-};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -139,7 +136,7 @@ async fn follow(
 }
 
 fn reread(events: Vec<Event>) -> Batch {
-    Batch { events, since: Instant::now(), origin: Origin::Reread }
+    Batch { origin: Origin::Reread, ..events.into() }
 }
 
 /// The warnings that have been logged.

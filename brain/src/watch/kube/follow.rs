@@ -114,7 +114,7 @@ impl Follow {
             }
             if !batch.is_empty() {
                 let origin = Origin::ApiServer { relist: Arc::clone(&relist), unreadable: intake.unreadable() };
-                let batch = Batch { events: batch, since: Instant::now(), origin };
+                let batch = Batch { origin, ..batch.into() };
                 if self.events.send(batch).await.is_err() {
                     return;
                 }

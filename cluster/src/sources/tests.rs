@@ -1,0 +1,309 @@
+//! Tests how the objects of several sources become one cluster.
+
+use localnet_proto::{Node, Service};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    Cluster, Lack,
+    localize::Localized,
+    objects::{NodeObject, ServiceCidrObject, ServiceObject, SliceObject, reduce},
+    testing::{addresses, endpoint, service, slice},
+};
+
+const NAMES: [&str; 3] = ["api", "site", "rack"];
+
+fn cluster(sources: usize) -> Cluster {
+    let sources = NAMES[..sources].iter().map(|name| Arc::from(*name)).collect();
+    Cluster::new(Options { sources, ..Options::of_node("node-1") })
+}
+
+fn named(name: &str, ip: u8) -> Object {
+    let service = service(&format!("10.96.0.{ip}"), &[(80, "TCP")]);
+    Object::Service(ServiceObject { name: name.into(), ..service })
+}
+
+fn node(name: &str, zone: &str) -> Object {
+    Object::Node(NodeObject {
+        name: name.into(),
+        zone: zone.into(),
+        addresses: addresses(&["192.168.0.1"]),
+        pod_cidrs: [].into(),
+        taints: [].into(),
+        deleting: false,
+        version: None,
+    })
+}
+
+fn delete(kind: Kind, name: &str) -> Event {
+    Event::Delete { kind, namespace: "default".into(), name: name.into() }
+}
+
+/// The lists of a source that has these objects.
+fn lists(objects: &[Object]) -> Vec<Event> {
+    let of = |kind| objects.iter().filter(|object| object.kind() == kind).cloned().collect();
+    Kind::ALL.map(|kind| Event::Replace { kind, objects: of(kind) }).into()
+}
+
+/// What a reader of the states has received.
+#[derive(Debug, Default, PartialEq)]
+struct Reader {
+    services: BTreeMap<ServiceKey, Arc<Service>>,
+    node: Option<Node>,
+    conflicts: BTreeSet<(Option<ServiceKey>, String)>,
+}
+
+impl Reader {
+    fn read(&mut self, cluster: &mut Cluster) {
+        let Some(Localized { services, node, skipped, .. }) = cluster.localize() else { return };
+        if node.is_some() {
+            self.conflicts.retain(|(about, _)| about.is_some());
+        }
+        self.node = node.or(self.node.take());
+        for (key, service) in services {
+            self.conflicts.retain(|(about, _)| about.as_ref() != Some(&key));
+            match service {
+                Some(service) => self.services.insert(key, service),
+                None => self.services.remove(&key),
+            };
+        }
+        let conflicts = skipped.into_iter().filter(|(_, found)| found.code == Code::ObjectShadowed);
+        self.conflicts.extend(conflicts.map(|(about, found)| (about, found.to_string())));
+    }
+
+    /// The ClusterIPs of all Services.
+    fn ips(&self) -> Vec<String> {
+        self.services.values().map(|service| service.cluster_ips[0].to_string()).collect()
+    }
+}
+
+#[test]
+fn the_object_of_the_first_source_is_used_until_it_is_deleted() {
+    let (mut cluster, mut reader) = (cluster(2), Reader::default());
+    lists(&[node("node-1", "a")]).into_iter().for_each(|event| cluster.handle_from(0, event));
+    lists(&[named("web", 2), node("node-1", "b")]).into_iter().for_each(|event| cluster.handle_from(1, event));
+    let mut after = |source, event| {
+        cluster.handle_from(source, event);
+        reader.read(&mut cluster);
+        let of_service = reader.conflicts.iter().filter(|(about, _)| about.is_some()).map(|(_, text)| text.clone());
+        (reader.ips().join(" "), of_service.collect::<Vec<_>>(), reader.node.clone().unwrap().zone)
+    };
+    let conflict = "Service default/web: is in two sources; the brain uses the object in api, not the one in site; delete or rename one of the objects, or change the order of --source";
+    let rows: [(usize, Event, &str, &[&str], &str); 7] = [
+        (1, Event::Apply(named("web", 3)), "10.96.0.3", &[], "a"),
+        (0, Event::Apply(named("web", 1)), "10.96.0.1", &[conflict], "a"),
+        (1, Event::Apply(named("web", 4)), "10.96.0.1", &[conflict], "a"),
+        (0, delete(Kind::Service, "web"), "10.96.0.4", &[], "a"),
+        (0, Event::Replace { kind: Kind::Service, objects: vec![named("web", 1)] }, "10.96.0.1", &[conflict], "a"),
+        (1, Event::Replace { kind: Kind::Service, objects: vec![] }, "10.96.0.1", &[], "a"),
+        (0, Event::Replace { kind: Kind::Node, objects: vec![] }, "10.96.0.1", &[], "b"),
+    ];
+    for (row, (source, event, ip, conflicts, zone)) in rows.into_iter().enumerate() {
+        assert_eq!(
+            after(source, event),
+            (ip.to_owned(), conflicts.iter().map(ToString::to_string).collect(), zone.to_owned()),
+            "row {row}"
+        );
+    }
+}
+
+#[test]
+fn a_list_removes_only_objects_of_its_source() {
+    let (mut cluster, mut reader) = (cluster(2), Reader::default());
+    for (source, service) in [named("a", 1), named("b", 2)].into_iter().enumerate() {
+        lists(&[service]).into_iter().for_each(|event| cluster.handle_from(source, event));
+    }
+    reader.read(&mut cluster);
+    assert_eq!(reader.ips(), ["10.96.0.1", "10.96.0.2"]);
+    assert_eq!(cluster.missing(0, Kind::Service, &[]), [ServiceKey::new("default", "a")]);
+    // A deletion has no effect either, unless the source has the object.
+    cluster.handle_from(0, delete(Kind::Service, "b"));
+    lists(&[]).into_iter().for_each(|event| cluster.handle_from(0, event));
+    reader.read(&mut cluster);
+    assert_eq!(reader.ips(), ["10.96.0.2"]);
+}
+
+#[test]
+fn the_first_state_waits_for_the_lists_of_all_sources() {
+    let mut cluster = cluster(3);
+    for source in [1, 0, 2] {
+        assert!(!cluster.is_synced() && cluster.awaited().iter().any(|name| **name == *NAMES[source]));
+        for event in lists(&[named("web", 1)]) {
+            assert_eq!(cluster.localize(), None);
+            cluster.handle_from(source, event);
+        }
+        assert!(Kind::ALL.into_iter().all(|kind| cluster.has_listed(source, kind)));
+    }
+    assert_eq!(cluster.awaited(), []);
+    assert!(cluster.localize().is_some());
+}
+
+#[test]
+fn a_loss_counts_within_its_source() {
+    let mut cluster = cluster(2);
+    let services =
+        |names: &str, count: u8| (0..count).map(|number| named(&format!("{names}{number}"), number)).collect();
+    let big: Vec<Object> = services("big", 200);
+    let small: Vec<Object> = services("small", 30);
+    lists(&big).into_iter().for_each(|event| cluster.handle_from(0, event));
+    lists(&small).into_iter().for_each(|event| cluster.handle_from(1, event));
+    let missing: BTreeSet<ServiceKey> = cluster.missing(1, Kind::Service, &small[..9]).into_iter().collect();
+    assert_eq!(cluster.lack(1, Kind::Service, &missing, small[..9].iter()), Lack { lost: 21, of: 30 });
+
+    let slices: Vec<Object> = ["big0", "big1", "small0"]
+        .map(|of| {
+            let endpoints = (0..20).map(|host| endpoint(&format!("10.1.0.{host}"))).collect();
+            Object::Slice(SliceObject { service: Some(of.into()), ..slice(of, &[("p80", 80)], endpoints) })
+        })
+        .into();
+    cluster.handle_from(0, Event::Replace { kind: Kind::Slice, objects: slices[..2].to_vec() });
+    cluster.handle_from(1, Event::Replace { kind: Kind::Slice, objects: slices[1..].to_vec() });
+    let lack = |source| {
+        let missing = cluster.missing(source, Kind::Slice, &[]).into_iter().collect();
+        cluster.lack(source, Kind::Slice, &missing, [].iter())
+    };
+    assert_eq!(lack(0), Lack { lost: 40, of: 40 });
+    assert_eq!(lack(1), Lack::default(), "of the effective slices, only those of one Service");
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Apply(Object),
+    Delete(Id),
+    List(Kind, Vec<Object>),
+}
+
+fn any_object() -> impl Strategy<Value = Object> {
+    (0..Kind::ALL.len(), 0..3u8, 0..4u8).prop_map(|(kind, name, value)| match Kind::ALL[kind] {
+        Kind::Service => named(&name.to_string(), value),
+        Kind::Slice => {
+            let service = (value < 3).then(|| (value % 2).to_string().into());
+            let with = endpoint(&format!("10.1.{name}.{value}"));
+            Object::Slice(SliceObject {
+                service,
+                headless: value == 2,
+                ..slice(&name.to_string(), &[("p80", 80)], vec![with])
+            })
+        }
+        Kind::Node => node(&format!("node-{}", 1 + name / 2), &value.to_string()),
+        Kind::ServiceCidr => {
+            let cidrs = [reduce::parsed_cidr(&format!("10.{value}.0.0/16"))].into();
+            Object::ServiceCidr(ServiceCidrObject { name: name.to_string().into(), cidrs })
+        }
+    })
+}
+
+fn step() -> impl Strategy<Value = (usize, Step)> {
+    let list = (0..Kind::ALL.len(), prop::collection::vec(any_object(), 0..8)).prop_map(|(kind, objects)| {
+        let unique: BTreeMap<Id, Object> =
+            objects.into_iter().map(|object| ((object.kind(), object.key()), object)).collect();
+        Step::List(Kind::ALL[kind], unique.into_values().collect())
+    });
+    let delete = any_object().prop_map(|object| Step::Delete((object.kind(), object.key())));
+    (0..NAMES.len(), prop_oneof![4 => any_object().prop_map(Step::Apply), 2 => delete, 3 => list])
+}
+
+/// The model: the objects of each source.
+#[derive(Default)]
+struct Model {
+    sources: [BTreeMap<Id, Object>; NAMES.len()],
+    listed: BTreeSet<(usize, Kind)>,
+    /// The last effective Node. If the Node is deleted, the last facts about it stay in use.
+    node: Option<Object>,
+}
+
+impl Model {
+    fn take(&mut self, source: usize, step: Step) -> Event {
+        let objects = &mut self.sources[source];
+        let event = match step {
+            Step::Apply(object) => {
+                objects.insert((object.kind(), object.key()), object.clone());
+                Event::Apply(object)
+            }
+            Step::Delete(id) => {
+                objects.remove(&id);
+                Event::Delete { kind: id.0, namespace: id.1.namespace, name: id.1.name }
+            }
+            Step::List(kind, listed) => {
+                self.listed.insert((source, kind));
+                objects.retain(|(of, _), _| *of != kind);
+                let of_kind = listed.iter().filter(|object| object.kind() == kind).cloned();
+                objects.extend(of_kind.map(|object| ((kind, object.key()), object)));
+                Event::Replace { kind, objects: listed }
+            }
+        };
+        let own = self.effective().remove(&(Kind::Node, ServiceKey::new("", "node-1")));
+        self.node = own.cloned().or(self.node.take());
+        event
+    }
+
+    /// The objects of the first source that has them.
+    fn effective(&self) -> BTreeMap<Id, &Object> {
+        self.sources.iter().rev().flatten().map(|(id, object)| (id.clone(), object)).collect()
+    }
+
+    fn conflicts(&self) -> BTreeSet<(Option<ServiceKey>, String)> {
+        let mut conflicts = BTreeSet::new();
+        for (number, source) in self.sources.iter().enumerate() {
+            for (id, object) in source {
+                let Some(first) = self.sources[..number].iter().position(|source| source.contains_key(id)) else {
+                    continue;
+                };
+                let about = match object {
+                    Object::Service(service) => Some(service.key()),
+                    Object::Slice(slice) if slice.headless || slice.service.is_none() => continue,
+                    Object::Slice(slice) => slice.owner(),
+                    Object::Node(node) if &*node.name != "node-1" => continue,
+                    Object::Node(_) | Object::ServiceCidr(_) => None,
+                };
+                let subject = core::Object::new(id.0.as_str(), object.namespace(), object.name());
+                conflicts.insert((
+                    about,
+                    format!(
+                        "{subject}: is in two sources; the brain uses the object in {}, not the one in {}; delete or rename one of the objects, or change the order of --source",
+                        NAMES[first], NAMES[number]
+                    ),
+                ));
+            }
+        }
+        conflicts
+    }
+}
+
+proptest! {
+    /// After any history, the state is that of one source that has the effective objects.
+    #[test]
+    fn any_history_ends_like_the_model(steps in prop::collection::vec(step(), 1..60), every in 1..4usize) {
+        let (mut cluster, mut model, mut reader) = (cluster(NAMES.len()), Model::default(), Reader::default());
+        for (count, (source, step)) in steps.into_iter().enumerate() {
+            cluster.handle_from(source, model.take(source, step));
+            prop_assert_eq!(cluster.is_synced(), model.listed.len() == NAMES.len() * Kind::ALL.len());
+            if count % every == 0 {
+                reader.read(&mut cluster);
+            }
+        }
+        for source in 0..NAMES.len() {
+            for kind in Kind::ALL {
+                let all = model.sources[source].values().cloned().collect();
+                cluster.handle_from(source, model.take(source, Step::List(kind, all)));
+            }
+        }
+        reader.read(&mut cluster);
+
+        let mut fresh = Cluster::new(Options::of_node("node-1"));
+        let mut effective: Vec<Object> = model.effective().into_values().cloned().collect();
+        effective.extend(model.node.clone());
+        lists(&effective).into_iter().for_each(|event| fresh.handle(event));
+        let mut expected = Reader::default();
+        expected.read(&mut fresh);
+        expected.conflicts = model.conflicts();
+        prop_assert_eq!(&reader, &expected);
+        for name in ["0", "1", "2"] {
+            let key = ServiceKey::new("default", name);
+            let findings = cluster.reasons(&key).findings.into_iter().filter(|found| found.code == Code::ObjectShadowed);
+            let findings: BTreeSet<_> = findings.map(|found| (Some(key.clone()), found.to_string())).collect();
+            let about: BTreeSet<_> = expected.conflicts.iter().filter(|(about, _)| about.as_ref() == Some(&key)).cloned().collect();
+            prop_assert_eq!(findings, about);
+        }
+    }
+}
