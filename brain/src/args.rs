@@ -13,7 +13,12 @@ use localnet_config::{BadDuration, Config, GoDuration, KubeProxyFlags, LogFormat
 use localnet_config_file::start_log;
 use localnet_proto::{Address, DEFAULT_ADDRESS};
 
-use crate::{feed::Feed, serve, source::Source, watch::file::is_label_value};
+use crate::{
+    feed::Feed,
+    serve,
+    source::{self, Source},
+    watch::file::is_label_value,
+};
 use localnet_cluster::{self as cluster, objects::node_name};
 
 /// Turn Services, EndpointSlices and the Node of this machine into the state of one node, and serve it to backends
@@ -23,7 +28,7 @@ pub struct Arguments {
     /// A command to run instead of serving.
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// The source of the objects.
+    /// The sources of the objects.
     #[command(flatten)]
     pub source: SourceArgs,
     /// The addresses to serve on, and the peers that may connect.
@@ -60,7 +65,7 @@ pub enum Command {
 /// The flags of `localnet-brain check`.
 #[derive(Args, Clone, Debug)]
 pub struct CheckArguments {
-    /// The source of the objects.
+    /// The sources of the objects.
     #[command(flatten)]
     pub source: SourceArgs,
     /// Mode of kube-proxy that the new backend corresponds to: iptables, ipvs or nftables [default: the configured mode, or nftables]
@@ -74,14 +79,14 @@ pub struct CheckArguments {
     pub kube_proxy: KubeProxyFlags,
 }
 
-/// The source of the objects.
+/// The sources of the objects.
 #[derive(Args, Clone, Debug)]
 pub struct SourceArgs {
     /// Source of the objects: file:PATH (a file or folder of Kubernetes YAML or JSON), kube (the default kubeconfig or
-    /// the service account) or kube:KUBECONFIG [default: the API server in kube-proxy's flags or in the file of --config,
-    /// if any]
+    /// the service account) or kube:KUBECONFIG; may be given several times. If several sources have the same object, the brain
+    /// uses that of the first of them [default: the API server in kube-proxy's flags or in the file of --config, if any]
     #[arg(long, value_name = "SOURCE", required_unless_present_any = ["config", "kubeconfig", "master", "write-config-to", "cleanup", "init-only"])]
-    pub source: Option<Source>,
+    pub source: Vec<Source>,
     /// Name of the Node object of this machine [default: as configured, or the host name in lower case]
     #[arg(long, value_name = "NAME", value_parser = node_name)]
     pub node_name: Option<String>,
@@ -95,18 +100,22 @@ pub struct SourceArgs {
 }
 
 impl SourceArgs {
-    /// The source of the objects: `--source`, or else the API server of kube-proxy's configuration. If `master` is given,
+    /// The sources of the objects: `--source`, or else the API server of kube-proxy's configuration. If `master` is given,
     /// its URL overrides the URL in the kubeconfig.
     ///
     /// # Errors
-    /// Returns an error if `master` is not a URL.
-    pub fn source(&self, config: &Config, master: Option<&str>) -> anyhow::Result<Source> {
+    /// Returns an error if `master` is not a URL, if a source occurs twice, or if there are two API servers.
+    pub fn sources(&self, config: &Config, master: Option<&str>) -> anyhow::Result<Vec<Source>> {
         let server = master.map(server).transpose()?;
-        Ok(match self.source.clone() {
-            None => Source::Kube { kubeconfig: config.client_connection.kubeconfig.clone(), server },
-            Some(Source::Kube { kubeconfig, .. }) => Source::Kube { kubeconfig, server },
-            Some(file) => file,
-        })
+        if self.source.is_empty() {
+            return Ok(vec![Source::Kube { kubeconfig: config.client_connection.kubeconfig.clone(), server }]);
+        }
+        source::check(&self.source)?;
+        let at = |source| match source {
+            Source::Kube { kubeconfig, .. } => Source::Kube { kubeconfig, server: server.clone() },
+            file @ Source::File(_) => file,
+        };
+        Ok(self.source.iter().cloned().map(at).collect())
     }
 
     /// The options of the cluster, with the name of this node.
@@ -251,13 +260,18 @@ mod tests {
             ("--source kube:/a --kubeconfig /k", kube(Some("/a"), None)),
             ("--source file:/a --kubeconfig /k", Source::File("/a".into())),
         ];
-        for (line, expected) in rows {
+        let sources = |line: &str| {
             let arguments = parse(line).unwrap();
             let master = arguments.kube_proxy.to_do().unwrap().master;
-            assert_eq!(arguments.source.source(&config(&arguments), master).unwrap(), expected, "{line}");
+            arguments.source.sources(&config(&arguments), master).unwrap()
+        };
+        for (line, expected) in rows {
+            assert_eq!(sources(line), [expected], "{line}");
         }
+        let two = sources("--source file:/a --source kube --master http://m");
+        assert_eq!(two, [Source::File("/a".into()), kube(None, Some("http://m/"))]);
         let invalid = parse("--master m:6443").unwrap();
-        let error = invalid.source.source(&config(&invalid), Some("m:6443")).unwrap_err();
+        let error = invalid.source.sources(&config(&invalid), Some("m:6443")).unwrap_err();
         assert_eq!(error.to_string(), "--master: \"m:6443\" is not a URL; write it like https://10.0.0.1:6443");
     }
 

@@ -16,8 +16,8 @@ use localnet_proto::{Family, Port, Protocol, Service, ServiceKey};
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::{args::CheckArguments, configured, metrics::Metrics, run};
-use localnet_cluster::{Cluster, localize::Localized};
+use crate::{args::CheckArguments, configured, metrics::Metrics, run, source};
+use localnet_cluster::{self as cluster, Cluster, localize::Localized};
 
 /// Maximum time for the first list of all kinds.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -178,18 +178,21 @@ fn replacing_mode(arguments: &CheckArguments, config: &Config) -> Mode {
 /// # Errors
 /// Returns an error if the configuration or the source cannot be used, or if the cluster cannot be listed within two minutes.
 pub async fn run(arguments: &CheckArguments, config: &Config) -> anyhow::Result<bool> {
-    let options = arguments.source.cluster(config)?;
-    let source = arguments.source.source(config, arguments.kube_proxy.to_do()?.master)?;
+    let sources = arguments.source.sources(config, arguments.kube_proxy.to_do()?.master)?;
+    let options = cluster::Options { sources: source::names(&sources), ..arguments.source.cluster(config)? };
     let (sender, mut events) = mpsc::channel(64);
     let (stop, mut work) = (CancellationToken::new(), JoinSet::new());
     let _stop = stop.clone().drop_guard();
-    let _events = run::watch(&source, &options, (sender, &Metrics::default()), stop, &mut work).await?;
+    let _events = run::watch(&sources, &options, (sender, &Metrics::default()), &stop, &mut work).await?;
     let mut cluster = Cluster::new(options);
     cluster.set_node_ips(configured::node_ips(config));
     let localized = async {
         loop {
-            let Some(batch) = events.recv().await else { return Err(run::failed(&mut work).await) };
-            batch.events.into_iter().for_each(|event| cluster.handle(event));
+            let batch = tokio::select! {
+                Some(batch) = events.recv() => batch,
+                error = run::failed(&mut work) => return Err(error),
+            };
+            batch.events.into_iter().for_each(|event| cluster.handle_from(batch.source, event));
             if let Some(localized) = cluster.localize() {
                 return anyhow::Ok(localized);
             }

@@ -1,4 +1,4 @@
-//! The composition root: connects the source, the pump and the feed. In the program `localnet-brain`, it also connects the
+//! The composition root: connects the sources, the pump and the feed. In the program `localnet-brain`, it also connects the
 //! server.
 
 use std::{future::Future, sync::Arc};
@@ -24,14 +24,14 @@ use crate::{
     pump::{self, Questions},
     reports::Reports,
     serve::{self, Listener},
-    source::Source,
+    source::{self, Source},
     status,
     views::{Started, Views},
     watch::{file, kube},
 };
 use localnet_cluster::{self, Cluster, localize::NodeIps};
 
-/// Maximum number of batches that wait for the pump. If this many wait, the source also waits.
+/// Maximum number of batches that wait for the pump. If this many wait, the sources also wait.
 const QUEUE: usize = 64;
 
 /// A brain that runs in this process. Dropping this value stops the brain. Clones of its feed then keep the last state.
@@ -46,7 +46,7 @@ pub struct Brain {
 }
 
 impl Brain {
-    /// Posts the backends' warnings as events of the Node, if the source is an API server.
+    /// Posts the backends' warnings as events of the Node, if a source is an API server.
     pub fn post_warnings(&mut self, reports: &Reports) {
         self.events.post_warnings(reports, &mut self.work);
     }
@@ -71,7 +71,7 @@ impl Brain {
         &self.events
     }
 
-    /// Resolves when the source has failed permanently. This is rare, because sources retry after most failures.
+    /// Resolves when a source has failed permanently. This is rare, because sources retry after most failures.
     pub async fn failed(&mut self) -> anyhow::Error {
         failed(&mut self.work).await
     }
@@ -94,23 +94,24 @@ pub(crate) async fn failed(work: &mut JoinSet<anyhow::Result<()>>) -> anyhow::Er
     anyhow::anyhow!("the source has ended")
 }
 
-/// Starts a brain.
+/// Starts a brain. The sources have the order of their precedence.
 ///
 /// An unavailable API server is no error: the brain logs it and retries. Files that become invalid later are no error
 /// either. If files are invalid at the start, [`Brain::failed`] resolves.
 ///
 /// # Errors
-/// Returns an error if the configuration of the source is invalid, for instance its kubeconfig.
+/// Returns an error if the configuration of a source is invalid, for instance its kubeconfig.
 pub async fn start(
-    source: &Source,
+    sources: &[Source],
     options: localnet_cluster::Options,
     node_ips: watch::Receiver<NodeIps>,
 ) -> anyhow::Result<Brain> {
+    let options = localnet_cluster::Options { sources: source::names(sources), ..options };
     let feed = Feed::new(rand::random());
     let (events, batches) = mpsc::channel(QUEUE);
     let stop = CancellationToken::new();
     let mut work = JoinSet::new();
-    let posted = watch(source, &options, (events, feed.metrics()), stop.clone(), &mut work).await?;
+    let posted = watch(sources, &options, (events, feed.metrics()), &stop, &mut work).await?;
     let (questions, queries) = pump::questions();
     let pump = pump::run(Cluster::new(options), batches, node_ips, queries, feed.clone());
     work.spawn(async move {
@@ -122,38 +123,66 @@ pub async fn start(
     Ok(Brain { feed, events: posted, questions, work, journal, _stop: stop.drop_guard() })
 }
 
-/// Starts to watch a source in tasks of `work`, until `stop` is cancelled. The source sends its batches to `events` and
-/// exports its troubles to `metrics`. Returns the queue of Kubernetes events.
+/// Starts to watch the sources in tasks of `work`, until `stop` is cancelled. The sources send their batches to `events` and
+/// export their troubles to `metrics`. Returns the queue of Kubernetes events.
 ///
 /// # Errors
 /// See [`start`].
 pub(crate) async fn watch(
-    source: &Source,
+    sources: &[Source],
     options: &localnet_cluster::Options,
     (events, metrics): (mpsc::Sender<Batch>, &Metrics),
-    stop: CancellationToken,
+    stop: &CancellationToken,
     work: &mut JoinSet<anyhow::Result<()>>,
 ) -> anyhow::Result<Events> {
-    let node_name = options.node_name.clone();
-    match source {
-        Source::File(_) if options.canary.is_some() => {
-            anyhow::bail!("--canary needs an API server, which evaluates the selector; use --source kube")
-        }
-        Source::File(path) => {
-            let path = path.clone();
-            let troubles = metrics.troubles();
-            work.spawn(async move { file::run(path, &node_name, (events, troubles), stop).await });
-            Ok(Events::default())
-        }
-        Source::Kube { kubeconfig, server } => {
-            let keep_alive = kube::KeepAlive::default();
-            let api = kube::ApiServer::from_kubeconfig(kubeconfig.as_deref(), server.clone(), keep_alive).await?;
-            let api = api.with_metrics(metrics);
-            let posted = Events::start(&api, &options.node_name, work);
-            work.spawn(kube::run(api.clone(), options.clone(), events, stop));
-            Ok(posted)
+    let mut posted = Events::default();
+    let node_name = Some(&options.node_name).filter(|_| sources.len() == 1);
+    let mut folders = 0;
+    for (number, source) in sources.iter().enumerate() {
+        let events = numbered(number, &events, work);
+        match source {
+            Source::File(_) if options.canary.is_some() => {
+                anyhow::bail!("--canary needs an API server, which evaluates the selector; use --source kube")
+            }
+            Source::File(path) => {
+                folders += 1;
+                let troubles = metrics.troubles();
+                let troubles = if folders > 1 { troubles.numbered(folders) } else { troubles };
+                let (path, node_name, stop) = (path.clone(), node_name.cloned(), stop.clone());
+                work.spawn(async move { file::run(path, node_name.as_deref(), (events, troubles), stop).await });
+            }
+            Source::Kube { kubeconfig, server } => {
+                let keep_alive = kube::KeepAlive::default();
+                let api = kube::ApiServer::from_kubeconfig(kubeconfig.as_deref(), server.clone(), keep_alive).await?;
+                let api = api.with_metrics(metrics);
+                posted = Events::start(&api, &options.node_name, work);
+                work.spawn(kube::run(api, options.clone(), events, stop.clone()));
+            }
         }
     }
+    Ok(posted)
+}
+
+/// A sender that adds the number of the source to each batch.
+fn numbered(
+    number: usize,
+    events: &mpsc::Sender<Batch>,
+    work: &mut JoinSet<anyhow::Result<()>>,
+) -> mpsc::Sender<Batch> {
+    let events = events.clone();
+    if number == 0 {
+        return events;
+    }
+    let (sender, mut batches) = mpsc::channel(1);
+    work.spawn(async move {
+        while let Some(batch) = batches.recv().await {
+            if events.send(Batch { source: number, ..batch }).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    });
+    sender
 }
 
 /// Runs the program with a configuration until `shutdown` resolves.
@@ -164,14 +193,14 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let config = running.config();
     let canary = arguments.canary.clone();
     let options = localnet_cluster::Options { canary, ..arguments.source.cluster(config)? };
-    let source = arguments.source.source(config, arguments.kube_proxy.to_do()?.master)?;
-    running.log_start("localnet-brain", Some(&options.node_name), &source);
+    let sources = arguments.source.sources(config, arguments.kube_proxy.to_do()?.master)?;
+    running.log_start("localnet-brain", Some(&options.node_name), source::names(&sources).join(", "));
     let listeners = Listener::bind_all(&arguments.serve.listen, &arguments.serve.options).await?;
     let (node_ips, chosen_ips) = watch::channel(configured::node_ips(config));
-    let mut brain = start(&source, options.clone(), chosen_ips).await?;
+    let mut brain = start(&sources, options.clone(), chosen_ips).await?;
     arguments.history.start(brain.feed());
     brain.log_changes();
-    let views = views(brain.feed().clone(), &arguments.serve.serve_node, source, options);
+    let views = views(brain.feed().clone(), &arguments.serve.serve_node, sources, options);
 
     let reports = Reports::recorded(brain.feed().history().clone());
     let chosen = running.has_file();
@@ -199,14 +228,14 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     result.and(served.await)
 }
 
-/// The view of this node, and the views of the other nodes that `--serve-node` allows. All views read the same source.
-fn views(own: Feed, allowed: &[String], source: Source, options: localnet_cluster::Options) -> Views {
-    let source = Arc::new(source);
+/// The view of this node, and the views of the other nodes that `--serve-node` allows. All views read the same sources.
+fn views(own: Feed, allowed: &[String], sources: Vec<Source>, options: localnet_cluster::Options) -> Views {
+    let sources: Arc<[Source]> = sources.into();
     Views::with_others(own, allowed.to_vec(), move |node_name| {
-        let (source, options) = (Arc::clone(&source), localnet_cluster::Options { node_name, ..options.clone() });
+        let (sources, options) = (Arc::clone(&sources), localnet_cluster::Options { node_name, ..options.clone() });
         // The configuration can select addresses of this node only, not of the other nodes.
         let (_, node_ips) = watch::channel(NodeIps::default());
-        Box::pin(async move { start(&source, options, node_ips).await.map(Started::from) })
+        Box::pin(async move { start(&sources, options, node_ips).await.map(Started::from) })
     })
 }
 

@@ -1,6 +1,6 @@
 //! Where the brain reads Kubernetes objects: `--source`.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 /// A source of objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,28 @@ impl fmt::Display for Source {
             Self::Kube { .. } => f.write_str("kube"),
         }
     }
+}
+
+/// The names of the sources.
+pub fn names(sources: &[Source]) -> Vec<Arc<str>> {
+    sources.iter().map(|source| source.to_string().into()).collect()
+}
+
+/// Checks that sources can be merged.
+///
+/// # Errors
+/// Returns an error if a source occurs twice, or if there are two API servers.
+pub(crate) fn check(sources: &[Source]) -> anyhow::Result<()> {
+    for (position, source) in sources.iter().enumerate() {
+        let earlier = &sources[..position];
+        anyhow::ensure!(!earlier.contains(source), "--source {source}: is given twice; remove one of the two");
+        let is_kube = |source: &Source| matches!(source, Source::Kube { .. });
+        anyhow::ensure!(
+            !is_kube(source) || !earlier.iter().any(is_kube),
+            "--source {source}: is the second API server, but the brain reads only one; remove one of the two"
+        );
+    }
+    Ok(())
 }
 
 /// The error for a string that is not a [`Source`].
@@ -63,6 +85,20 @@ mod tests {
         ];
         for (text, expected) in rows {
             assert_eq!(text.parse::<Source>(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_source_occurs_once_and_only_one_is_an_api_server() {
+        let rows = [
+            (&["kube", "file:a", "file:b"][..], ""),
+            (&["file:a", "kube", "file:a"], "--source file:a: is given twice"),
+            (&["kube", "kube:/k"], "--source kube:/k: is the second API server"),
+        ];
+        for (texts, expected) in rows {
+            let sources: Vec<Source> = texts.iter().map(|text| text.parse().unwrap()).collect();
+            let error = check(&sources).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.starts_with(expected) && error.is_empty() == expected.is_empty(), "{texts:?}: {error}");
         }
     }
 }

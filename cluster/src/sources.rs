@@ -15,7 +15,7 @@ use std::{
     sync::Arc,
 };
 
-use localnet_core::{self as core, Code, Diagnostic};
+use localnet_core::{Code, Diagnostic};
 use localnet_proto::ServiceKey;
 
 use crate::{
@@ -234,7 +234,7 @@ impl Sources {
     fn conflict(&self, id: &Id, source: usize) -> Option<Diagnostic> {
         let (kind, key) = id;
         let [first, unused] = [self.first(id)?, source].map(|source| &self.all[source].name);
-        let subject = core::Object::new(kind.as_str(), Arc::clone(&key.namespace), Arc::clone(&key.name));
+        let subject = localnet_core::Object::new(kind.as_str(), Arc::clone(&key.namespace), Arc::clone(&key.name));
         let problem = format!("is in two sources; the brain uses the object in {first}, not the one in {unused}");
         let remedy = "delete or rename one of the objects, or change the order of --source";
         Some(Diagnostic::new(Code::ObjectShadowed, subject, problem).remedy(remedy))

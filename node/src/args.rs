@@ -10,6 +10,7 @@ use localnet_brain::{
     reports::Reports,
     run::start,
     serve::{self, Listener},
+    source,
     status,
 };
 use localnet_client::{Options, vips::flags::ConfigArgs};
@@ -88,11 +89,11 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
 async fn serve(arguments: &Arguments, running: Running, backend: &Entry) -> anyhow::Result<()> {
     let config = running.config();
     let listeners = Listener::bind_all(&arguments.listen, &serve::Options::default()).await?;
-    let source = arguments.source.source(config, arguments.config.kube_proxy.to_do()?.master)?;
+    let sources = arguments.source.sources(config, arguments.config.kube_proxy.to_do()?.master)?;
     let options = arguments.source.cluster(config)?;
-    running.log_start("localnet-node", Some(&options.node_name), &source);
+    running.log_start("localnet-node", Some(&options.node_name), source::names(&sources).join(", "));
     let (node_ips, chosen_ips) = watch::channel(configured::node_ips(config));
-    let mut brain = start(&source, options, chosen_ips).await?;
+    let mut brain = start(&sources, options, chosen_ips).await?;
     arguments.history.clone().start(brain.feed());
     brain.log_changes();
     let reports = Reports::recorded(brain.feed().history().clone());

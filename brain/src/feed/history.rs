@@ -13,6 +13,7 @@ mod file;
 mod frames;
 
 use std::{
+    borrow::Cow,
     collections::VecDeque,
     path::PathBuf,
     sync::{
@@ -198,7 +199,7 @@ impl History {
     /// Records when troubles of the source begin and end. Never returns.
     pub(crate) async fn follow(self, troubles: Troubles) {
         let mut all = troubles.subscribe();
-        let mut known = std::collections::BTreeMap::<&'static str, Trouble>::new();
+        let mut known = std::collections::BTreeMap::<Cow<'static, str>, Trouble>::new();
         loop {
             let now = all.borrow_and_update().clone();
             let begun = now.iter().filter(|(of, trouble)| {
@@ -209,7 +210,7 @@ impl History {
             for (of, diagnostic) in begun.chain(ended) {
                 let code = diagnostic.map(|diagnostic| diagnostic.code.to_string()).unwrap_or_default();
                 let problem = diagnostic.map(|diagnostic| diagnostic.problem.clone()).unwrap_or_default();
-                let problem = Problem { of: (*of).to_owned(), field: String::new(), code, problem };
+                let problem = Problem { of: of.to_string(), field: String::new(), code, problem };
                 self.add(&entry(SystemTime::now(), Event::Problem(problem)));
             }
             known = now;

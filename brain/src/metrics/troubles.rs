@@ -2,6 +2,7 @@
 //! state does not change.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     time::{Instant, SystemTime},
 };
@@ -12,15 +13,20 @@ use tokio::sync::watch;
 
 use super::register::Register;
 
-/// The troubles. The key of a trouble is a label for what cannot be read. Clones share the troubles.
+/// The troubles. The key of a trouble is a label for what cannot be read: `OF`, or `OF-NUMBER` if an earlier source has the
+/// same label. Clones share the troubles.
 #[derive(Clone, Debug)]
 pub struct Troubles {
     failing: GaugeVec,
     heard: GaugeVec,
     restored: IntCounterVec,
     held: GaugeVec,
-    now: watch::Sender<BTreeMap<&'static str, Trouble>>,
+    now: watch::Sender<All>,
+    /// The number that the labels end with.
+    number: Option<usize>,
 }
+
+type All = BTreeMap<Cow<'static, str>, Trouble>;
 
 /// The reason why something cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,28 +68,41 @@ impl Troubles {
                 &["of"],
             ),
             now: watch::Sender::default(),
+            number: None,
         }
+    }
+
+    /// The same troubles, with labels that end with a number.
+    #[must_use]
+    pub(crate) fn numbered(&self, number: usize) -> Self {
+        Self { number: Some(number), ..self.clone() }
+    }
+
+    fn label(&self, of: &'static str) -> Cow<'static, str> {
+        self.number.map_or(Cow::Borrowed(of), |number| Cow::Owned(format!("{of}-{number}")))
     }
 
     /// Records that `of` cannot be read. If this is called repeatedly, the trouble keeps the time of the first call.
     pub(crate) fn is(&self, of: &'static str, diagnostic: Diagnostic) {
+        let of = self.label(of);
+        self.failing.with_label_values(&[&*of]).set(1.0);
         self.now.send_modify(|now| {
-            let since = now.get(of).map_or_else(Instant::now, |trouble| trouble.since);
+            let since = now.get(&of).map_or_else(Instant::now, |trouble| trouble.since);
             now.insert(of, Trouble { diagnostic, since });
         });
-        self.failing.with_label_values(&[of]).set(1.0);
     }
 
     /// Records that `of` can be read again.
     pub(crate) fn is_over(&self, of: &'static str) {
-        self.now.send_if_modified(|now| now.remove(of).is_some());
-        self.failing.with_label_values(&[of]).set(0.0);
+        let of = self.label(of);
+        self.now.send_if_modified(|now| now.remove(&of).is_some());
+        self.failing.with_label_values(&[&*of]).set(0.0);
     }
 
     /// Records that the source has reported about `of`, even if nothing has changed.
     pub(crate) fn heard(&self, of: &'static str) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        self.heard.with_label_values(&[of]).set(now.as_secs_f64());
+        self.heard.with_label_values(&[&*self.label(of)]).set(now.as_secs_f64());
     }
 
     /// Counts that the source has gone back to an older version of the resource `of`.
@@ -97,12 +116,12 @@ impl Troubles {
     }
 
     /// The current troubles.
-    pub fn all(&self) -> BTreeMap<&'static str, Trouble> {
+    pub fn all(&self) -> BTreeMap<Cow<'static, str>, Trouble> {
         self.now.borrow().clone()
     }
 
     /// The current troubles. The receiver is notified of each change.
-    pub fn subscribe(&self) -> watch::Receiver<BTreeMap<&'static str, Trouble>> {
+    pub fn subscribe(&self) -> watch::Receiver<BTreeMap<Cow<'static, str>, Trouble>> {
         self.now.subscribe()
     }
 }
@@ -128,5 +147,12 @@ mod tests {
         assert_eq!((gauge(), register.0.gather().len()), (1.0, 1));
         troubles.clone().is_over("files");
         assert_eq!((troubles.all().len(), gauge()), (0, 0.0));
+        // Two folders have troubles of their own.
+        let second = troubles.numbered(2);
+        second.is("files", about("three"));
+        troubles.is_over("files");
+        assert_eq!(troubles.all().into_keys().collect::<Vec<_>>(), ["files-2"]);
+        second.is_over("files");
+        assert!(troubles.all().is_empty());
     }
 }

@@ -42,7 +42,7 @@ impl ReasonsService for Explainer {
         let view = self.0.views.own();
         let state = view.feed().state();
         let troubles = view.feed().metrics().troubles().all().into_iter().map(|(of, trouble)| SourceProblem {
-            of: of.to_owned(),
+            of: of.into_owned(),
             problem: trouble.diagnostic.to_string(),
             code: trouble.diagnostic.code.to_string(),
             age_millis: millis(trouble.since.elapsed()),

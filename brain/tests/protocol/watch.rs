@@ -243,7 +243,7 @@ async fn of_two_nodes(allowed: &[&str]) -> (Channel, Arc<TempDir>) {
         format!("file:{}", folder.path().join("cluster.yaml").display()).parse().unwrap();
     let open = move |name: String| {
         let source = source.clone();
-        async move { start(&source, Options::of_node(name), tokio::sync::watch::channel(NodeIps::default()).1).await }
+        async move { start(&[source], Options::of_node(name), tokio::sync::watch::channel(NodeIps::default()).1).await }
     };
     let own = open("node-a".to_owned()).await.unwrap();
     let allowed: Vec<String> = allowed.iter().map(ToString::to_string).collect();

@@ -134,7 +134,7 @@ fn the_first_state_waits_for_the_lists_of_all_sources() {
         }
         assert!(Kind::ALL.into_iter().all(|kind| cluster.has_listed(source, kind)));
     }
-    assert_eq!(cluster.awaited(), []);
+    assert!(cluster.awaited().is_empty());
     assert!(cluster.localize().is_some());
 }
 
@@ -256,7 +256,7 @@ impl Model {
                     Object::Node(node) if &*node.name != "node-1" => continue,
                     Object::Node(_) | Object::ServiceCidr(_) => None,
                 };
-                let subject = core::Object::new(id.0.as_str(), object.namespace(), object.name());
+                let subject = localnet_core::Object::new(id.0.as_str(), object.namespace(), object.name());
                 conflicts.insert((
                     about,
                     format!(

@@ -57,10 +57,10 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// Sends the content of the path, and then each change to it, until `shutdown`. If the first read fails,
 /// this returns an error. If a later read fails, the failure is logged and recorded as a trouble, and the previous
-/// state remains.
+/// state remains. `node_name` is the Node whose absence is logged; `None` if another source may have the Node.
 pub async fn run(
     path: PathBuf,
-    node_name: &str,
+    node_name: Option<&str>,
     output: (mpsc::Sender<Batch>, Troubles),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -70,7 +70,7 @@ pub async fn run(
 pub(super) async fn run_at(
     pace: Pace,
     path: PathBuf,
-    node_name: &str,
+    node_name: Option<&str>,
     output: (mpsc::Sender<Batch>, Troubles),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -84,7 +84,7 @@ pub(super) async fn run_at(
 async fn follow(
     pace: Pace,
     path: PathBuf,
-    node_name: &str,
+    node_name: Option<&str>,
     (sender, troubles): (mpsc::Sender<Batch>, Troubles),
 ) -> anyhow::Result<()> {
     let path = std::path::absolute(&path).with_context(|| format!("{}: cannot be found", path.display()))?;
@@ -149,7 +149,7 @@ struct LoggedWarnings {
 
 impl LoggedWarnings {
     /// Applies the news to the contents, and logs new warnings.
-    fn take(&mut self, contents: &mut Contents, news: News, node_name: &str) -> Vec<Event> {
+    fn take(&mut self, contents: &mut Contents, news: News, node_name: Option<&str>) -> Vec<Event> {
         tracing::debug!(documents = news.parsed, "files were read");
         let events = contents.take(news);
         let mut ignored = BTreeSet::new();
@@ -161,7 +161,7 @@ impl LoggedWarnings {
             ignored.insert(about);
         }
         self.ignored = ignored;
-        let lacks_node = contents.lacks_node(node_name);
+        let lacks_node = node_name.is_some_and(|name| contents.lacks_node(name));
         if lacks_node && !self.lacks_node {
             tracing::warn!(
                 node_name,

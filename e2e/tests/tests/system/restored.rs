@@ -74,7 +74,7 @@ async fn after_a_restore_of_etcd_the_brain_has_the_state_of_the_server() -> anyh
 
     let source = Source::Kube { kubeconfig: Some(plane.kube_proxy_kubeconfig().to_owned()), server: None };
     let (_choice, node_ips) = watch::channel(NodeIps::default());
-    let brain = localnet_brain::start(&source, cluster::Options::of_node("node-a"), node_ips).await?;
+    let brain = localnet_brain::start(&[source], cluster::Options::of_node("node-a"), node_ips).await?;
     await_names(brain.feed(), &before).await?;
     for number in 0..15 {
         create(&services, &format!("new-{number}")).await?;

@@ -70,7 +70,7 @@ impl Source {
         let (stop, troubles) = (CancellationToken::new(), Troubles::default());
         let task = {
             let (path, stop, output) = (path.to_owned(), stop.clone(), (sender, troubles.clone()));
-            tokio::spawn(async move { run(path, "node-1", output, stop).await })
+            tokio::spawn(async move { run(path, Some("node-1"), output, stop).await })
         };
         Self { world: World::default(), batches, troubles, stop, task }
     }
@@ -82,7 +82,7 @@ impl Source {
         let pace = Pace { check: Duration::from_millis(20), quiet: Duration::from_millis(5) };
         let task = {
             let (path, stop, output) = (path.to_owned(), stop.clone(), (sender, troubles.clone()));
-            tokio::spawn(async move { run_at(pace, path, "node-1", output, stop).await })
+            tokio::spawn(async move { run_at(pace, path, Some("node-1"), output, stop).await })
         };
         Self { world: World::default(), batches, troubles, stop, task }
     }
