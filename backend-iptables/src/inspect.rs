@@ -86,9 +86,7 @@ impl Ours {
         }
         let Some(table) = self.table else { return };
         let is_whole = |chain: &str| dispatch(table, chain).is_some() || is_ours(table, chain);
-        let is_jump = |chain: &str, rule: &str| {
-            self.entries.iter().any(|entry| *entry == (table, chain)) && leads_to(rule, &self.targets)
-        };
+        let is_jump = |chain: &str, rule: &str| self.entries.contains(&(table, chain)) && leads_to(rule, &self.targets);
         if let Some(name) = line.strip_prefix(':').and_then(|rest| rest.split(' ').next()) {
             if is_whole(name) {
                 let place = self.place(table, name);

@@ -10,8 +10,7 @@ use localnet_brain::{
     reports::Reports,
     run::start,
     serve::{self, Listener},
-    source,
-    status,
+    source, status,
 };
 use localnet_client::{Options, vips::flags::ConfigArgs};
 use localnet_config_file::Running;

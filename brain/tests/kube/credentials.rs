@@ -1,8 +1,8 @@
 //! Tests of credentials that change at run time.
 
 use std::{
-    collections::BTreeMap, convert::Infallible, fs, future::ready, net::SocketAddr, os::unix::fs::PermissionsExt as _,
-    path::PathBuf, sync::Arc, time::Duration,
+    borrow::Cow, collections::BTreeMap, convert::Infallible, fs, future::ready, net::SocketAddr,
+    os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc, time::Duration,
 };
 
 use bytes::Bytes;
@@ -248,7 +248,7 @@ async fn a_failing_credential_plugin_is_run_again() {
     }
     plugin("echo nonsense");
     let is_like = |words: &'static str| {
-        move |troubles: &BTreeMap<&'static str, Trouble>| {
+        move |troubles: &BTreeMap<Cow<'static, str>, Trouble>| {
             troubles.values().all(|of| of.diagnostic.problem.contains(words))
         }
     };

@@ -450,3 +450,24 @@ fn every_invariant_names_a_test_that_exists() {
         }
     }
 }
+
+/// Anyone can check out the commit that a published page measured or tested.
+#[test]
+fn published_results_name_commits_of_this_branch() {
+    let git = |arguments: &[&str]| Command::new("git").args(arguments).current_dir(root()).output().unwrap();
+    let read = |page: &str| fs::read_to_string(root().join("docs").join(page)).unwrap();
+    let figures: Value = serde_json::from_str(&read("performance.json")).unwrap();
+    let conformance = read("conformance.md");
+    let rows = conformance.lines().skip_while(|line| !line.starts_with("| proxy |")).skip(2);
+    let rows = rows.take_while(|line| line.starts_with('|'));
+    let mut commits: Vec<_> = rows.map(|row| row.rsplit('|').nth(1).unwrap().trim()).collect();
+    assert!(commits.len() >= 5, "{commits:?}");
+    commits.push(figures["machine"]["revision"].as_str().unwrap());
+    if git(&["rev-parse", "--is-shallow-repository"]).stdout.starts_with(b"true") {
+        println!("this clone has no history to search");
+        return;
+    }
+    let unknown = |commit: &&&str| !git(&["merge-base", "--is-ancestor", commit, "HEAD"]).status.success();
+    let unknown: Vec<_> = commits.iter().filter(unknown).collect();
+    assert!(unknown.is_empty(), "commit first, then run `make bench` or `make kubernetes`: {unknown:?}");
+}

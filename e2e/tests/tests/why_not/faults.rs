@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use localnet_e2e::backend::Backend;
+use localnet_e2e::Backend;
 
 use crate::scenario::{self, Scenario};
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use localnet_e2e::{Programs, await_condition, backend::Backend, program};
+use localnet_e2e::{Backend, Programs, await_condition, program};
 use localnet_lab::{Namespace, Network, Running, Topology, topology::CLUSTER_CIDRS};
 use serde::Deserialize;
 
