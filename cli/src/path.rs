@@ -293,7 +293,7 @@ pub fn leads_to(element: &Element) -> String {
     match &element.data {
         data @ ElementData::Value(value) => match (elements::read_endpoint(data), value.as_bytes().try_into()) {
             (Some(endpoint), _) => endpoint.to_string(),
-            (None, Ok(number)) => format!("{} slots", u32::from_ne_bytes(number)),
+            (None, Ok(number)) => format!("0:{:x}", u32::from_ne_bytes(number)),
             (None, Err(_)) => format!("{value:?}"),
         },
         ElementData::Verdict(Verdict::Goto(chain)) => format!("goto {chain}"),
