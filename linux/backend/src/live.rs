@@ -159,7 +159,8 @@ impl<B: LinuxBackend, W: Watch<B>> Backend for Live<B, W> {
             false
         });
         let synced = result?;
-        let commit = self.recheck.after_sync(!synced.failed.is_empty(), self.backend.take_commit());
+        let (failed, read) = (!synced.failed.is_empty(), !synced.full.is_empty());
+        let commit = self.recheck.after_sync(failed, read, self.backend.take_commit());
         if let Some(cleaner) = &self.cleaner {
             cleaner.committed(commit);
         }

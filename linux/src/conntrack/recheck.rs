@@ -20,9 +20,10 @@ impl Recheck {
     }
 
     /// Completes the `commit` of a sync with the decision whether to check all flows. `failed`: whether the sync failed
-    /// for a family.
-    pub fn after_sync(&mut self, failed: bool, commit: Commit) -> Commit {
-        let disturbed = std::mem::take(&mut self.disturbed);
+    /// for a family. `read`: whether it had to read the live state.
+    pub fn after_sync(&mut self, failed: bool, read: bool, commit: Commit) -> Commit {
+        // A sync that finds changed rules reads and repairs them, before a notification reports the change.
+        let disturbed = std::mem::take(&mut self.disturbed) || read;
         // The family that recovered has only now removed the endpoints that earlier commits reported as removed.
         let recovered = std::mem::replace(&mut self.failed, failed) && !failed;
         Commit { recheck: commit.recheck || disturbed || recovered, ..commit }
@@ -41,7 +42,7 @@ mod tests {
             if *repairs {
                 recheck.rules_changed();
             }
-            recheck.after_sync(*failed, Commit::default()).recheck
+            recheck.after_sync(*failed, false, Commit::default()).recheck
         };
         assert_eq!(syncs.iter().map(sync).collect::<Vec<_>>(), expected);
     }
@@ -52,5 +53,14 @@ mod tests {
         // One family is repaired at once, the other one later. Repeated failures alone do not check all flows.
         check(&[(true, true), (false, true), (false, false), (false, false)], &[true, false, true, false]);
         check(&[(false, true), (false, true), (false, false), (false, false)], &[false, false, true, false]);
+    }
+
+    /// Another program deleted the table during a sync, which noticed that and repaired it. The notification came later and
+    /// caused no repair, so UDP flows that had begun without the table stayed untranslated.
+    #[test]
+    fn all_flows_are_checked_after_a_sync_that_repairs_without_a_notification() {
+        let mut recheck = Recheck::default();
+        let mut after = |read| recheck.after_sync(false, read, Commit::default()).recheck;
+        assert_eq!([after(true), after(false)], [true, false]);
     }
 }
