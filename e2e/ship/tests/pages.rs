@@ -85,7 +85,7 @@ const NOT_RUN: [(&str, &str, &str); 24] = [
     ),
     (
         "docs/backends/ebpf.md",
-        "localnet-nft",
+        "localnet-ebpf",
         "it would translate the connections of this machine: `backend-ebpf/tests/kernel` does so in a cgroup of its own",
     ),
     ("docs/operations/packages.md", "helm install", "it needs a published release: `packages::release` publishes one"),

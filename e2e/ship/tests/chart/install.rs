@@ -166,7 +166,7 @@ async fn upgrade_rollback_and_uninstall_leave_nothing_behind() -> anyhow::Result
         ("iptables", &["init", "cleanup-nft", "brain", "iptables"][..]),
         ("everything", &["init", "cleanup-ipvs", "cleanup-kube-proxy-nftables", "brain", "nft"]),
         ("ipvs", &["init", "cleanup-iptables", "cleanup-kube-proxy-nftables", "brain", "ipvs"]),
-        ("ebpf", &["init", "cleanup-iptables", "brain", "nft", "ebpf"]),
+        ("ebpf", &["init", "cleanup-iptables", "brain", "ebpf"]),
         ("shadow", &["brain", "shadow"]),
     ] {
         run(&["upgrade", "localnet", &folder], &["--values", &with(values)])?;
