@@ -87,7 +87,7 @@ fn the_path_contains_the_rules_that_decide_and_names_those_that_the_kernel_lacks
         let packet = Packet { source, destination, protocol: Protocol::Tcp, port, origin };
         // Without the hashes in names of chains.
         let short = |text: &str| text.split('-').take(2).collect::<Vec<_>>().join("-");
-        let target = |rule: &str| rule.split(" -j ").last().unwrap().split(' ').next().unwrap().to_owned();
+        let target = |rule: &str| rule.split("-j ").last().unwrap().split(' ').next().unwrap().to_owned();
         let rows = listings.rules(&packet, &local).unwrap().into_iter();
         rows.map(|row| (format!("{} {}", short(&row.place), short(&target(&row.text))), row.held == "yes")).collect()
     };
