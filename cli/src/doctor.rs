@@ -188,8 +188,10 @@ impl Findings {
                 None => self.ok("tables", format!("the kernel matches the backend's plan ({} lines)", found.compared)),
                 Some(differ) => {
                     let first = found.names().swap_remove(0);
-                    let problem =
-                        format!("the kernel differs from the backend's plan {} times, first in {first}", found.count);
+                    let problem = format!(
+                        "{} lines of the kernel differ from the backend's plan, the first in {first}",
+                        found.count
+                    );
                     self.add("tables", Diagnostic { problem, ..differ });
                 }
             },
@@ -416,7 +418,7 @@ mod tests {
         assert!(matching.ends_with("the kernel matches the backend's plan (9 lines)"), "{matching}");
         let differing = tables(differing_lines());
         assert!(
-            differing.ends_with("the kernel differs from the backend's plan 2 times, first in ip nat KUBE-A"),
+            differing.ends_with("2 lines of the kernel differ from the backend's plan, the first in ip nat KUBE-A"),
             "{differing}"
         );
     }
