@@ -25,11 +25,13 @@ use crate::{
 };
 
 impl Inspect for IpvsBackend<Host> {
-    /// The backend does not report its scheduler, so the most frequent one of the virtual servers counts as configured.
+    /// The backend does not report its scheduler, so the most frequent one of the virtual servers on its interface counts as
+    /// configured.
     async fn open(config: Config) -> anyhow::Result<Self> {
         let mut host = Host::open()?;
         let mut counts: BTreeMap<Scheduler, usize> = BTreeMap::new();
-        for server in host.heads()? {
+        let addresses = host.addresses().await?.unwrap_or_default();
+        for server in host.heads()?.into_iter().filter(|server| addresses.contains(&server.frontend.address.ip())) {
             *counts.entry(server.scheduler).or_default() += 1;
         }
         let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(scheduler, _)| scheduler);
