@@ -463,8 +463,8 @@ fn published_results_name_commits_of_this_branch() {
     let mut commits: Vec<_> = rows.map(|row| row.rsplit('|').nth(1).unwrap().trim()).collect();
     assert!(commits.len() >= 5, "{commits:?}");
     commits.push(figures["machine"]["revision"].as_str().unwrap());
-    if git(&["rev-parse", "--is-shallow-repository"]).stdout.starts_with(b"true") {
-        println!("this clone has no history to search");
+    if !git(&["rev-parse", "--is-shallow-repository"]).stdout.starts_with(b"false") {
+        println!("there is no history to search");
         return;
     }
     let unknown = |commit: &&&str| !git(&["merge-base", "--is-ancestor", commit, "HEAD"]).status.success();
