@@ -110,7 +110,10 @@ mod tests {
     use localnet_proto::Family;
 
     use super::*;
-    use crate::shadow::{ipset, verdict::testing::short};
+    use crate::shadow::{
+        ipset,
+        verdict::testing::{LOCAL, packet, short},
+    };
 
     /// In the words of `iptables-save` and `ipset save`, and in lines of its own for virtual servers and the addresses of kube-ipvs0:
     /// a sticky Service with a NodePort, one without endpoints, an external IP, a load balancer address, and another one with policy
@@ -223,14 +226,7 @@ address 192.0.2.20
     }
 
     fn verdicts(ipvs: &Ipvs, from: &str, to: &str, protocol: Protocol) -> String {
-        let (source, to): (IpAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
-        let origin = match from {
-            "192.168.0.2" => Origin::Node,
-            _ if from.starts_with("10.180.") => Origin::Pod,
-            _ => Origin::Outside,
-        };
-        let packet = Packet { source, destination: to.ip(), protocol, port: to.port(), origin };
-        short(&ipvs.verdicts(&packet, &[IpAddr::from([192, 168, 0, 2])]).unwrap())
+        short(&ipvs.verdicts(&packet(from, to, protocol), &LOCAL).unwrap())
     }
 
     #[test]

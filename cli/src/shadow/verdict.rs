@@ -143,7 +143,26 @@ pub struct Unknown(pub String);
 
 #[cfg(test)]
 pub(super) mod testing {
+    use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+    use localnet_client::route::{Origin, Packet};
+    use localnet_proto::Protocol;
+
     use super::{Verdict, Verdicts};
+
+    /// The only address of the node.
+    pub(in super::super) const LOCAL: [IpAddr; 1] = [IpAddr::V4(Ipv4Addr::new(192, 168, 0, 2))];
+
+    /// A packet from the node, from a pod (10.180.0.0/16) or from another host.
+    pub(in super::super) fn packet(from: &str, to: &str, protocol: Protocol) -> Packet {
+        let (source, to): (IpAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
+        let origin = match from {
+            _ if LOCAL.contains(&source) => Origin::Node,
+            _ if from.starts_with("10.180.") => Origin::Pod,
+            _ => Origin::Outside,
+        };
+        Packet { source, destination: to.ip(), protocol, port: to.port(), origin }
+    }
 
     /// The verdicts without ports, `M` for masqueraded and `S` for sticky.
     pub(in super::super) fn short(verdicts: &Verdicts) -> String {
