@@ -133,6 +133,7 @@ pub fn compare(world: &World, rules: &Rules, packets: impl IntoIterator<Item = P
     };
     let (claims, oracles) =
         (Claims::of(&world.state), ByFamily::from_fn(|family| question::rules(&world.facts, family)));
+    let vips: BTreeSet<IpAddr> = rules.destinations().into_iter().map(|(vip, _)| vip.ip()).collect();
     for packet in packets {
         let Some(found) = rules.verdicts(&packet, &world.local) else { continue };
         shadow.compared += 1;
@@ -153,6 +154,7 @@ pub fn compare(world: &World, rules: &Rules, packets: impl IntoIterator<Item = P
             packet: &packet,
             mode,
             local,
+            is_vip: vips.contains(&packet.destination),
             ours: &localnet,
             theirs: &kube_proxy,
         };

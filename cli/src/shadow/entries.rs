@@ -29,6 +29,8 @@ pub struct Case<'a> {
     pub mode: Mode,
     /// The addresses of the node's interfaces.
     pub local: &'a [IpAddr],
+    /// Whether kube-proxy's rules have a Service with the packet's destination.
+    pub is_vip: bool,
     /// What the oracle predicts.
     pub ours: &'a Verdicts,
     /// What kube-proxy's rules do.
@@ -40,10 +42,11 @@ type Entry = (u8, &'static [Mode], fn(&Case<'_>) -> bool);
 
 const EVERY: &[Mode] = &[Mode::Iptables, Mode::Nftables, Mode::Ipvs];
 
-const ENTRIES: [Entry; 9] = [
+const ENTRIES: [Entry; 10] = [
     (1, &[Mode::Iptables, Mode::Nftables], meets_another_service),
     (5, EVERY, node_port_of_link_local_address),
     (7, EVERY, unallocated_address_is_let_through),
+    (7, &[Mode::Nftables], removed_service_cidr_is_dropped),
     (8, &[Mode::Iptables], node_is_not_refused),
     (9, &[Mode::Iptables], node_port_is_refused_elsewhere),
     (10, &[Mode::Iptables], source_ranges_are_ignored),
@@ -101,6 +104,16 @@ fn unallocated_address_is_let_through(case: &Case<'_>) -> bool {
     let is_unused = route::target(case.state, case.rules, case.packet).is_none();
     let is_dropped = *case.ours == [Verdict::Drop].into();
     is_unused && (is_dropped || case.mode == Mode::Iptables) && *case.theirs == [Verdict::Untouched].into()
+}
+
+/// kube-proxy removes a ServiceCIDR from its rules only in the next full sync.
+fn removed_service_cidr_is_dropped(case: &Case<'_>) -> bool {
+    let destination = &case.packet.destination;
+    !case.is_vip
+        && !case.local.contains(destination)
+        && !case.state.node.service_cidrs.iter().any(|cidr| cidr.contains(destination))
+        && *case.ours == [Verdict::Untouched].into()
+        && *case.theirs == [Verdict::Drop].into()
 }
 
 /// The node's own packets pass no chain that refuses external addresses.
@@ -200,6 +213,32 @@ mod tests {
     }
 
     #[test]
+    fn an_address_of_a_removed_service_cidr_is_still_dropped() {
+        let (state, rules, local) = (state(), Rules::default(), [NODE.parse().unwrap()]);
+        let entry = |to: &str, mode, is_vip, theirs| {
+            let (source, destination) = ("203.0.113.1".parse().unwrap(), to.parse().unwrap());
+            let packet = Packet { source, destination, protocol: Protocol::Tcp, port: 9, origin: Origin::Outside };
+            let ours = expected(&state, &rules, &packet, &local, mode);
+            let theirs = [theirs].into();
+            explain(&Case {
+                state: &state,
+                rules: &rules,
+                packet: &packet,
+                mode,
+                local: &local,
+                is_vip,
+                ours: &ours,
+                theirs: &theirs,
+            })
+        };
+        assert_eq!(entry("172.31.0.5", Mode::Nftables, false, Verdict::Drop), Some(7));
+        assert_eq!(entry("172.31.0.5", Mode::Nftables, true, Verdict::Drop), None, "a Service that localnet lacks");
+        assert_eq!(entry("172.31.0.5", Mode::Nftables, false, Verdict::Reject), None);
+        assert_eq!(entry("172.31.0.5", Mode::Iptables, false, Verdict::Drop), None);
+        assert_eq!(entry(NODE, Mode::Nftables, false, Verdict::Drop), None, "a NodePort");
+    }
+
+    #[test]
     fn mode_ipvs_has_differences_of_its_own() {
         let (state, rules) = (state(), Rules { detects_pods: true, ..Rules::default() });
         let local: [IpAddr; 1] = [NODE.parse().unwrap()];
@@ -242,6 +281,7 @@ mod tests {
                 packet: &packet,
                 mode: Mode::Ipvs,
                 local: &local,
+                is_vip: true,
                 ours: &ours_now,
                 theirs: &theirs,
             };
