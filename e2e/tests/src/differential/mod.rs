@@ -97,7 +97,13 @@ pub fn agree(pair: Pair, parts: usize) -> anyhow::Result<()> {
     // A change of localnet does not fail because a new seed meets a fault of kube-proxy that no entry describes yet.
     let is_strict = setting("STRICT")?.is_some_and(|strict| strict > 0);
     let excused = if is_strict { 0 } else { report.unexplained_of_kube_proxy };
-    anyhow::ensure!(report.unexplained == excused, "{} unexplained differences, see above", report.unexplained);
+    let unexplained = &report.unexplained;
+    anyhow::ensure!(
+        unexplained.len() == excused,
+        "{} unexplained differences, SEED={seed}:\n{}",
+        unexplained.len(),
+        unexplained.join("\n")
+    );
     let sticky::Returned { count, elsewhere } = report.returned;
     // With IPVS, a client keeps its endpoint until its connections are forgotten, too.
     let ends = pair.backend == Backend::Ipvs || count < ENOUGH_RETURNED || elsewhere > 0;

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use localnet_client::route::Outcome;
 use localnet_proto::Family;
 
-use super::{ask::Asked, disturb::Disturbance, sticky::Returned};
+use super::{ask::Asked, disturb::Disturbance, print_line, sticky::Returned};
 
 /// An intended difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,7 +32,8 @@ pub(crate) struct Report {
     pub(crate) states: usize,
     pub(crate) packets: usize,
     pub(crate) connections: usize,
-    pub(crate) unexplained: usize,
+    /// The unexplained differences.
+    pub(crate) unexplained: Vec<String>,
     /// How many of the unexplained differences are kube-proxy's.
     pub(crate) unexplained_of_kube_proxy: usize,
     /// The number of packets whose outcome `localnet explain` predicted.
@@ -76,6 +77,12 @@ impl Report {
         *self.disturbances.entry(disturbance.to_string()).or_default() += 1;
     }
 
+    /// Prints an unexplained difference, and keeps it for the message of the failure.
+    pub(crate) fn unexplained(&mut self, difference: String) {
+        print_line(&format!("\ndifference: {difference}"));
+        self.unexplained.push(difference);
+    }
+
     /// Counts an intended difference.
     pub(crate) fn explained(&mut self, by: Intended) {
         *self.explained.entry(by).or_default() += 1;
@@ -106,6 +113,6 @@ impl fmt::Display for Report {
             "{} packets predicted by localnet explain, {} by localnet shadow ({} more were not sent), ",
             self.predicted, self.shadowed, self.evaluated
         )?;
-        write!(f, "{unexplained} unexplained differences")
+        write!(f, "{} unexplained differences", unexplained.len())
     }
 }

@@ -163,9 +163,8 @@ impl Runs {
             if predicted[number] == by_oracle[number] {
                 self.report.predicted += 1;
             } else {
-                self.report.unexplained += 1;
                 let prediction = format!("localnet explain predicts {:?}", predicted[number]);
-                print_line(&format!("\ndifference: {prediction}\n{}", scene.describe(asked, &all)));
+                self.report.unexplained(format!("{prediction}\n{}", scene.describe(asked, &all)));
             }
             for &(side, seen) in &all {
                 self.report.connections += seen.connections;
@@ -193,8 +192,7 @@ impl Runs {
         self.report.evaluated += count;
         for alarm in shadowed::alarms(&self.world, scene.setup, &questions)? {
             if scene.former.is_none() && scene.claimants(alarm.to.ip()).len() < 2 {
-                self.report.unexplained += 1;
-                print_line(&format!("\ndifference: localnet shadow raises a false alarm: {alarm}"));
+                self.report.unexplained(format!("localnet shadow raises a false alarm: {alarm}"));
             }
         }
         Ok(())
@@ -216,9 +214,8 @@ impl Runs {
         let has_past = || scene.former.is_some() || scene.claimants(asked.question.to.ip()).len() >= 2;
         self.report.shadowed += 1;
         if let Some(wrong) = shadowed::contradiction(by_packets, shadow, has_past) {
-            self.report.unexplained += 1;
             let of = shadow.map(|shadow| format!(": {shadow}")).unwrap_or_default();
-            print_line(&format!("\ndifference: localnet shadow {wrong}{of}\n{}", scene.describe(asked, all)));
+            self.report.unexplained(format!("localnet shadow {wrong}{of}\n{}", scene.describe(asked, all)));
         }
     }
 
@@ -300,9 +297,8 @@ impl Runs {
         match by_entry().or_else(|| ipvs::explain(&difference).map(Intended::Ipvs)) {
             Some(by) => self.report.explained(by),
             None => {
-                self.report.unexplained += 1;
                 self.report.unexplained_of_kube_proxy += usize::from(side == Side::KubeProxy);
-                print_line(&format!("\ndifference: {side:?}: {wrong}\n{}", scene.describe(asked, all)));
+                self.report.unexplained(format!("{side:?}: {wrong}\n{}", scene.describe(asked, all)));
                 self.pause(side);
             }
         }
