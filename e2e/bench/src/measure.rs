@@ -75,7 +75,7 @@ pub(crate) fn run(
         if contestant.role != Role::Peer && contestant.name != EBPF {
             let repairs = if is_first { lengths.repairs } else { lengths.repairs_of_others };
             settle()?;
-            run.repair = repair::measure(&site, contestant, repairs, lengths.give_up)?;
+            run.repair = repair::measure(&site, contestant, repairs, lengths.repairing, lengths.give_up)?;
         }
         if size.services == MAIN || lengths.patience.is_none() {
             let kills = if is_first { lengths.kills } else { lengths.kills_of_others };

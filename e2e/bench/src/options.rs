@@ -98,6 +98,7 @@ impl Options {
                 traffic: Duration::from_secs(1),
                 repairs: 20,
                 repairs_of_others: 20,
+                repairing: Duration::from_secs(60),
                 kills: 5,
                 kills_of_others: 2,
                 patience: (!self.quick).then_some(PATIENCE),
@@ -116,6 +117,7 @@ impl Options {
                 traffic: seconds(5, 2),
                 repairs: if is_main { 200 } else { 20 },
                 repairs_of_others: 20,
+                repairing: Duration::from_secs(300),
                 kills: 100,
                 kills_of_others: 3,
                 patience: Some(PATIENCE),
@@ -152,6 +154,8 @@ pub(crate) struct Lengths {
     /// The number of flushes that localnet-nft repairs, and each other backend of ours, which may need seconds.
     pub(crate) repairs: usize,
     pub(crate) repairs_of_others: usize,
+    /// Maximum time for all repairs. The last one may end later.
+    pub(crate) repairing: Duration,
     /// How often each program of localnet-nft is killed, and each program of the others, which may need a minute to recover.
     pub(crate) kills: usize,
     pub(crate) kills_of_others: usize,

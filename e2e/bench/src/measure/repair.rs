@@ -15,16 +15,18 @@ use crate::{contestants::Contestant, packets::await_all, site::Site, statistics:
 const IN_A_ROW: usize = 20;
 const CALM: Duration = Duration::from_secs(11);
 
-/// From the end of each flush until the first and the last Service answer again. `None` if one of them did not answer in time.
+/// From the end of each flush until the first and the last Service answer again, for at most `rounds` flushes that begin within
+/// `repairing`. `None` if one of the Services did not answer in time.
 pub(super) fn measure(
     site: &Site,
     contestant: &Contestant,
     rounds: usize,
+    repairing: Duration,
     give_up: Duration,
 ) -> anyhow::Result<Option<Times>> {
     let vips = site.size.sample();
     let ends = [*vips.first().context("there are Services")?, *vips.last().context("there are Services")?];
-    let mut took = Vec::with_capacity(rounds);
+    let (mut took, deadline) = (Vec::with_capacity(rounds), Instant::now() + repairing);
     for round in 1..=rounds {
         let (program, arguments) = match contestant.iptables() {
             Some(iptables) => (iptables, ["-t", "nat", "-F"].as_slice()),
@@ -34,6 +36,9 @@ pub(super) fn measure(
         let flushed = Instant::now();
         let Some(answered) = site.inside(|| await_all(&ends, true, flushed + give_up))? else { return Ok(None) };
         took.push(answered.saturating_duration_since(flushed));
+        if Instant::now() >= deadline {
+            break;
+        }
         if round % IN_A_ROW == 0 && round < rounds {
             thread::sleep(CALM);
         }
