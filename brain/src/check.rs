@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context as _;
 use localnet_config::{Config, Mode};
 use localnet_core::{Code, Severity};
-use localnet_proto::{Family, Port, Protocol, Service, ServiceKey};
+use localnet_proto::{Family, Port, Protocol, Service, ServiceKey, Verdict, WhenEmpty};
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -127,7 +127,10 @@ fn of_mode(service: &Service, config: &Config) -> Vec<(u8, String)> {
                     );
                     found.push((12, text));
                 }
-                if families.next().is_some_and(|family| service.ports.iter().any(|port| !is_served(service, port, family))) {
+                if families
+                    .next()
+                    .is_some_and(|family| service.ports.iter().any(|port| !is_served(service, port, family)))
+                {
                     found.push((
                         10,
                         "a port has no eligible endpoint: localnet rejects only clients inside loadBalancerSourceRanges; kube-proxy in mode iptables rejects every client".to_owned(),
@@ -135,13 +138,38 @@ fn of_mode(service: &Service, config: &Config) -> Vec<(u8, String)> {
                 }
             }
         }
-        Mode::Ipvs if service.external_traffic_to_local => found.push((
-            11,
-            "externalTrafficPolicy is Local: this node and its pods reach all endpoints through the Service's external addresses; with kube-proxy in mode ipvs, they reach only endpoints on the node".to_owned(),
-        )),
-        Mode::Ipvs | Mode::Nftables | Mode::Kernelspace => {}
+        Mode::Ipvs => {
+            if service.external_traffic_to_local {
+                found.push((
+                    11,
+                    "externalTrafficPolicy is Local: this node and its pods reach all endpoints through the Service's external addresses; with kube-proxy in mode ipvs, they reach only endpoints on the node".to_owned(),
+                ));
+            }
+            found.extend(dropped_by_policy(service).map(|text| (16, text)));
+        }
+        Mode::Nftables | Mode::Kernelspace => {}
     }
     found
+}
+
+/// What differs from kube-proxy's mode ipvs for each policy `Local` that makes this node drop packets, because only other nodes have
+/// endpoints.
+fn dropped_by_policy(service: &Service) -> impl Iterator<Item = String> {
+    let drops = |verdict: fn(WhenEmpty) -> Verdict| {
+        let mut verdicts = service.ports.iter().flat_map(|port| [port.when_empty_v4, port.when_empty_v6]);
+        verdicts.any(|when_empty| verdict(when_empty) == Verdict::Drop)
+    };
+    let internal = service.internal_traffic_to_local && drops(|verdicts| verdicts.internal);
+    let external = service.external_traffic_to_local && drops(|verdicts| verdicts.external);
+    let policies = [
+        (internal, "internalTrafficPolicy", "to the ClusterIP", "or rejects them"),
+        (external, "externalTrafficPolicy", "from outside", "and their senders get no answer"),
+    ];
+    policies.into_iter().filter(|(drops, ..)| *drops).map(|(_, policy, packets, theirs)| {
+        format!(
+            "{policy} is Local, and a port has no eligible endpoint on this node: localnet drops packets {packets}; kube-proxy in mode ipvs sends them to endpoints on other nodes, {theirs}"
+        )
+    })
 }
 
 /// The differences that concern the whole node.
@@ -303,6 +331,18 @@ mod tests {
         let local = service("local", |web| web.external_traffic_to_local = true);
         check(vec![local.clone()], Mode::Ipvs, &[(Some("local"), Some(11))]);
         check(vec![local], Mode::Nftables, &[]);
+        let dropped = |internal, external| {
+            service("elsewhere", |web| {
+                web.internal_traffic_to_local = internal == Verdict::Drop;
+                web.external_traffic_to_local = external == Verdict::Drop;
+                web.ports[0].when_empty_v4 = WhenEmpty { internal, external };
+            })
+        };
+        let [of_11, of_16] = [11, 16].map(|entry| (Some("elsewhere"), Some(entry)));
+        check(vec![dropped(Verdict::Drop, Verdict::Reject)], Mode::Ipvs, &[of_16]);
+        check(vec![dropped(Verdict::Reject, Verdict::Drop)], Mode::Ipvs, &[of_11, of_16]);
+        check(vec![dropped(Verdict::Drop, Verdict::Drop)], Mode::Ipvs, &[of_11, of_16, of_16]);
+        check(vec![dropped(Verdict::Drop, Verdict::Drop)], Mode::Nftables, &[]);
         let mut restricted = config_in(Mode::Iptables);
         restricted.node_port_addresses = NodePortAddresses(vec![NodePortAddress::Primary]);
         let localized = Localized { services: vec![node_port.clone()], ..Localized::default() };
