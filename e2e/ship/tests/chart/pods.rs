@@ -130,7 +130,7 @@ async fn pods_serve_and_hand_over_to_another_backend_and_back() -> anyhow::Resul
     let (host, port) = (format!("apiServer.host={}", server.ip()), format!("apiServer.port={}", server.port()));
     // These settings exist only in the host's network namespace.
     let limits = ["config.linux.conntrack.maxPerCore=0", "config.linux.conntrack.min=0"];
-    let values = [&[host.as_str(), &port, "iptables.flavour=legacy"][..], &limits].concat();
+    let values = [&[host.as_str(), &port, "iptables.flavour=legacy", "history.enabled=true"][..], &limits].concat();
     world.helm(&["install", "localnet", &chart("").display().to_string()], &values)?;
 
     let nodes = [(world.network.node(), NODES[0], NODE[0]), (world.network.router(), NODES[1], ROUTER[0])];
@@ -190,13 +190,16 @@ async fn there_and_back(world: &World, kubelets: &mut [Kubelet<'_>]) -> anyhow::
     world.roll_out(kubelets).await?;
     anyhow::ensure!(has(&iptables()?, "KUBE-SVC-") == 2, "those of iptables stay");
 
-    world.upgrade(&["backend=nft", "socket.hostPath=/run/localnet"])?;
+    world.upgrade(&["backend=nft", "socket.hostPath=/run/localnet", "history.hostPath=/var/lib/localnet"])?;
     world.roll_out(kubelets).await?;
     for kubelet in &*kubelets {
         let mut command = Command::new(program("localnet")?);
         command.arg("--api").arg(format!("unix://{}", kubelet.host("/run/localnet/brain.sock").display()));
         let services = kubelet.node.output(command.args(["get", "services"]))?;
         anyhow::ensure!(services.contains("web"), "the host reads the state: {services}");
+        let history = fs::metadata(kubelet.host("/var/lib/localnet/history")).context("reading the history file")?;
+        let logs = kubelet.logs();
+        anyhow::ensure!(history.len() > 0 && !logs.contains("cannot record the history"), "{logs}");
     }
     world.upgrade(&["cleanup={iptables}"])?;
     world.roll_out(kubelets).await?;

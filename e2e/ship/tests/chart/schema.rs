@@ -76,6 +76,8 @@ fn invalid_values_are_refused() {
         ("image.digests.localnet-nft=sha256:0a", "localnet-nft"),
         ("fullnameOverride=Services", "fullnameOverride"),
         ("socket.hostPath=run/localnet", "hostPath"),
+        ("history.hostPath=var/lib", "hostPath"),
+        ("history.size=16Mi", "size"),
         ("extraArgs.backend={dry-run}", "extraArgs"),
         ("config.linux.conntrack.maxPerCor=1", "maxPerCor"),
         ("config.mode=ipvs", "mode"),
