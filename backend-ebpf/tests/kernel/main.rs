@@ -7,8 +7,9 @@ mod sockets;
 use std::{fs, net::SocketAddr, path::Path};
 
 use localnet_client::{Backend as _, vips::Config};
-use localnet_ebpf::{EbpfBackend, host::Host, kernel::Kernel as _};
+use localnet_ebpf::{EbpfBackend, LinuxBackend as _, host::Host, kernel::Kernel as _};
 use localnet_lab::{Network, Outcome, Probe, Protocol, Sandbox, Servers, Topology, serve::Endpoint, topology::Pod};
+use localnet_nft::{Netlink, NftBackend};
 use localnet_proto::{Changes, Snapshot};
 
 const WEB: &str = "172.30.0.1:80";
@@ -92,6 +93,42 @@ fn a_backend_that_ends_leaves_programs_and_maps_that_the_next_one_adopts() {
     for _ in 0..8 {
         assert!(matches!(probe(&network, WEB), Outcome::Answer { by: found, .. } if found == by(ENDPOINTS[0])));
     }
+}
+
+/// The packets of a connection already have the endpoint's address, so only the rules of the nft backend let the kernel track it.
+#[test]
+fn a_connection_through_a_vip_needs_no_entry_of_connection_tracking() {
+    const CLIENT: &str = "10.180.0.3";
+    const CONNECTIONS: usize = 10;
+    let sandbox = Sandbox::enter().unwrap();
+    let (network, _servers) = network(Protocol::Tcp, &[ENDPOINTS[0], ENDPOINTS[1], CLIENT]);
+    let state = state("TCP", &ENDPOINTS);
+    let tracked = || -> anyhow::Result<usize> {
+        let count = fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count")?;
+        Ok(count.trim().parse()?)
+    };
+    let clients = [network.node(), network.pod(CLIENT.parse().unwrap()).unwrap()];
+    let new_entries = || -> anyhow::Result<[usize; 2]> {
+        let mut of_clients = [0; 2];
+        for (client, entries) in clients.iter().zip(&mut of_clients) {
+            let before = network.node().run(tracked)?;
+            for _ in 0..CONNECTIONS {
+                let outcome = client.probe(Probe::new(Protocol::Tcp, WEB.parse()?))?;
+                anyhow::ensure!(matches!(outcome, Outcome::Answer { .. }), "{outcome}");
+            }
+            *entries = network.node().run(tracked)? - before;
+        }
+        Ok(of_clients)
+    };
+    apply(&mut backend(Config::default()).unwrap(), &state);
+    assert_eq!(new_entries().unwrap(), [0; 2], "the programs alone");
+    let nft = || {
+        let mut nft = NftBackend::new(Config::default(), Netlink::open()?);
+        nft.apply(&state, &Changes::everything())?.whole()
+    };
+    network.node().run(nft).unwrap();
+    assert_eq!(new_entries().unwrap(), [CONNECTIONS; 2], "beside the nft backend");
+    assert_eq!(sandbox.outside(new_entries).unwrap(), [CONNECTIONS; 2], "the nft backend alone");
 }
 
 #[test]
