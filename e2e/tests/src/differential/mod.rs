@@ -1,6 +1,7 @@
 //! The differential test: random clusters and random packets, for which the oracle, our backend and kube-proxy v1.37.2 in the
 //! same mode must agree. [`agree`] runs it for one [`Pair`]. The ipvs backend runs in a guest, and is compared with the oracle
-//! alone. The ebpf backend runs with the nft backend in its process, without kube-proxy.
+//! alone. kube-proxy's mode ipvs also runs there: `localnet shadow` evaluates its rules, and no packet is compared. The ebpf backend
+//! runs with the nft backend in its process, without kube-proxy.
 //!
 //! ```text
 //!   seed ─▶ generate ─▶ write ─▶ API server ─┬─▶ brain ─▶ backend in network A ─▶ packets ─────┐

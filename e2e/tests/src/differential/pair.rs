@@ -33,12 +33,20 @@ impl Pair {
     /// The ipvs backend, without kube-proxy.
     pub const IPVS: Self = Self { backend: Backend::Ipvs, kube_proxy: None };
 
+    /// kube-proxy's mode ipvs. `localnet shadow` evaluates packets, and no packet is compared.
+    pub const SHADOWED_IPVS: Self = Self { backend: Backend::Nft, kube_proxy: Some(Mode::Ipvs) };
+
     /// The ebpf backend with the nft backend in its process, without kube-proxy.
     pub const EBPF: Self = Self { backend: Backend::Ebpf, kube_proxy: None };
 
     /// Whether kube-proxy runs in mode iptables.
     pub(crate) fn is_iptables(self) -> bool {
         matches!(self.kube_proxy, Some(Mode::Iptables(_)))
+    }
+
+    /// Whether `localnet shadow` evaluates packets, and no packet is compared.
+    pub(crate) fn is_only_evaluated(self) -> bool {
+        self == Self::SHADOWED_IPVS
     }
 
     /// The proxies that run.

@@ -1,8 +1,7 @@
 //! One run: clusters from a seed, the steps of each, and packets on both sides after each step.
 
-use std::{collections::BTreeMap, env, thread, time::Duration};
+use std::{collections::BTreeMap, thread, time::Duration};
 
-use anyhow::Context as _;
 use localnet_client::route::Outcome;
 use localnet_lab::Protocol;
 
@@ -24,6 +23,7 @@ use super::{
     random::Random,
     report::{Intended, Report},
     scene::Scene,
+    setting,
     setup::Setup,
     shadowed,
     sticky::Memory,
@@ -35,6 +35,8 @@ const STATES_PER_CLUSTER: usize = 8;
 /// The number of a cluster's states before the programs get other flags.
 const USUAL_STATES: usize = 4;
 const PACKETS_PER_STATE: usize = 63;
+/// The number of packets that `localnet shadow` evaluates in each state if no packet is compared.
+const EVALUATED: usize = 250;
 /// The entry of `docs/differences.md` about a kube-proxy that does not know the zone of its Node.
 const ZONE_UNKNOWN: Intended = Intended::Entry(6);
 /// The entry about flows that kube-proxy keeps.
@@ -62,9 +64,11 @@ impl Runs {
 
     /// Sends at least this many packets.
     pub(crate) fn run(&mut self, seed: u64, packets: usize) -> anyhow::Result<()> {
-        let enough = self.report.packets + packets;
+        let pair = self.world.pair;
+        let sent = |report: &Report| if pair.is_only_evaluated() { report.evaluated } else { report.packets };
+        let enough = sent(&self.report) + packets;
         let mut seed = seed;
-        while self.report.packets < enough {
+        while sent(&self.report) < enough {
             self.report.clusters += 1;
             let mut random = Random::new(seed);
             let mut cluster = Cluster::random(&mut random);
@@ -85,7 +89,12 @@ impl Runs {
                 if self.world.run_kube_proxy()? {
                     self.former.clear();
                 }
-                let (state, resends) = self.world.settle(&self.writer, sentinel)?;
+                let (mut state, resends) = self.world.settle(&self.writer, sentinel)?;
+                if pair.is_only_evaluated() {
+                    // In mode ipvs, a virtual server answers before its sync has ended. The next sync starts after that.
+                    let sentinel = self.world.block_on(self.writer.write(&cluster))?;
+                    state = self.world.settle(&self.writer, sentinel)?.0;
+                }
                 (0..resends).for_each(|_| self.report.explained(ZONE_UNKNOWN));
                 let (before, cluster_now) = (&before, &cluster);
                 let scene =
@@ -145,6 +154,10 @@ impl Runs {
     }
 
     fn compare(&mut self, scene: &Scene<'_>, random: &mut Random) -> anyhow::Result<()> {
+        if self.world.pair.is_only_evaluated() {
+            self.report.states += 1;
+            return self.evaluate(scene);
+        }
         self.memory.enter(scene);
         self.follow_open(scene, random)?;
         let drawn = (0..PACKETS_PER_STATE).map(|_| self.draw(scene, random));
@@ -180,20 +193,33 @@ impl Runs {
         self.disturb(scene, &asked)
     }
 
-    /// Lets `localnet shadow` evaluate EVALUATE more packets, which are not sent. The packets that are sent show that the proxies agree, so
-    /// each difference without an entry is a false alarm.
+    /// Lets `localnet shadow` evaluate EVALUATE more packets, which are not sent. If it reports a difference without an entry, sends the
+    /// packet to kube-proxy: either the alarm is false, or an entry is missing.
     fn evaluate(&mut self, scene: &Scene<'_>) -> anyhow::Result<()> {
-        let count: usize = env::var("EVALUATE").map_or(Ok(0), |text| text.parse()).context("reading EVALUATE")?;
+        let default = if self.world.pair.is_only_evaluated() { EVALUATED } else { 0 };
+        let count = setting("EVALUATE")?.map_or(Ok(default), usize::try_from)?;
         if count == 0 || self.world.pair.kube_proxy.is_none() {
             return Ok(());
         }
         let mut random = Random::new(scene.seed.rotate_left(16) ^ scene.changes as u64);
-        let questions: Vec<_> = (0..count).map(|_| scene.draw(&mut random).question).collect();
+        let drawn: Vec<_> = (0..count).map(|_| Asked { cover: true, ..scene.draw(&mut random) }).collect();
         self.report.evaluated += count;
-        for alarm in shadowed::alarms(&self.world, scene.setup, &questions)? {
-            if scene.former.is_none() && scene.claimants(alarm.to.ip()).len() < 2 {
-                self.report.unexplained(format!("localnet shadow raises a false alarm: {alarm}"));
+        for (number, alarm) in shadowed::differences(&self.world, scene.setup, &drawn)? {
+            if let Some(entry) = alarm.entry {
+                self.report.explained(Intended::Entry(entry));
+                continue;
             }
+            if scene.former.is_some() || scene.claimants(alarm.to.ip()).len() >= 2 {
+                continue;
+            }
+            let (side, asked) = (Side::KubeProxy, &drawn[number]);
+            let seen = self.world.ask(side, asked)?;
+            let by_packets = judge(asked, &seen, self.world.network(side).topology());
+            self.report.unexplained(format!(
+                "localnet shadow reports {alarm}; packets show: {}\n{}",
+                by_packets.as_deref().unwrap_or("no difference"),
+                scene.describe(asked, &[(side, &seen)])
+            ));
         }
         Ok(())
     }

@@ -125,6 +125,7 @@ detectLocalMode: {}
 detectLocal: {{bridgeInterface: {BRIDGE}, interfaceNamePrefix: {PREFIX}}}
 nodePortAddresses: {:?}
 iptables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {masquerade_all}, localhostNodePorts: false}}
+ipvs: {{minSyncPeriod: 50ms, syncPeriod: 1h}}
 nftables: {{minSyncPeriod: 50ms, syncPeriod: 30s, masqueradeAll: {masquerade_all}}}
 ",
             self.mode(),

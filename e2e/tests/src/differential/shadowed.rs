@@ -30,7 +30,7 @@ pub(crate) struct Difference {
     localnet: Value,
     kube_proxy: Value,
     /// The entry of `docs/differences.md`.
-    entry: Option<usize>,
+    pub(crate) entry: Option<usize>,
     unknown: Option<String>,
 }
 
@@ -50,13 +50,6 @@ pub(crate) fn differences(
         Some((number, found.iter().find(|difference| is(&asked.question, difference))?.clone()))
     });
     Ok(numbered.collect())
-}
-
-/// The differences without an entry, for packets that are not sent.
-pub(crate) fn alarms(world: &World, setup: &Setup, questions: &[Question]) -> anyhow::Result<Vec<Difference>> {
-    let mut found = evaluated(world, setup, questions.iter())?;
-    found.retain(|difference| difference.entry.is_none());
-    Ok(found)
 }
 
 /// What the command finds.

@@ -1,4 +1,4 @@
-//! The oracle and the ipvs backend agree about random clusters and packets.
+//! Random clusters and packets: the oracle agrees with the ipvs backend, and `localnet shadow` with kube-proxy's mode ipvs.
 
 use localnet_e2e::differential::{Pair, agree, host_side};
 use localnet_vm::on_ipvs_with_host_side;
@@ -8,5 +8,13 @@ fn oracle_and_ipvs_backend_agree() {
     on_ipvs_with_host_side(
         || host_side(Pair::IPVS),
         || agree(Pair::IPVS, 1).unwrap_or_else(|error| panic!("{error:#}")),
+    );
+}
+
+#[test]
+fn shadow_raises_no_false_alarm_beside_kube_proxy_ipvs() {
+    on_ipvs_with_host_side(
+        || host_side(Pair::SHADOWED_IPVS),
+        || agree(Pair::SHADOWED_IPVS, 1).unwrap_or_else(|error| panic!("{error:#}")),
     );
 }
