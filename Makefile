@@ -102,7 +102,7 @@ oldest: deps controlplane ## Test the brain with the API server of the oldest su
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet
 	APISERVER=oldest $(CARGO) test --locked -p localnet-e2e --test system -- api_server:: cluster:: rbac:: restored::
 
-kubernetes: cluster ## Run Kubernetes' own network tests on a cluster of real nodes, with kube-proxy and with localnet, for docs/conformance.md (two hours; QUICK=1: a part, with nft on two nodes; PROXIES=…; needs root)
+kubernetes: cluster ## Run Kubernetes' own network tests on a cluster of real nodes, with kube-proxy and with localnet, for docs/conformance.md (two and a half hours; QUICK=1: a part, with nft on two nodes; PROXIES=…; needs root)
 	@QUICK=$(QUICK) e2e/kubernetes/run.sh $(PROXIES)
 
 kubernetes-migrate: cluster ## Migrate from kube-proxy and back, upgrade, drain nodes and update a Deployment under load, on a cluster of real nodes (40 minutes; STEPS=…; needs root)

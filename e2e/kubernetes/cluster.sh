@@ -91,7 +91,7 @@ hierarchies() {
 
 # start_node NODE NUMBER: its namespaces, its network and containerd.
 start_node() {
-    local node=$1 number=$2 folder=$run/$1 controller other outer
+    local node=$1 number=$2 folder=$run/$1 controller unified other outer
     rm -rf "$folder"/{kubelet,pods,containers,cni-state,ready}
     mkdir -p "$folder"/{kubelet,containerd,pods,containers,cni-state,cni,cgroup}
     setsid unshare --mount --uts --ipc --net --pid --fork --mount-proc --propagation private "$here/node/init.sh" "$node" "$folder" "$bin/pause" \
@@ -109,6 +109,12 @@ start_node() {
         # On a real node, pods have the weight of all its processors. Here, without this, all pods together have that of one other program.
         [ ! -f "$controller/cpu.shares" ] || echo $((10240 * $(nproc))) >"$controller/$cgroup/cpu.shares"
     done
+    # All nodes share the hierarchy of cgroup v2, so eBPF programs for all processes of a node go to a part of it.
+    unified=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/mounts)
+    if [ -n "$unified" ]; then
+        in_node "$node" mkdir /run/cgroup
+        in_node "$node" mount --bind "$unified/$cgroup/$node" /run/cgroup
+    fi
     ip -n $fabric link add "$node" type veth peer name eth0 netns "kube-$node"
     ip -n $fabric link set "$node" master br0 up
     # accept_dad=0: otherwise, a node reaches a new pod by IPv6 only a second after the pod is ready.

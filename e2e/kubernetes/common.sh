@@ -16,7 +16,7 @@ arch=$(dpkg --print-architecture)
 programs=$repository/target/ship/$arch/bin
 [ -z "${TESTED-}" ] || programs=$repository/target/debug
 # The names that proxy.sh knows, in the order of docs/conformance.md.
-proxies="kube-proxy-nftables nft node kube-proxy-iptables iptables"
+proxies="kube-proxy-nftables nft ebpf node kube-proxy-iptables iptables"
 # The network of the control plane is also the fabric between the nodes.
 fabric=kube-cp
 

@@ -3,7 +3,7 @@
 #
 #   images.sh build            Kubernetes' test images, CoreDNS and kube-proxy, from the programs of build.sh
 #   images.sh ours             our own images, from target/ship (packaging/programs.sh) as packaging/images.sh writes them; with TESTED=1
-#                              those of the brain and of two backends, from the programs of `make test`, on the root of the test images
+#                              those of the brain and of three backends, from the programs of `make test`, on the root of the test images
 #   images.sh previous COMMIT    our own images as of another commit, with the tag `previous`
 #   images.sh import NODE      brings to a node of the running cluster what is new
 . "$(dirname "$0")/common.sh"
@@ -12,7 +12,7 @@ archive=$cache/images.tar
 ours=$cache/ours.tar
 previous=$cache/previous.tar
 # `backend: shadow` of the chart uses the image of the iptables backend.
-tested="localnet localnet-brain localnet-nft localnet-iptables"
+tested="localnet localnet-brain localnet-nft localnet-iptables localnet-ebpf"
 
 build() {
     local module stamp

@@ -2,7 +2,7 @@
 # Installs a Service proxy on all nodes of the running cluster, and removes the one before, with its rules.
 #
 #   proxy.sh kube-proxy-nftables | kube-proxy-iptables     kube-proxy, as kubeadm deploys it
-#   proxy.sh nft | iptables                                our chart with that backend; further arguments go to helm
+#   proxy.sh nft | ebpf | iptables                         our chart with that backend; further arguments go to helm
 #   proxy.sh node                                          localnet-node in place of kube-proxy, with kube-proxy's own configuration
 #   proxy.sh none
 . "$(dirname "$0")/common.sh"
@@ -17,13 +17,14 @@ remove() {
     before=$(cat "$run/proxy" 2>/dev/null || echo none)
     case $before in
         none) return 0 ;;
-        nft | iptables) helm uninstall localnet --wait >/dev/null ;;
+        nft | ebpf | iptables) helm uninstall localnet --wait >/dev/null ;;
         *) kubectl delete -f "$run/proxy.yaml" --wait --ignore-not-found >/dev/null ;;
     esac
     kubectl --namespace kube-system wait --for=delete pod --selector k8s-app=kube-proxy --timeout 2m >/dev/null
     for node in $(nodes); do
         case $before in
             nft | node) in_node "$node" "$programs/localnet-nft" cleanup ;;
+            ebpf) in_node "$node" "$programs/localnet-ebpf" cleanup --nft ;;
             iptables) in_node "$node" "$programs/localnet-iptables" cleanup ;;
             *) in_node "$node" "$bin/kube-proxy" --cleanup ;;
         esac >"$log/$node-cleanup.log" 2>&1 || fail "$node: cleanup of $before failed: $(tail -n 2 "$log/$node-cleanup.log")"
@@ -36,9 +37,10 @@ install() {
     local name=$1
     shift
     case $name in
-        nft | iptables)
+        nft | ebpf | iptables)
             # By default, mode iptables serves them with v1alpha1 only; the chart uses v1alpha2.
-            [ "$name" = nft ] || set -- --set config.iptables.localhostNodePorts=true "$@"
+            [ "$name" != iptables ] || set -- --set config.iptables.localhostNodePorts=true "$@"
+            [ "$name" != ebpf ] || set -- --set ebpf.cgroup=/run/cgroup "$@"
             # One of Kubernetes' tests restarts the pods that have the label k8s-app=kube-proxy.
             helm install localnet "$repository/charts/localnet" --set backend="$name" --set apiServer.host=172.30.0.1 \
                 --set image.registry=localhost --set image.pullPolicy=Never --set podLabels.k8s-app=kube-proxy \
@@ -51,11 +53,20 @@ install() {
     [ ! -s "$run/proxy.yaml" ] || kubectl apply -f "$run/proxy.yaml" >/dev/null
     echo "$name" >"$run/proxy"
     case $name in
-        nft | iptables) name=localnet ;;
-        *) name=kube-proxy ;;
+        nft | ebpf | iptables) await_rollout daemonset/localnet ;;
+        *) await_rollout daemonset/kube-proxy ;;
     esac
-    await_rollout "daemonset/$name"
+    [ "$name" != ebpf ] || translates
     await_rollout deployment/coredns
+}
+
+# translates: fails if the eBPF programs do not see the pods of a node. The nft backend would then serve the pods, and no test would fail.
+translates() {
+    local node
+    for node in $(nodes); do
+        in_node "$node" sh -c 'test -e /sys/fs/bpf/localnet-ebpf/links-*/connect4' || fail "$node: no eBPF program is attached"
+        in_node "$node" grep -qx 'populated 1' /run/cgroup/cgroup.events || fail "$node: its pods have no cgroup v2, so no eBPF program runs for them"
+    done
 }
 
 await_rollout() {
@@ -65,9 +76,9 @@ await_rollout() {
 
 case ${1-} in
     none) remove ;;
-    nft | iptables | node | kube-proxy-nftables | kube-proxy-iptables)
+    nft | ebpf | iptables | node | kube-proxy-nftables | kube-proxy-iptables)
         remove
         install "$@"
         ;;
-    *) fail "usage: proxy.sh nft | iptables | node | kube-proxy-nftables | kube-proxy-iptables | none" ;;
+    *) fail "usage: proxy.sh nft | ebpf | iptables | node | kube-proxy-nftables | kube-proxy-iptables | none" ;;
 esac

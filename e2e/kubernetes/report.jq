@@ -6,7 +6,7 @@ def escaped: gsub("\\|"; "\\|");
 
 # The tests that kube-proxy passes and localnet fails. Each of our proxies is compared with kube-proxy's mode.
 def worse:
-  { nft: "kube-proxy-nftables", node: "kube-proxy-nftables", iptables: "kube-proxy-iptables" } as $peers
+  { nft: "kube-proxy-nftables", ebpf: "kube-proxy-nftables", node: "kube-proxy-nftables", iptables: "kube-proxy-iptables" } as $peers
   | INDEX(.proxy) as $runs
   | [ .[] | .proxy as $proxy | $runs[$peers[$proxy] // ""] as $peer | select($peer)
       | ($peer.tests | map(select(.state == "passed") | .test)) as $passed

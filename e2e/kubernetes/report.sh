@@ -41,7 +41,8 @@ contents() {
 its own kubelet and containerd, and addresses of IPv4 and IPv6 ([e2e/kubernetes](../e2e/kubernetes/README.md)). The whole cluster is one machine with $(nproc)
 processors, $(awk '/^MemTotal/ { printf "%.0f GiB", $2 / 1048576 }' /proc/meminfo) of memory and Linux $(one kernel).
 
-\`nft\` and \`iptables\` are the chart with that backend. \`node\` is \`localnet-node\` in place of kube-proxy, with the configuration of kube-proxy-nftables.
+\`nft\`, \`ebpf\` and \`iptables\` are the chart with that backend. With \`ebpf\`, eBPF programs translate the connections of the pods, and the nft backend serves all
+other clients. \`node\` is \`localnet-node\` in place of kube-proxy, with the configuration of kube-proxy-nftables.
 
 END
     all 'include "report"; summary'

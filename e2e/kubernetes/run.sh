@@ -2,7 +2,7 @@
 # Runs Kubernetes' own [sig-network] tests on a cluster of real nodes, once with each Service proxy, and writes docs/conformance.md and the line
 # in README.md that cites it.
 #
-#   run.sh [PROXY …]           the proxies of proxy.sh [default: all five]
+#   run.sh [PROXY …]           the proxies of proxy.sh [default: all six]
 #   run.sh migrate [STEP …]    migrate.sh on such a cluster. PREVIOUS: the commit whose images are upgraded [default: HEAD~1]
 #
 # FOCUS: a regular expression of test names, to run a part of them. QUICK=1: the part in `quick`, with nft on two nodes. NODES: the number of

@@ -11,6 +11,8 @@ mount --rbind /sys/fs/cgroup "$folder/cgroup"
 mount -t sysfs sysfs /sys
 mount --rbind "$folder/cgroup" /sys/fs/cgroup
 umount -l "$folder/cgroup"
+# Pins of eBPF programs and maps. Only a kernel with eBPF has the folder.
+[ ! -d /sys/fs/bpf ] || mount -t bpf bpf /sys/fs/bpf
 # The kubelet and containerd propagate mounts to containers.
 mount --make-rshared /
 mount -t tmpfs tmpfs /run
