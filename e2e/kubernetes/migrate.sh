@@ -16,9 +16,9 @@ results=$results/migrate
 output=$log/migrate.log
 loads=() replacing='' failed=''
 
-# The commands of the page run programs beside kube-proxy on the node $beside, and otherwise on the machine of the operator.
+# The commands of the page run programs beside kube-proxy on the node $beside. What uses kubectl runs on the machine of the operator.
 localnet() {
-    if [ -n "${beside-}" ]; then
+    if [ -n "${beside-}" ] && [ "$1" != canary ]; then
         in_node "$beside" "$programs/localnet" "$@"
     else
         in_fabric env PATH="$bin:$PATH" KUBECONFIG="$kubeconfig" "$programs/localnet" "$@"
