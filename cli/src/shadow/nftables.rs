@@ -11,7 +11,10 @@ use localnet_client::route::{Origin, Packet};
 use localnet_proto::Protocol;
 use serde_json::Value;
 
-use super::verdict::{Left, Passing, Unknown, Verdict, Verdicts};
+use super::{
+    ipset,
+    verdict::{Left, Passing, Unknown, Verdict, Verdicts},
+};
 
 /// The maximum depth of jumps, as in the kernel.
 const DEPTH: usize = 16;
@@ -78,7 +81,11 @@ impl Table {
                     }
                     table.chains.entry(name("name")).or_default();
                 }
-                "set" | "map" => _ = table.sets.insert(name("name"), Elements::of(&object["elem"])),
+                "set" | "map" => {
+                    let types = object["type"].as_array().cloned().unwrap_or_else(|| vec![object["type"].clone()]);
+                    let protocols: Vec<bool> = types.iter().map(|kind| kind == "inet_proto").collect();
+                    table.sets.insert(name("name"), Elements::of(&object["elem"], &protocols));
+                }
                 "rule" => {
                     let statements = object["expr"].as_array().cloned().unwrap_or_default();
                     table.chains.entry(name("chain")).or_default().push(statements);
@@ -200,7 +207,7 @@ impl Table {
             }
             "vmap" => {
                 let key = field(&of["key"], &passing).ok_or_else(unknown)?;
-                let found = self.lookup(&key, &of["data"]).ok_or_else(unknown)?;
+                let found = self.lookup(&key, of).ok_or_else(unknown)?;
                 if found.is_empty() {
                     // A packet without an element goes on with the rule's next statement; kube-proxy's rules have none.
                     return Ok(Step::On(passing));
@@ -271,7 +278,8 @@ impl Table {
                     Some(name) => self.sets.get(name)?.find(&fields).next().is_some(),
                     None => {
                         let listed = right["set"].as_array().map_or_else(|| vec![right], |all| all.iter().collect());
-                        listed.into_iter().any(|one| fits(&canonical(one), &fields))
+                        let protocols = protocols(left);
+                        listed.into_iter().any(|one| fits(&named(canonical(one), &protocols), &fields))
                     }
                 }
             }
@@ -279,15 +287,12 @@ impl Table {
         Some(holds != negated)
     }
 
-    /// The values in a map that a key finds. Several if the key is random. `None` if the map is unknown.
-    fn lookup(&self, key: &Found, map: &Value) -> Option<Vec<Value>> {
-        let inline;
+    /// The values that a key finds in the map of an expression. Several if the key is random. `None` if the map is unknown.
+    fn lookup(&self, key: &Found, of: &Value) -> Option<Vec<Value>> {
+        let map = &of["data"];
         let elements = match map.as_str() {
             Some(name) => self.sets.get(name.strip_prefix('@')?)?,
-            None => {
-                inline = Elements::of(&map["set"]);
-                &inline
-            }
+            None => &Elements::of(&map["set"], &protocols(&of["key"])),
         };
         Some(match key {
             Found::Any => elements.all().cloned().collect(),
@@ -299,7 +304,7 @@ impl Table {
     fn targets(&self, of: &Value, passing: &Passing<'_>) -> Option<Vec<SocketAddr>> {
         let address = &of["addr"];
         let values = match address.get("map") {
-            Some(map) => self.lookup(&field(&map["key"], passing)?, &map["data"])?,
+            Some(map) => self.lookup(&field(&map["key"], passing)?, map)?,
             None => vec![address.clone()],
         };
         values
@@ -318,14 +323,15 @@ impl Table {
 }
 
 impl Elements {
-    /// Reads the list of elements.
-    fn of(list: &Value) -> Self {
+    /// Reads the list of elements. `protocols` tells which fields of the keys are protocols.
+    fn of(list: &Value, protocols: &[bool]) -> Self {
         let mut elements = Self::default();
         for element in list.as_array().into_iter().flatten() {
             let (key, value) = match element.as_array().map(Vec::as_slice) {
                 Some([key, value]) => (canonical(key), value.clone()),
                 _ => (canonical(element), Value::Null),
             };
+            let key = named(key, protocols);
             // A wide key only costs time. Names of interfaces, which may contain these characters, are therefore no problem.
             if key.iter().any(|field| field.contains(['/', '-'])) {
                 elements.wide.push((key, value));
@@ -357,6 +363,29 @@ fn canonical(value: &Value) -> Key {
         Some(parts) => parts.iter().flat_map(canonical).collect(),
         None => vec![text(value)],
     }
+}
+
+/// Whether each field of an expression is a protocol.
+fn protocols(expression: &Value) -> Vec<bool> {
+    let is_protocol = |part: &Value| {
+        part["meta"]["key"] == "l4proto"
+            || part["payload"]["field"] == "protocol"
+            || part["payload"]["field"] == "nexthdr"
+    };
+    match expression.get("concat").and_then(Value::as_array) {
+        Some(parts) => parts.iter().map(is_protocol).collect(),
+        None => vec![is_protocol(expression)],
+    }
+}
+
+/// The key with the names of protocols. Without the file /etc/protocols, as in a container, nft prints their numbers.
+fn named(mut key: Key, protocols: &[bool]) -> Key {
+    for (field, _) in key.iter_mut().zip(protocols).filter(|(_, is_protocol)| **is_protocol) {
+        if let Some(protocol) = ipset::protocol(field) {
+            *field = protocol.as_lowercase().to_owned();
+        }
+    }
+    key
 }
 
 fn text(value: &Value) -> String {
@@ -405,13 +434,13 @@ fn field(expression: &Value, passing: &Passing<'_>) -> Option<Found> {
         return Some(Found::Any);
     }
     let text = if let Some(meta) = expression.get("meta") {
-        (meta["key"] == "l4proto").then(|| passing.packet.protocol.as_str().to_ascii_lowercase())?
+        (meta["key"] == "l4proto").then(|| passing.packet.protocol.as_lowercase().to_owned())?
     } else {
         match expression["payload"]["field"].as_str()? {
             "saddr" => passing.packet.source.to_string(),
             "daddr" => passing.to.ip().to_string(),
             "dport" => passing.to.port().to_string(),
-            "protocol" | "nexthdr" => passing.packet.protocol.as_str().to_ascii_lowercase(),
+            "protocol" | "nexthdr" => passing.packet.protocol.as_lowercase().to_owned(),
             _ => return None,
         }
     };
