@@ -9,6 +9,7 @@
 //! run second find no VIP, because the first have already replaced it.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     fs::{self, File},
     io,
@@ -36,8 +37,10 @@ use crate::{
 
 /// The compiled programs. `make ebpf` builds them from `programs/main.rs`.
 static PROGRAMS: &[u8] = include_bytes!("../programs/programs.o");
+/// The usual mount point of the BPF file system.
+pub const BPFFS: &str = "/sys/fs/bpf";
 /// The names of the programs.
-const NAMES: [&str; 8] =
+pub const NAMES: [&str; 8] =
     ["connect4", "connect6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6", "getpeername4", "getpeername6"];
 /// The names of the maps.
 const MAPS: [&str; 5] = ["vips", "endpoints", "members", "clients", "origins"];
@@ -45,8 +48,10 @@ const MAPS: [&str; 5] = ["vips", "endpoints", "members", "clients", "origins"];
 const FOLDER: &str = "localnet-ebpf";
 /// The folder of the maps. Its number changes with the layout of the maps.
 const MAPS_FOLDER: &str = "maps-1";
+/// How the names of the folders of attachments begin.
+const LINKS: &str = "links-";
 /// `BPF_FS_MAGIC`
-const BPFFS: FsWord = 0xcafe_4a11;
+const BPF_FS: FsWord = 0xcafe_4a11;
 /// `CGROUP2_SUPER_MAGIC`
 const CGROUP2: FsWord = 0x6367_7270;
 
@@ -84,7 +89,7 @@ impl Host {
         let mut version = String::new();
         Sha256::digest(PROGRAMS).iter().take(4).for_each(|byte| _ = write!(version, "{byte:02x}"));
         let folder = bpffs.join(FOLDER);
-        let links = folder.join(format!("links-{version}-{}", cgroup.metadata()?.ino()));
+        let links = folder.join(format!("{LINKS}{version}-{}", cgroup.metadata()?.ino()));
         Ok(Self { folder, cgroup, links, maps: None })
     }
 
@@ -105,6 +110,18 @@ impl Host {
         Maps::of(open)?.read()
     }
 
+    /// The names of the programs with a pinned attachment, in any version.
+    ///
+    /// # Errors
+    /// Returns an error if the pins cannot be read.
+    pub fn attached(bpffs: &Path) -> anyhow::Result<Vec<String>> {
+        let mut names = BTreeSet::new();
+        for pins in entries(&bpffs.join(FOLDER))?.iter().filter(|pins| name(pins).starts_with(LINKS)) {
+            names.extend(entries(pins)?.iter().map(|pin| name(pin)));
+        }
+        Ok(names.into_iter().collect())
+    }
+
     /// Deletes all pins, which detaches the programs.
     ///
     /// # Errors
@@ -113,7 +130,7 @@ impl Host {
         check_bpffs(bpffs)?;
         let folder = bpffs.join(FOLDER);
         // The folders of attachments precede those of maps, so no program runs without its maps.
-        for pins in folders(&folder)? {
+        for pins in entries(&folder)? {
             remove_folder(&pins)?;
         }
         ignore_missing(fs::remove_dir(&folder)).with_context(|| folder.display().to_string())
@@ -168,7 +185,7 @@ impl Kernel for Host {
         if !missing.is_empty() {
             info!(programs = missing.len(), cgroup = %self.links.display(), "eBPF programs attached");
         }
-        for other in folders(&self.folder)?.iter().filter(|other| **other != self.links && **other != maps) {
+        for other in entries(&self.folder)?.iter().filter(|other| **other != self.links && **other != maps) {
             remove_folder(other)?;
         }
         self.maps =
@@ -289,23 +306,27 @@ const FULL: i32 = 7;
 
 fn check_bpffs(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
-    let is_bpffs = statfs(path).with_context(|| format!("--bpffs {shown}"))?.f_type == BPFFS;
+    let is_bpffs = statfs(path).with_context(|| format!("--bpffs {shown}"))?.f_type == BPF_FS;
     ensure!(is_bpffs, "--bpffs {shown} is not a BPF file system: mount one with `mount -t bpf bpf {shown}`");
     Ok(())
 }
 
-/// The folders in a folder, sorted.
-fn folders(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let entries = match fs::read_dir(folder) {
+/// The entries of a folder, sorted.
+fn entries(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let read = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.with_context(|| folder.display().to_string())?,
+        read => read.with_context(|| folder.display().to_string())?,
     };
-    let mut folders = Vec::new();
-    for entry in entries {
-        folders.push(entry?.path());
+    let mut entries = Vec::new();
+    for entry in read {
+        entries.push(entry?.path());
     }
-    folders.sort();
-    Ok(folders)
+    entries.sort();
+    Ok(entries)
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Deletes a folder and the pins in it; a missing folder is no error.

@@ -10,6 +10,7 @@
 //! - [`desired`]: the desired and the applied content of the maps, and their diff.
 //! - [`EbpfBackend`]: reads maps whose content is unknown, and applies the diff.
 //! - [`host`]: attaches the programs, pins them, and accesses the maps.
+//! - [`inspect`]: lists the planned and the live elements of the maps as text.
 //! - [`outside`]: runs the nft backend in the same process.
 //! - [`layout`], [`decide`]: the keys and values of the maps, and what the programs decide. `programs/main.rs` includes these two
 //!   files, too.
@@ -21,6 +22,7 @@ pub mod decide;
 pub mod desired;
 mod dry_run;
 pub mod host;
+pub mod inspect;
 pub mod kernel;
 pub mod layout;
 pub mod live;

@@ -8,7 +8,13 @@ use localnet_config::Config;
 use localnet_linux::{addresses::NodeAddresses, setup};
 use localnet_nft::{Nft, program::CleanupArgs};
 
-use crate::{EbpfBackend, LiveBackend, desired::Desired, host::Host, live, outside::WithOutside};
+use crate::{
+    EbpfBackend, LiveBackend,
+    desired::Desired,
+    host::{BPFFS, Host},
+    live,
+    outside::WithOutside,
+};
 
 /// `localnet-ebpf`.
 #[derive(Args)]
@@ -17,7 +23,7 @@ pub struct Ebpf {
     #[arg(long, value_name = "PATH", default_value = "/sys/fs/cgroup")]
     cgroup: PathBuf,
     /// Mount point of the BPF file system that keeps programs and maps across restarts
-    #[arg(long, value_name = "PATH", default_value = "/sys/fs/bpf")]
+    #[arg(long, value_name = "PATH", default_value = BPFFS)]
     bpffs: PathBuf,
     /// Also program the tables of localnet-nft, which serve other hosts. Without this flag, run localnet-nft beside this program
     #[arg(long)]

@@ -1,6 +1,6 @@
-//! The command `dump` and the plan of `--dry-run`: the content of the maps as text. Pure.
+//! The command `dump`, and the lines of `--dry-run` and `localnet diff`: the content of the maps as text. Pure.
 
-use std::{fmt::Write as _, net::SocketAddr};
+use std::net::SocketAddr;
 
 use localnet_client::{
     served::{Entry, Served, To},
@@ -12,7 +12,7 @@ use localnet_proto::{Affinity, Verdict};
 use crate::{
     decide::UDP,
     kernel::Content,
-    layout::{DROP, EXTERNAL, EndpointKey, Vip, VipKey},
+    layout::{DROP, EXTERNAL, EndpointKey, MemberKey, Socket, Vip, VipKey},
     plan::socket_addr,
 };
 
@@ -35,29 +35,35 @@ impl Content {
         (0..vip.endpoints).filter_map(|index| self.endpoints.get(&key(index))).map(socket_addr).collect()
     }
 
-    /// All elements, one line for each. Service ports appear by the first 32 bits of their ID.
+    /// All elements, one line for each.
     pub fn text(&self) -> String {
-        let mut text = String::new();
-        for (key, vip) in &self.vips {
+        self.lines().iter().flat_map(|(_, lines)| lines).map(|line| format!("{line}\n")).collect()
+    }
+
+    /// The name of each map, and a line for each element in the order of the keys. Service ports appear by the first 32 bits of
+    /// their ID.
+    pub fn lines(&self) -> [(&'static str, Vec<String>); 3] {
+        let vip = |(key, vip): (&VipKey, &Vip)| {
             let port = format!("{:08x} {}", vip.port[0], scope(vip.scope));
             let verdict = if vip.when_empty == DROP { "drop" } else { "reject" };
-            _ = match (key.protocol, vip.endpoints, vip.affinity) {
-                (0, ..) => writeln!(text, "vip {} other ports: {verdict}", socket_addr(&key.to).ip()),
-                (_, 0, _) => writeln!(text, "vip {}: {verdict}", vip_key(key)),
-                (_, count, 0) => writeln!(text, "vip {}: {port}, {count} endpoints", vip_key(key)),
-                (_, count, kept) => {
-                    writeln!(text, "vip {}: {port}, {count} endpoints, affinity {kept} s", vip_key(key))
-                }
-            };
-        }
-        for (key, endpoint) in &self.endpoints {
-            let EndpointKey { port, scope: of, index } = key;
-            _ = writeln!(text, "endpoint {:08x} {} {index}: {}", port[0], scope(*of), socket_addr(endpoint));
-        }
-        for key in &self.members {
-            _ = writeln!(text, "member {:08x} {}: {}", key.port[0], scope(key.scope), socket_addr(&key.endpoint));
-        }
-        text
+            match (key.protocol, vip.endpoints, vip.affinity) {
+                (0, ..) => format!("vip {} other ports: {verdict}", socket_addr(&key.to).ip()),
+                (_, 0, _) => format!("vip {}: {verdict}", vip_key(key)),
+                (_, count, 0) => format!("vip {}: {port}, {count} endpoints", vip_key(key)),
+                (_, count, kept) => format!("vip {}: {port}, {count} endpoints, affinity {kept} s", vip_key(key)),
+            }
+        };
+        let endpoint = |(EndpointKey { port, scope: of, index }, endpoint): (&EndpointKey, &Socket)| {
+            format!("endpoint {:08x} {} {index}: {}", port[0], scope(*of), socket_addr(endpoint))
+        };
+        let member = |MemberKey { port, scope: of, endpoint }: &MemberKey| {
+            format!("member {:08x} {}: {}", port[0], scope(*of), socket_addr(endpoint))
+        };
+        [
+            ("vips", self.vips.iter().map(vip).collect()),
+            ("endpoints", self.endpoints.iter().map(endpoint).collect()),
+            ("members", self.members.iter().map(member).collect()),
+        ]
     }
 }
 

@@ -32,7 +32,7 @@ pub struct Differences {
     pub differences: Vec<Difference>,
     /// The total number of differences.
     pub count: usize,
-    /// The number of compared elements of nf_tables sets. If the backend is not nft, the number of compared lines.
+    /// The number of compared elements of nf_tables sets, and of compared lines of other subsystems.
     pub compared: usize,
     /// The configuration that the plan was computed with.
     pub configuration: Origin,
@@ -42,9 +42,9 @@ pub struct Differences {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Difference {
-    /// The table, such as `ip localnet` or `ip nat`; or `IPVS`, or `interface`.
+    /// The table, such as `ip localnet` or `ip nat`; or `IPVS`, `interface` or `bpf`.
     pub table: String,
-    /// The chain, set or map; or `virtual servers`, or the name of the interface.
+    /// The chain, set or map; or `virtual servers`, `programs`, or the name of the interface.
     pub place: String,
     /// The kind of difference: `missing` (only planned), `unplanned` (only in the kernel), or `differs`.
     pub what: &'static str,
@@ -124,6 +124,14 @@ fn slots(dump: &TableDump) -> LiveTable {
 }
 
 impl Differences {
+    /// Adds the differences of another subsystem. At most `most` differences are listed in total.
+    pub fn append(&mut self, mut other: Self, most: usize) {
+        self.differences.append(&mut other.differences);
+        self.differences.truncate(most);
+        self.count += other.count;
+        self.compared += other.compared;
+    }
+
     fn compare(&mut self, planned: &TableContent, live: Option<&TableDump>) {
         let family = planned.table.family;
         let table = format!("{} {}", family_name(family), planned.table.name);

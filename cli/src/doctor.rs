@@ -69,7 +69,7 @@ pub struct Evidence {
     pub configuration: Option<Origin>,
     /// Our tables, or why they are unknown.
     pub tables: Option<Result<Vec<OwnTable>, Diagnostic>>,
-    /// How the plan of a backend other than nft differs from the kernel, or why that is unknown.
+    /// How the plans of backends other than nft differ from the kernel, or why that is unknown.
     pub lines: Option<Result<Differences, Diagnostic>>,
     /// Whether the kernel has all features that localnet-nft needs, or else what it lacks; `None` if it cannot be asked.
     pub features: Option<Result<(), String>>,

@@ -8,15 +8,17 @@ use std::{
 
 use localnet_client::{
     inspect::{Inspect, Listing, Place},
-    route::Packet,
+    route::{Origin, Packet},
+    vips::VipKey,
 };
+use localnet_ebpf::inspect::{self as ebpf, Inspector as Ebpf};
 use localnet_iptables::inspect::Inspector as Iptables;
 use localnet_ipvs::{Host, IpvsBackend};
 use localnet_linux::{
     ipvs::{self, Change, Frontend},
     nft::family_name,
 };
-use localnet_proto::Family;
+use localnet_proto::{Family, Protocol};
 
 use crate::{
     explain::PathRow,
@@ -31,7 +33,12 @@ pub enum Inspected {
     Iptables,
     /// IPVS.
     Ipvs,
+    /// The maps and programs of eBPF. They serve processes of this node, and another backend serves everything else.
+    Ebpf,
 }
+
+/// The maximum number of a VIP's endpoints whose elements are listed.
+const MOST_ENDPOINTS: usize = 256;
 
 /// What the kernel should hold, and what it holds.
 #[derive(Debug)]
@@ -48,11 +55,17 @@ impl Inspected {
         Self::named(world.other.as_deref()?)
     }
 
+    /// The ebpf backend, if it translates connections of this machine's processes beside the rules of another backend.
+    pub fn beside(world: &World) -> Option<Self> {
+        (world.is_here && world.has_ebpf && Self::of(world) != Some(Self::Ebpf)).then_some(Self::Ebpf)
+    }
+
     /// The backend with that name, as backends report it.
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "iptables" => Some(Self::Iptables),
             "ipvs" => Some(Self::Ipvs),
+            "ebpf" => Some(Self::Ebpf),
             _ => None,
         }
     }
@@ -65,6 +78,7 @@ impl Inspected {
         match self {
             Self::Iptables => read::<Iptables>(world).await,
             Self::Ipvs => read::<IpvsBackend<Host>>(world).await,
+            Self::Ebpf => read::<Ebpf>(world).await,
         }
     }
 
@@ -84,6 +98,7 @@ impl Inspected {
         match self {
             Self::Iptables => Ok(listings.rules(packet, &world.local)?),
             Self::Ipvs => Ok(listings.objects(packet)),
+            Self::Ebpf => Ok(listings.elements(packet)),
         }
     }
 }
@@ -123,6 +138,42 @@ impl Listings {
         lines.filter(|(_, line)| names(line)).map(|(place, line)| self.row(place, line)).collect()
     }
 
+    /// The planned programs and elements of eBPF that a connection of this node meets if it has the destination of a packet: the
+    /// programs, the VIP, and its endpoints. None if the rules of another backend decide.
+    pub fn elements(&self, packet: &Packet) -> Vec<PathRow> {
+        if packet.origin == Origin::Outside || packet.protocol == Protocol::Sctp {
+            return Vec::new();
+        }
+        let place = |name: &str| Place { table: ebpf::TABLE.to_owned(), name: name.to_owned() };
+        let [programs, vips, endpoints] = [ebpf::PROGRAMS, "vips", "endpoints"].map(place);
+        let find = |key: String| self.planned.get(&vips)?.iter().find(|line| line.starts_with(&key));
+        let key = VipKey { address: packet.destination, protocol: packet.protocol, port: packet.port };
+        let vip = find(format!("vip {key}: ")).or_else(|| find(format!("vip {} other ports: ", packet.destination)));
+        let Some(vip) = vip else { return Vec::new() };
+        let calls = if packet.protocol == Protocol::Udp { &["connect", "sendmsg"][..] } else { &["connect"] };
+        let version = if packet.destination.is_ipv4() { '4' } else { '6' };
+        let mut rows: Vec<_> = calls.iter().map(|call| self.row(&programs, &format!("{call}{version}"))).collect();
+        rows.push(self.element(&vips, vip));
+        // Only a VIP with endpoints names its group of endpoints.
+        if let Some((group, _)) = vip.split_once(": ").and_then(|(_, value)| value.split_once(", ")) {
+            let key = format!("endpoint {group} ");
+            let of_vip = self.planned.get(&endpoints).into_iter().flatten().filter(|line| line.starts_with(&key));
+            rows.extend(of_vip.take(MOST_ENDPOINTS).map(|line| self.element(&endpoints, line)));
+        }
+        rows
+    }
+
+    /// The row of a planned element. If the kernel holds another value with the same key, the row contains it.
+    fn element(&self, place: &Place, line: &str) -> PathRow {
+        let mut row = self.row(place, line);
+        let key = line.split_inclusive(": ").next().unwrap_or(line);
+        let found = self.live.get(place).and_then(|lines| lines.iter().find(|held| held.starts_with(key)));
+        if let Some(found) = found.filter(|found| *found != line) {
+            (row.held, row.found) = ("other", Some(found.clone()));
+        }
+        row
+    }
+
     /// The row of a planned line.
     fn row(&self, place: &Place, line: &str) -> PathRow {
         let is_held = self.live.get(place).is_some_and(|lines| lines.iter().any(|held| held == line));
@@ -153,9 +204,6 @@ async fn read<I: Inspect>(world: &World) -> anyhow::Result<Listings> {
 
 #[cfg(test)]
 mod tests {
-    use localnet_client::route::Origin;
-    use localnet_proto::Protocol;
-
     use super::*;
 
     #[test]
@@ -198,5 +246,92 @@ mod tests {
             "yes localnet-ipvs vips: 172.30.0.1 . tcp . 80 comment \"shop/web:http\"",
         ];
         assert_eq!(rows, expected);
+    }
+
+    #[test]
+    fn elements_of_ebpf_are_those_that_a_connection_of_the_node_meets() {
+        let place = |name: &str| Place { table: ebpf::TABLE.to_owned(), name: name.to_owned() };
+        let lines = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
+        let planned = Listing::from([
+            (place("programs"), lines(&["connect4", "connect6", "sendmsg4"])),
+            (
+                place("vips"),
+                lines(&[
+                    "vip 172.30.0.1 other ports: reject",
+                    "vip 172.30.0.1:80/tcp: 99b4055d internal, 2 endpoints, affinity 60 s",
+                    "vip 172.30.0.1:53/udp: drop",
+                    "vip [fd00::1]:80/tcp: 7d176321 internal, 1 endpoints",
+                ]),
+            ),
+            (
+                place("endpoints"),
+                lines(&[
+                    "endpoint 7d176321 internal 0: [fd00::2]:8080",
+                    "endpoint 99b4055d internal 0: 10.180.0.1:8080",
+                    "endpoint 99b4055d internal 1: 10.180.0.2:8080",
+                    "endpoint 99b4055d external 0: 10.180.0.1:8080",
+                ]),
+            ),
+        ]);
+        let live = Listing::from([
+            (place("programs"), lines(&["connect6", "sendmsg4"])),
+            (
+                place("vips"),
+                lines(&[
+                    "vip 172.30.0.1:80/tcp: 99b4055d internal, 1 endpoints, affinity 60 s",
+                    "vip 172.30.0.1:53/udp: drop",
+                    "vip [fd00::1]:80/tcp: 7d176321 internal, 1 endpoints",
+                ]),
+            ),
+            (place("endpoints"), planned[&place("endpoints")][..2].to_vec()),
+        ]);
+        let listings = Listings { planned, live };
+        let rows = |to: &str, protocol, origin| -> Vec<String> {
+            let to: SocketAddr = to.parse().unwrap();
+            let packet = Packet { source: to.ip(), destination: to.ip(), protocol, port: to.port(), origin };
+            let rows = listings.elements(&packet).into_iter();
+            rows.map(|row| {
+                format!(
+                    "{} {}: {}{}",
+                    row.held,
+                    row.place,
+                    row.text,
+                    row.found.map(|of| format!(" ({of})")).unwrap_or_default()
+                )
+            })
+            .collect()
+        };
+        assert_eq!(
+            rows("172.30.0.1:80", Protocol::Tcp, Origin::Pod),
+            [
+                "no bpf programs: connect4",
+                "other bpf vips: vip 172.30.0.1:80/tcp: 99b4055d internal, 2 endpoints, affinity 60 s \
+                 (vip 172.30.0.1:80/tcp: 99b4055d internal, 1 endpoints, affinity 60 s)",
+                "yes bpf endpoints: endpoint 99b4055d internal 0: 10.180.0.1:8080",
+                "no bpf endpoints: endpoint 99b4055d internal 1: 10.180.0.2:8080",
+            ]
+        );
+        assert_eq!(
+            rows("[fd00::1]:80", Protocol::Tcp, Origin::Node),
+            [
+                "yes bpf programs: connect6",
+                "yes bpf vips: vip [fd00::1]:80/tcp: 7d176321 internal, 1 endpoints",
+                "yes bpf endpoints: endpoint 7d176321 internal 0: [fd00::2]:8080",
+            ]
+        );
+        let unserved = rows("172.30.0.1:53", Protocol::Udp, Origin::Pod);
+        assert_eq!(
+            unserved,
+            ["no bpf programs: connect4", "yes bpf programs: sendmsg4", "yes bpf vips: vip 172.30.0.1:53/udp: drop"]
+        );
+        let unused = rows("172.30.0.1:81", Protocol::Tcp, Origin::Pod);
+        assert_eq!(unused, ["no bpf programs: connect4", "no bpf vips: vip 172.30.0.1 other ports: reject"]);
+        for (to, protocol, origin) in [
+            ("172.30.0.1:80", Protocol::Tcp, Origin::Outside),
+            ("172.30.0.1:80", Protocol::Sctp, Origin::Pod),
+            ("172.30.0.9:80", Protocol::Tcp, Origin::Pod),
+        ] {
+            assert_eq!(rows(to, protocol, origin), [""; 0], "{to} {protocol:?} {origin:?}");
+        }
     }
 }

@@ -83,12 +83,18 @@ pub async fn gather(world: &mut World, question: &Question, brain: Option<&Peer>
         kernel_unknown: world.kernel.as_ref().err().map(ToString::to_string),
         ..Evidence::default()
     };
-    let mut listed = None;
+    let (mut listed, mut beside) = (None, None);
     if let Some(backend) = Inspected::of(world) {
         let read = backend.read(world).await;
         evidence.kernel_unknown = read.as_ref().err().map(|error| format!("{error:#}"));
         listed = read.ok().map(|listings| (backend, listings));
         evidence.foreign_unread = backend != Inspected::Iptables || world.kernel.is_err();
+    }
+    if let Some(maps) = Inspected::beside(world) {
+        match maps.read(world).await {
+            Ok(listings) => beside = Some(listings),
+            Err(error) => evidence.kernel_unknown = Some(format!("{error:#}")),
+        }
     }
     let Some(service) = world.state.services.get(&question.service).cloned() else {
         let keys = world.state.services.keys();
@@ -122,7 +128,7 @@ pub async fn gather(world: &mut World, question: &Question, brain: Option<&Peer>
     };
     evidence.tracking_is_full = tracked.is_some_and(|(count, max)| max > 0 && count >= max);
     for destination in destinations {
-        let front = check(world, listed.as_ref(), question, &service, port, destination).await;
+        let front = check(world, (listed.as_ref(), beside.as_ref()), question, &service, port, destination).await;
         evidence.fronts.push(front);
     }
     evidence
@@ -158,7 +164,7 @@ fn not_its(world: &World, service: &Service, port: &Port, at: IpAddr) -> String 
 /// Determines what happens to a packet to one address, according to the state and the kernel.
 async fn check(
     world: &mut World,
-    listed: Option<&(Inspected, Listings)>,
+    (listed, beside): (Option<&(Inspected, Listings)>, Option<&Listings>),
     question: &Question,
     service: &Service,
     port: &Port,
@@ -195,7 +201,9 @@ async fn check(
     let chains = Path::new(&world.facts, family, affinity).chains().to_vec();
     drop(judged);
 
+    let elements = beside.map(|listings| listings.elements(&packet)).unwrap_or_default();
     let rows = match listed {
+        _ if !elements.is_empty() => elements,
         Some((backend, listings)) => backend.steps(listings, world, &packet).unwrap_or_default(),
         None => explain::in_kernel(world, family, &steps).0,
     };

@@ -1,21 +1,30 @@
 //! Tests `localnet diff` against a kernel: it reports only changes by other programs, whatever the Services were before.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use anyhow::Context as _;
 use localnet::{
     diff::{self, Difference},
     kernel::Live,
 };
-use localnet_client::{Snapshot, inspect::Inspect as _, vips::Config};
+use localnet_client::{Snapshot, inspect::Inspect, vips::Config};
+use localnet_ebpf::{
+    EbpfBackend,
+    host::Host,
+    inspect::Inspector as EbpfInspector,
+    kernel::{Change, Kernel as _},
+    layout::Vip,
+};
 use localnet_iptables::{Flavour, IptablesBackend, Tools, desired::Desired, inspect::Inspector};
-use localnet_lab::{Network, Topology};
+use localnet_lab::{Network, Sandbox, Topology};
+use localnet_linux::addresses::NodeAddresses;
 use localnet_nft::{LinuxBackend as _, Netlink, NftBackend};
 use localnet_proto::Changes;
 use proptest::{
     prelude::*,
     test_runner::{Config as Cases, TestRunner},
 };
+use tokio::runtime::Runtime;
 
 /// For each Service: whether external traffic goes to local endpoints, whether it has session affinity, and its endpoints.
 type Services = Vec<(bool, bool, Vec<u8>)>;
@@ -56,15 +65,18 @@ fn differences(state: &Snapshot) -> anyhow::Result<Vec<Difference>> {
     Ok(found.differences)
 }
 
-/// The differences that `localnet diff` reports if the backend is iptables.
-fn of_iptables(state: &Snapshot) -> anyhow::Result<Vec<String>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let found = runtime.block_on(async {
-        let mut inspector = Inspector::open(Config::default()).await?;
+fn runtime() -> std::io::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+/// The differences that `localnet diff` reports if the backend is not nft.
+fn of_lines<I: Inspect>(state: &Snapshot) -> anyhow::Result<Vec<String>> {
+    let found = runtime()?.block_on(async {
+        let mut inspector = I::open(Config::default()).await?;
         let planned = inspector.planned(state);
         Ok::<_, anyhow::Error>(diff::of_listings(&planned, &inspector.live().await?, diff::MOST))
     })?;
-    anyhow::ensure!(found.compared > 50, "only {} lines are compared", found.compared);
+    anyhow::ensure!(found.compared > 30, "only {} lines are compared", found.compared);
     let lines = found.differences.into_iter().map(|of| format!("{} {} {} {}", of.table, of.place, of.what, of.text));
     Ok(lines.collect())
 }
@@ -150,7 +162,7 @@ fn rules_of_iptables_are_compared_in_both_flavours() {
             ] {
                 last = state(&services)?;
                 backend.apply(&last, &Changes::everything())?.whole()?;
-                assert_eq!(of_iptables(&last)?, [""; 0], "{flavour:?}");
+                assert_eq!(of_lines::<Inspector>(&last)?, [""; 0], "{flavour:?}");
             }
             for change in [
                 "-t nat -D KUBE-POSTROUTING 3",
@@ -166,7 +178,7 @@ fn rules_of_iptables_are_compared_in_both_flavours() {
             }
             let family = if program.starts_with("ip6") { "ip6" } else { "ip" };
             assert_eq!(
-                of_iptables(&last)?,
+                of_lines::<Inspector>(&last)?,
                 [
                     "filter FORWARD missing -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD",
                     "nat KUBE-MARK-MASQ unplanned -j RETURN",
@@ -178,9 +190,57 @@ fn rules_of_iptables_are_compared_in_both_flavours() {
             );
             backend.forget();
             backend.apply(&last, &Changes::everything())?.whole()?;
-            assert_eq!(of_iptables(&last)?, [""; 0], "it is repaired");
+            assert_eq!(of_lines::<Inspector>(&last)?, [""; 0], "it is repaired");
             Ok(())
         });
         tested.unwrap();
     }
+}
+
+/// `diff` is silent after each state, and names each change of the maps and each detached program.
+#[test]
+fn maps_of_ebpf_are_compared() {
+    let tested = Sandbox::run(|_| {
+        Network::build(Topology::default())?.node().run(|| {
+            let (bpffs, cgroup) = (Path::new(Sandbox::BPFFS), Path::new(Sandbox::CGROUP));
+            let mut backend = EbpfBackend::new(Config::default(), Host::open(bpffs, cgroup)?);
+            backend.set_local_addresses(runtime()?.block_on(NodeAddresses::default().list())?);
+            let mut last = Snapshot::default();
+            for services in [
+                vec![(false, false, vec![1, 2, 4]), (true, true, vec![3])],
+                vec![(true, true, vec![2, 4, 5]), (true, false, vec![]), (false, true, vec![1, 7])],
+                vec![(false, true, vec![5]), (false, false, vec![1, 2, 3, 4])],
+            ] {
+                last = state(&services)?;
+                backend.apply(&last, &Changes::everything())?.whole()?;
+                assert_eq!(of_lines::<EbpfInspector>(&last)?, [""; 0]);
+            }
+            let content = Host::pinned(bpffs)?;
+            let vip = content.vips.iter().find(|(_, vip)| vip.endpoints == 4).context("a VIP with 4 endpoints")?;
+            let member = content.members.first().context("a member")?;
+            backend
+                .kernel_mut()
+                .apply(&[Change::Vip(*vip.0, Some(Vip { endpoints: 3, ..*vip.1 })), Change::Member(*member, false)])?;
+            for links in std::fs::read_dir(bpffs.join("localnet-ebpf"))? {
+                let program = links?.path().join("connect6");
+                if program.exists() {
+                    std::fs::remove_file(program)?;
+                }
+            }
+            let found = of_lines::<EbpfInspector>(&last)?;
+            let expected = [
+                ("bpf members missing member ", ":8080"),
+                ("bpf programs missing connect6", ""),
+                ("bpf vips missing vip ", ", 4 endpoints"),
+                ("bpf vips unplanned vip ", ", 3 endpoints"),
+            ];
+            let is_as = |(line, (start, end)): (&String, (&str, &str))| line.starts_with(start) && line.ends_with(end);
+            assert!(found.len() == expected.len() && found.iter().zip(expected).all(is_as), "{found:#?}");
+            backend.forget();
+            backend.apply(&last, &Changes::everything())?.whole()?;
+            assert_eq!(of_lines::<EbpfInspector>(&last)?, [""; 0], "it is repaired");
+            Ok(())
+        })
+    });
+    tested.unwrap();
 }

@@ -90,9 +90,10 @@ pub(super) async fn of_kernel(most: usize, node: &OfNode, global: &Global) -> Re
     let status = ask_status(global, brain).await;
     let world = node.world(global, brain, &status, state).await?;
     let wrong = |error: &dyn std::fmt::Display| unreadable(global, &format!("the kernel: {error:#}"));
-    if let Some(backend) = Inspected::of(&world) {
-        let mut differences = of_lines(backend, &world, most).await.map_err(|error| wrong(&error))?;
-        differences.configuration = world.configuration.origin;
+    // With ebpf, both the maps and the rules of another backend are compared.
+    let mut differences = of_lines(&world, most).await.map_err(|error| wrong(&error))?;
+    differences.configuration = world.configuration.origin.clone();
+    if Inspected::of(&world).is_some() {
         return Ok(differences);
     }
     let World { state, local, kernel, configuration, .. } = world;
@@ -103,22 +104,26 @@ pub(super) async fn of_kernel(most: usize, node: &OfNode, global: &Global) -> Re
         None => kernel.live(),
     }
     .map_err(|error| wrong(&error))?;
-    let mut differences = diff::differences(&mut plan, &live, most);
+    let mut tables = diff::differences(&mut plan, &live, most);
     // The backend may have programmed the state after the kernel was read.
-    if differences.count > 0 && kernel.generation().map_err(|error| wrong(&error))? != live.generation {
+    if tables.count > 0 && kernel.generation().map_err(|error| wrong(&error))? != live.generation {
         live = Live::read().map_err(|error| wrong(&error))?;
-        differences = diff::differences(&mut plan, &live, most);
+        tables = diff::differences(&mut plan, &live, most);
     }
-    differences.configuration = configuration.origin;
+    differences.append(tables, most);
     Ok(differences)
 }
 
-/// Compares the plan of a backend other than nft with its live state.
-pub(super) async fn of_lines(backend: Inspected, world: &World, most: usize) -> anyhow::Result<diff::Differences> {
-    let mut listings = backend.read(world).await?;
-    if listings.planned != listings.live {
-        // The backend may have programmed the state after the kernel was read.
-        listings = backend.read(world).await?;
+/// Compares the plans of backends other than nft with their live state. Without such a backend, nothing is compared.
+pub(super) async fn of_lines(world: &World, most: usize) -> anyhow::Result<diff::Differences> {
+    let mut differences = diff::Differences::default();
+    for backend in Inspected::of(world).into_iter().chain(Inspected::beside(world)) {
+        let mut listings = backend.read(world).await?;
+        if listings.planned != listings.live {
+            // The backend may have programmed the state after the kernel was read.
+            listings = backend.read(world).await?;
+        }
+        differences.append(diff::of_listings(&listings.planned, &listings.live, most), most);
     }
-    Ok(diff::of_listings(&listings.planned, &listings.live, most))
+    Ok(differences)
 }

@@ -55,15 +55,15 @@ pub(super) async fn findings(node: &OfNode, global: &Global) -> Result<Findings,
     }
     let mut world = node.world(global, brain, &status, state).await?;
     evidence.configuration = Some(world.configuration.origin.clone());
-    if let Some(backend) = Inspected::of(&world) {
+    // Without a state there is no plan.
+    if error.is_none() && Inspected::of(&world).or(Inspected::beside(&world)).is_some() {
+        let found = diff::of_lines(&world, MOST).await;
+        evidence.lines = Some(found.map_err(|error| kernel::unread(format!("{error:#}"))));
+    }
+    if Inspected::of(&world).is_some() {
         doctor::read_settings(&mut evidence);
         if let Ok(kernel) = &mut world.kernel {
             evidence.others = kernel.other_tables().unwrap_or_default();
-        }
-        // Without a state there is no plan.
-        if error.is_none() {
-            let found = diff::of_lines(backend, &world, MOST).await;
-            evidence.lines = Some(found.map_err(|error| kernel::unread(format!("{error:#}"))));
         }
         return Ok(Findings::of(&evidence));
     }

@@ -89,6 +89,14 @@ pub(super) async fn run(flags: Explain, global: &Global) -> Answered {
     if let Some(backend) = Inspected::of(&world) {
         (explanation.path, explanation.kernel_unknown) = backend.path(&world, &packet).await;
     }
+    if let Some(maps) = Inspected::beside(&world).filter(|_| packet.origin != route::Origin::Outside) {
+        match maps.path(&world, &packet).await {
+            (_, Some(unknown)) => explanation.kernel_unknown = Some(unknown),
+            // The rules of the other backend serve this packet.
+            (path, None) if path.is_empty() => {}
+            (path, None) => explanation.path = path,
+        }
+    }
     flags.output.print(global, &explanation)?;
     Ok(!explanation.arrives())
 }

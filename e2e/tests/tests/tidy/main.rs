@@ -88,6 +88,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "localnet-nft",
             "localnet-iptables",
             "localnet-ipvs",
+            "localnet-ebpf",
         ],
     ),
     (

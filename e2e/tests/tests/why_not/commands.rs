@@ -6,8 +6,8 @@ use std::{
     process::Command,
 };
 
-use localnet_e2e::{await_condition, program};
-use localnet_lab::{Namespace, topology::CLUSTER_CIDRS};
+use localnet_e2e::{Backend, await_condition, program};
+use localnet_lab::{Namespace, Sandbox, topology::CLUSTER_CIDRS};
 
 use crate::scenario::{Scenario, named};
 
@@ -170,6 +170,42 @@ fn commands_read_the_rules_of_iptables() {
         assert!(run(&["doctor"], 1).contains("first in ip nat KUBE-SERVICES"), "{flavour}");
         assert!(run(&why_not, 1).starts_with("1. elements-missing at 172.30.0.41:80"), "{flavour}");
     }
+}
+
+/// With `localnet-ebpf --nft`, the commands read the maps and the tables. Connections of this node meet the maps only.
+#[test]
+fn commands_read_the_maps_of_ebpf() {
+    let tested = Sandbox::run(|_| {
+        let steps = ["backend", "kill backend"].map(str::to_owned);
+        let node = Scenario::build_on(Backend::Ebpf, &named("service-misspelt"), &steps)?;
+        let run = |arguments: &[&str], code: i32| {
+            let answer = node.localnet(arguments).unwrap();
+            assert_eq!(answer.code, code, "{arguments:?}: {answer:?}");
+            answer.out
+        };
+        let from_pod = ["explain", "--from", "pod:10.180.0.2", "--to", "shop/web:http"];
+        let from_outside = ["explain", "--from", "outside", "--to", "shop/web:http"];
+        assert!(run(&["diff"], 0).contains("the kernel matches the plan"));
+        let path = run(&from_pod, 0);
+        assert!(path.contains("held  bpf vips") && path.contains("internal 1: 10.180.1.1:8080"), "{path}");
+        assert!(!path.contains("services"), "{path}");
+        assert!(run(&from_outside, 0).contains("held  services"));
+        // Without the backend, no program repairs them.
+        let damage = "rm /sys/fs/bpf/localnet-ebpf/links-*/connect4 && nft flush map ip localnet services";
+        node.network.node().output(Command::new("bash").args(["-c", damage])).unwrap();
+        let found = run(&["diff"], 1);
+        assert!(
+            found.contains("bpf programs\n  + connect4") && found.contains("table ip localnet services"),
+            "{found}"
+        );
+        assert!(run(&from_pod, 1).contains("MISSING  bpf programs"));
+        assert!(run(&from_outside, 1).contains("MISSING  services"));
+        assert!(run(&["doctor"], 1).contains("the first in bpf programs"));
+        let why_not = ["explain", "--why-not", "shop/web:http", "--from", "pod:10.180.0.2"];
+        assert!(run(&why_not, 1).contains("elements-missing at 172.30.0.41:80"));
+        Ok(())
+    });
+    tested.unwrap();
 }
 
 /// The programs other than `localnet-nft`, each of which connects to a brain in its own way.
