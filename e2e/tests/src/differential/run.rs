@@ -1,6 +1,10 @@
 //! One run: clusters from a seed, the steps of each, and packets on both sides after each step.
 
-use std::{collections::BTreeMap, thread, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    thread,
+    time::Duration,
+};
 
 use localnet_client::route::Outcome;
 use localnet_lab::Protocol;
@@ -204,12 +208,14 @@ impl Runs {
         let mut random = Random::new(scene.seed.rotate_left(16) ^ scene.changes as u64);
         let drawn: Vec<_> = (0..count).map(|_| Asked { cover: true, ..scene.draw(&mut random) }).collect();
         self.report.evaluated += count;
+        let mut reported = BTreeSet::new();
         for (number, alarm) in shadowed::differences(&self.world, scene.setup, &drawn)? {
             if let Some(entry) = alarm.entry {
                 self.report.explained(Intended::Entry(entry));
                 continue;
             }
-            if scene.former.is_some() || scene.claimants(alarm.to.ip()).len() >= 2 {
+            let has_past = scene.former.is_some() || scene.claimants(alarm.to.ip()).len() >= 2;
+            if has_past || !reported.insert(alarm.to_string()) {
                 continue;
             }
             let (side, asked) = (Side::KubeProxy, &drawn[number]);
