@@ -162,7 +162,7 @@ fn deleted_pins_are_repaired() {
         let pin = pins.iter().find(|name| name.contains(of) && name.ends_with(["connect4", "vips"][number])).unwrap();
         fs::remove_file(bpffs().join(pin)).unwrap();
         assert!(!backend.kernel_mut().is_attached(), "{pin}");
-        localnet_linux_backend::live::LinuxBackend::forget(&mut backend);
+        backend.forget();
         apply(&mut backend, &state);
         assert!(matches!(probe(&network, WEB), Outcome::Answer { .. }), "{pin}");
     }
