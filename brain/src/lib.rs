@@ -36,4 +36,4 @@ mod throttle;
 pub mod views;
 pub mod watch;
 
-pub use run::{Brain, start};
+pub use run::{Brain, start, start_on};

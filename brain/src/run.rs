@@ -27,7 +27,10 @@ use crate::{
     source::{self, Source},
     status,
     views::{Started, Views},
-    watch::{file, kube},
+    watch::{
+        file,
+        kube::{self, ApiServer},
+    },
 };
 use localnet_cluster::{self, Cluster, localize::NodeIps};
 
@@ -46,6 +49,27 @@ pub struct Brain {
 }
 
 impl Brain {
+    /// A brain that waits for the batches of a source. The source must end when the token is cancelled.
+    fn without_source(
+        options: localnet_cluster::Options,
+        node_ips: watch::Receiver<NodeIps>,
+    ) -> (Self, mpsc::Sender<Batch>, CancellationToken) {
+        let feed = Feed::new(rand::random());
+        let (sender, batches) = mpsc::channel(QUEUE);
+        let stop = CancellationToken::new();
+        let (questions, queries) = pump::questions();
+        let pump = pump::run(Cluster::new(options), batches, node_ips, queries, feed.clone());
+        let mut work = JoinSet::new();
+        work.spawn(async move {
+            pump.await;
+            Ok(())
+        });
+        let mut journal = JoinSet::new();
+        journal.spawn(feed.history().clone().follow(feed.metrics().troubles()));
+        let (events, guard) = (Events::default(), stop.clone().drop_guard());
+        (Self { feed, events, questions, work, journal, _stop: guard }, sender, stop)
+    }
+
     /// Posts the backends' warnings as events of the Node, if a source is an API server.
     pub fn post_warnings(&mut self, reports: &Reports) {
         self.events.post_warnings(reports, &mut self.work);
@@ -107,20 +131,17 @@ pub async fn start(
     node_ips: watch::Receiver<NodeIps>,
 ) -> anyhow::Result<Brain> {
     let options = localnet_cluster::Options { sources: source::names(sources), ..options };
-    let feed = Feed::new(rand::random());
-    let (events, batches) = mpsc::channel(QUEUE);
-    let stop = CancellationToken::new();
-    let mut work = JoinSet::new();
-    let posted = watch(sources, &options, (events, feed.metrics()), &stop, &mut work).await?;
-    let (questions, queries) = pump::questions();
-    let pump = pump::run(Cluster::new(options), batches, node_ips, queries, feed.clone());
-    work.spawn(async move {
-        pump.await;
-        Ok(())
-    });
-    let mut journal = JoinSet::new();
-    journal.spawn(feed.history().clone().follow(feed.metrics().troubles()));
-    Ok(Brain { feed, events: posted, questions, work, journal, _stop: stop.drop_guard() })
+    let (mut brain, batches, stop) = Brain::without_source(options.clone(), node_ips);
+    brain.events = watch(sources, &options, (batches, brain.feed.metrics()), &stop, &mut brain.work).await?;
+    Ok(brain)
+}
+
+/// Starts a brain on an API server that the caller has set up. Unlike [`start`], this cannot fail.
+pub fn start_on(api: ApiServer, options: &localnet_cluster::Options, node_ips: watch::Receiver<NodeIps>) -> Brain {
+    let (mut brain, batches, stop) = Brain::without_source(options.clone(), node_ips);
+    let api = api.with_metrics(brain.feed.metrics());
+    brain.events = watch_api(api, options, batches, stop, &mut brain.work);
+    brain
 }
 
 /// Starts to watch the sources in tasks of `work`, until `stop` is cancelled. The sources send their batches to `events` and
@@ -153,10 +174,8 @@ pub(crate) async fn watch(
             }
             Source::Kube { kubeconfig, server } => {
                 let keep_alive = kube::KeepAlive::default();
-                let api = kube::ApiServer::from_kubeconfig(kubeconfig.as_deref(), server.clone(), keep_alive).await?;
-                let api = api.with_metrics(metrics);
-                posted = Events::start(&api, &options.node_name, work);
-                work.spawn(kube::run(api, options.clone(), events, stop.clone()));
+                let api = ApiServer::from_kubeconfig(kubeconfig.as_deref(), server.clone(), keep_alive).await?;
+                posted = watch_api(api.with_metrics(metrics), options, events, stop.clone(), work);
             }
         }
     }
@@ -183,6 +202,18 @@ fn numbered(
         Ok(())
     });
     sender
+}
+
+fn watch_api(
+    api: ApiServer,
+    options: &localnet_cluster::Options,
+    batches: mpsc::Sender<Batch>,
+    stop: CancellationToken,
+    work: &mut JoinSet<anyhow::Result<()>>,
+) -> Events {
+    let events = Events::start(&api, &options.node_name, work);
+    work.spawn(kube::run(api, options.clone(), batches, stop));
+    events
 }
 
 /// Runs the program with a configuration until `shutdown` resolves.
