@@ -97,6 +97,12 @@ impl<K: Kernel> NftBackend<K> {
         }
     }
 
+    /// The same backend with other limits of one transaction.
+    #[must_use]
+    pub fn with_limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
+    }
+
     /// The desired content of the tables, after a sync.
     pub fn plan(&self) -> Vec<TableContent> {
         self.desired.content()

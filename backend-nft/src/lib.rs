@@ -27,8 +27,8 @@ pub mod live;
 pub mod plan;
 pub mod program;
 pub mod served;
-#[cfg(test)]
-mod testing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use backend::NftBackend;
 pub use kernel::{Kernel, Netlink};

@@ -15,42 +15,46 @@ use crate::kernel::{ChainMatch, Kernel, LiveTable};
 
 /// The contents of the fake kernel, and the record of what it was sent.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct FakeKernel {
-    pub(crate) tables: BTreeMap<Table, FakeTable>,
+pub struct FakeKernel {
+    /// The tables.
+    pub tables: BTreeMap<Table, FakeTable>,
     /// The transactions that were applied.
-    pub(crate) log: Vec<Transaction>,
+    pub log: Vec<Transaction>,
     /// How many times a table was read.
-    pub(crate) reads: usize,
+    pub reads: usize,
     /// How many times a set was read.
-    pub(crate) dumps: usize,
+    pub dumps: usize,
     /// The number of sets in which an element expires right after they are read.
-    pub(crate) expiring: usize,
+    pub expiring: usize,
     /// Whether reading sets fails.
-    pub(crate) blind: bool,
+    pub blind: bool,
     /// Elements that the fake kernel refuses, for any reason that a kernel may have.
-    pub(crate) hated: BTreeSet<ElementKey>,
+    pub hated: BTreeSet<ElementKey>,
     /// Whether the fake kernel refuses these elements for lack of memory, so that the elements are not at fault.
-    pub(crate) short: bool,
+    pub short: bool,
     /// Whether the errors of elements name only their set.
-    pub(crate) vague: bool,
+    pub vague: bool,
     /// The ruleset's generation; `None` if it is not counted.
-    pub(crate) generation: Option<u32>,
+    pub generation: Option<u32>,
     /// A family without address translation, as if a module were missing.
-    pub(crate) lacks_nat: Option<Family>,
+    pub lacks_nat: Option<Family>,
     /// The table that another program deletes immediately before the next transaction.
-    pub(crate) deleted_next: Option<Table>,
+    pub deleted_next: Option<Table>,
     /// Whether another program commits before each transaction.
-    pub(crate) is_busy: bool,
+    pub is_busy: bool,
     /// Whether everything fails, as if without privileges.
-    pub(crate) denied: bool,
+    pub denied: bool,
     /// After how many more transactions `denied` becomes true.
-    pub(crate) denied_after: Option<usize>,
+    pub denied_after: Option<usize>,
 }
 
+/// A table of the fake kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FakeTable {
-    pub(crate) chains: BTreeMap<Name, Chain>,
-    pub(crate) sets: BTreeMap<Name, (Arc<Set>, BTreeMap<ElementKey, Element>)>,
+pub struct FakeTable {
+    /// The chains by name.
+    pub chains: BTreeMap<Name, Chain>,
+    /// The sets and maps by name, with their elements.
+    pub sets: BTreeMap<Name, (Arc<Set>, BTreeMap<ElementKey, Element>)>,
 }
 
 impl Kernel for FakeKernel {
@@ -135,7 +139,7 @@ const FULL: Refused = (None, 23);
 
 impl FakeKernel {
     /// What was sent after the first `from` transactions: elements added, elements deleted, and all other changes.
-    pub(crate) fn sent_since(&self, from: usize) -> (usize, usize, usize) {
+    pub fn sent_since(&self, from: usize) -> (usize, usize, usize) {
         let mut sent = (0, 0, 0);
         for change in self.log[from..].iter().flat_map(Transaction::changes) {
             match change {
