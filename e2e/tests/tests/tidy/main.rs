@@ -99,6 +99,20 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-controlplane", &[]),
     ("localnet-vm", &[]),
     ("localnet-fuzz", &[]),
+    (
+        "localnet-sim",
+        &[
+            "localnet-sim-entropy",
+            "localnet-proto",
+            "localnet-cluster",
+            "localnet-brain",
+            "localnet-client",
+            "localnet-linux",
+            "localnet-linux-backend",
+            "localnet-nft",
+        ],
+    ),
+    ("localnet-sim-entropy", &[]),
     ("localnet-demo", &["localnet-lab", "localnet-proto", "localnet-client"]),
     ("localnet-bench", &["localnet-lab", "localnet-controlplane", "localnet-vm", "localnet-proto", "localnet-client"]),
     (
@@ -321,8 +335,11 @@ fn every_module_has_a_header() {
     assert!(bare.is_empty(), "without a header: {bare:#?}");
 }
 
-/// The only crate with its own lints: it may have unsafe code, in one file.
-const UNSAFE: (&str, &str) = ("backend-win/ffi/Cargo.toml", "backend-win/ffi/src/dll.rs");
+/// The only crates with their own lints: they may have unsafe code, each in one file.
+const UNSAFE: [(&str, &str); 2] = [
+    ("backend-win/ffi/Cargo.toml", "backend-win/ffi/src/dll.rs"),
+    ("e2e/sim/entropy/Cargo.toml", "e2e/sim/entropy/src/lib.rs"),
+];
 
 /// The eBPF programs, which are no crate of the workspace. The kernel's verifier checks each of their memory accesses.
 const UNSAFE_IN_KERNEL: &str = "backend-ebpf/programs/main.rs";
@@ -335,16 +352,19 @@ fn table(manifest: &str, name: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn unsafe_code_is_in_one_file_of_one_crate() {
+fn unsafe_code_is_in_one_file_of_each_of_two_crates() {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
-    let (workspace, own) = (read("Cargo.toml"), read(UNSAFE.0));
-    for lints in ["rust", "clippy"] {
-        let general = table(&workspace, &format!("workspace.lints.{lints}"));
-        let missing: Vec<_> = general.difference(&table(&own, &format!("lints.{lints}"))).cloned().collect();
-        let expected: &[&str] = if lints == "rust" { &["unsafe_code = \"forbid\""] } else { &[] };
-        assert_eq!(missing, expected, "{} lacks lints of the workspace", UNSAFE.0);
+    let workspace = read("Cargo.toml");
+    for (manifest, _) in UNSAFE {
+        let own = read(manifest);
+        for lints in ["rust", "clippy"] {
+            let general = table(&workspace, &format!("workspace.lints.{lints}"));
+            let missing: Vec<_> = general.difference(&table(&own, &format!("lints.{lints}"))).cloned().collect();
+            let expected: &[&str] = if lints == "rust" { &["unsafe_code = \"forbid\""] } else { &[] };
+            assert_eq!(missing, expected, "{manifest} lacks lints of the workspace");
+        }
+        assert!(table(&own, "lints.rust").contains("unsafe_code = \"deny\""));
     }
-    assert!(table(&own, "lints.rust").contains("unsafe_code = \"deny\""));
     let (word, expects) = (concat!("unsa", "fe "), concat!("expect(unsafe", "_code"));
     let has = |text: &str| {
         text.lines().any(|line| {
@@ -353,7 +373,7 @@ fn unsafe_code_is_in_one_file_of_one_crate() {
         })
     };
     let found: Vec<_> = rust_sources().into_iter().filter(|(_, text)| has(text)).map(|(path, _)| name(&path)).collect();
-    assert_eq!(found, [UNSAFE_IN_KERNEL, UNSAFE.1]);
+    assert_eq!(found, [UNSAFE_IN_KERNEL, UNSAFE[0].1, UNSAFE[1].1]);
 }
 
 /// `e2e/test.sh` runs the test programs whose names begin with `guest` in parallel with the others. No other name may begin with
@@ -409,7 +429,7 @@ fn every_crate_has_the_workspace_lints() {
         .iter()
         .filter(|path| {
             **path != root().join("Cargo.toml")
-                && **path != root().join(UNSAFE.0)
+                && UNSAFE.iter().all(|(manifest, _)| **path != root().join(manifest))
                 && !fs::read_to_string(path).unwrap().contains("[lints]\nworkspace = true")
         })
         .map(|path| name(path))

@@ -1,0 +1,493 @@
+//! A simulated API server with etcd's history: lists in pages, watches with bookmarks, and faults.
+//!
+//! Lists are consistent and watches deliver changes in order, as those of a real API server do. The faults are those that
+//! clients of a real one see.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::stream;
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
+use kube::client::Body;
+use localnet_brain::watch::kube::ApiServer;
+use localnet_cluster::objects::Kind;
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use serde_json::{Value, json};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{self, Instant},
+};
+use tower::BoxError;
+
+use crate::{trace::Trace, world::Key};
+
+type Answer = http::Response<UnsyncBoxBody<Bytes, BoxError>>;
+type Line = Result<Frame<Bytes>, BoxError>;
+
+/// The most objects in one page. A real API server may also send less than the requested number.
+const PAGE: usize = 5;
+/// The longest time between two bookmarks.
+const BOOKMARK: Duration = Duration::from_secs(60);
+
+/// How the open watches of a kind end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The stream ends, as after its timeout.
+    Closed,
+    /// The connection breaks.
+    Broken,
+    /// The stream ends in the middle of a line.
+    Cut,
+    /// An event reports that the version is too old (410).
+    Expired,
+}
+
+/// How the API server answers requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mood {
+    /// It works.
+    #[default]
+    Well,
+    /// It cannot be reached.
+    Down,
+    /// It answers each request with this error status.
+    Refusing(u16),
+    /// It answers nothing.
+    Hanging,
+    /// It breaks off in the middle of each list.
+    Truncating,
+}
+
+/// The API server. Clones share it.
+#[derive(Clone)]
+pub struct Api(Arc<Mutex<State>>);
+
+struct State {
+    rng: StdRng,
+    trace: Trace,
+    version: watch::Sender<u64>,
+    objects: BTreeMap<Key, (u64, Value)>,
+    history: Vec<Record>,
+    /// The oldest version from which a watch can start.
+    floor: u64,
+    /// The number of restores from a backup. Watches and tokens do not survive a restore.
+    epoch: u64,
+    tokens: BTreeMap<String, (u64, u64, Vec<Value>)>,
+    mood: Mood,
+    /// The longest delay of answers and changes, in milliseconds.
+    latency: BTreeMap<Kind, u64>,
+    /// The kinds whose open watches deliver nothing more.
+    silent: BTreeMap<Kind, u64>,
+    ends: BTreeMap<Kind, (u64, End)>,
+    watches: u64,
+    counts: BTreeMap<Kind, Counts>,
+}
+
+/// A write.
+struct Record {
+    version: u64,
+    kind: Kind,
+    before: Option<Value>,
+    after: Option<Value>,
+}
+
+/// What the API server has seen and sent, for one kind.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// The version up to which the brain knows the objects. 0 after a restart or a restore.
+    pub delivered: u64,
+    /// The version from which the brain would open a watch. 0 after a restart.
+    pub known: u64,
+    /// The number of lists that the brain has requested.
+    pub lists: u64,
+    /// The number of reasons for a list: restarts of the brain, restores, errors, and silent or broken watches.
+    pub reasons: u64,
+}
+
+/// The contents of a backup.
+#[derive(Clone)]
+pub struct Backup(u64, BTreeMap<Key, (u64, Value)>);
+
+impl Api {
+    /// An empty API server, whose delays follow from `seed`.
+    pub fn new(seed: u64, trace: Trace) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            rng: StdRng::seed_from_u64(seed),
+            trace,
+            version: watch::Sender::new(100),
+            objects: BTreeMap::new(),
+            history: Vec::new(),
+            floor: 100,
+            epoch: 0,
+            tokens: BTreeMap::new(),
+            mood: Mood::Well,
+            latency: BTreeMap::new(),
+            silent: BTreeMap::new(),
+            ends: BTreeMap::new(),
+            watches: 0,
+            counts: BTreeMap::new(),
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The API server as the brain sees it.
+    pub fn server(&self) -> ApiServer {
+        let this = self.clone();
+        ApiServer::new("https://api.sim", tower::service_fn(move |request| this.clone().answer(request)))
+    }
+
+    /// The objects, without their versions.
+    pub fn objects(&self) -> BTreeMap<Key, Value> {
+        self.lock().objects.iter().map(|(key, (_, object))| (key.clone(), object.clone())).collect()
+    }
+
+    /// The newest version.
+    pub fn version(&self) -> u64 {
+        *self.lock().version.borrow()
+    }
+
+    /// Writes an object, or deletes it. Returns the version.
+    pub fn write(&self, key: &Key, object: Option<Value>) -> u64 {
+        let mut state = self.lock();
+        let version = *state.version.borrow() + 1;
+        state.trace.add(format_args!("{version}: {} {} {}", key.0, key.1, if object.is_some() { "+" } else { "-" }));
+        let before = state.objects.get(key).map(|(_, object)| object.clone());
+        match &object {
+            Some(object) => _ = state.objects.insert(key.clone(), (version, object.clone())),
+            None => _ = state.objects.remove(key),
+        }
+        state.history.push(Record { version, kind: key.0, before, after: object });
+        state.version.send_replace(version);
+        version
+    }
+
+    /// A backup of the current state.
+    pub fn backup(&self) -> Backup {
+        let state = self.lock();
+        Backup(*state.version.borrow(), state.objects.clone())
+    }
+
+    /// Restores a backup. The versions go back, too. Returns the oldest version that the brain knows and that no longer exists.
+    pub fn restore(&self, Backup(version, objects): Backup) -> u64 {
+        let mut state = self.lock();
+        let known = state.counts.values().map(|counts| counts.known).filter(|known| *known > version);
+        let known = known.min().unwrap_or(u64::MAX);
+        state.trace.add(format_args!("etcd is restored to {version}"));
+        (state.objects, state.floor) = (objects, version);
+        state.epoch += 1;
+        state.history.clear();
+        state.tokens.clear();
+        for kind in Kind::ALL {
+            let counts = state.counts.entry(kind).or_default();
+            counts.delivered = 0;
+            counts.reasons += 1;
+        }
+        state.version.send_replace(version);
+        known
+    }
+
+    /// Drops the history. Watches that are not up to date, and lists in progress, get 410.
+    pub fn compact(&self) {
+        let mut state = self.lock();
+        let version = *state.version.borrow();
+        state.floor = version;
+        state.trace.add("the history is compacted");
+    }
+
+    /// Ends the open watches of a kind.
+    pub fn end(&self, kind: Kind, how: End) {
+        let mut state = self.lock();
+        let watch = state.watches;
+        state.ends.insert(kind, (watch, how));
+        state.counts.entry(kind).or_default().reasons += 1;
+        state.trace.add(format_args!("the watches of {kind} end: {how:?}"));
+        // Wakes the watches.
+        state.version.send_modify(|_| {});
+    }
+
+    /// The open watches of a kind deliver nothing more.
+    pub fn silence(&self, kind: Kind) {
+        let mut state = self.lock();
+        let watch = state.watches;
+        state.silent.insert(kind, watch);
+        state.trace.add(format_args!("the watches of {kind} are silent"));
+    }
+
+    /// Sets how the API server answers requests.
+    pub fn set_mood(&self, mood: Mood) {
+        let mut state = self.lock();
+        state.mood = mood;
+        state.trace.add(format_args!("the API server is {mood:?}"));
+    }
+
+    /// Sets the longest delay of answers and changes of a kind.
+    pub fn set_latency(&self, kind: Kind, latency: Duration) {
+        self.lock().latency.insert(kind, u64::try_from(latency.as_millis()).unwrap_or(u64::MAX));
+    }
+
+    /// Records that a new brain knows nothing.
+    pub fn brain_starts(&self) {
+        for kind in Kind::ALL {
+            let state = &mut *self.lock();
+            let counts = state.counts.entry(kind).or_default();
+            (counts.delivered, counts.known) = (0, 0);
+            counts.reasons += 1;
+        }
+    }
+
+    /// The counts of each kind.
+    pub fn counts(&self) -> BTreeMap<Kind, Counts> {
+        self.lock().counts.clone()
+    }
+
+    async fn answer(self, request: http::Request<Body>) -> Result<Answer, BoxError> {
+        if request.method() != http::Method::GET {
+            return Ok(json_answer(201, &json!({})));
+        }
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let parameter = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+        let kind = match request.uri().path().rsplit('/').next() {
+            Some("services") => Kind::Service,
+            Some("endpointslices") => Kind::Slice,
+            Some("nodes") => Kind::Node,
+            _ => Kind::ServiceCidr,
+        };
+        let (delay, mood) = {
+            let mut state = self.lock();
+            (state.delay(kind), state.mood)
+        };
+        time::sleep(delay).await;
+        if !matches!(mood, Mood::Well) {
+            self.lock().counts.entry(kind).or_default().reasons += 1;
+        }
+        match mood {
+            Mood::Down => return Err(io::Error::from(io::ErrorKind::ConnectionRefused).into()),
+            Mood::Refusing(code) => return Ok(status(code, "set by the simulation")),
+            Mood::Hanging => std::future::pending().await,
+            Mood::Well | Mood::Truncating => {}
+        }
+        if parameter("watch") == Some("true") {
+            let version = parameter("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or_default();
+            let timeout = parameter("timeoutSeconds").and_then(|seconds| seconds.parse().ok()).unwrap_or(300);
+            return Ok(self.watch(kind, version, Duration::from_secs(timeout)).await);
+        }
+        let limit = parameter("limit").and_then(|limit| limit.parse().ok()).unwrap_or(PAGE);
+        Ok(self.lock().list(kind, limit, parameter("continue"), mood == Mood::Truncating))
+    }
+
+    async fn watch(self, kind: Kind, version: u64, timeout: Duration) -> Answer {
+        if version > *self.lock().version.borrow() {
+            time::sleep(Duration::from_secs(3)).await;
+            self.lock().counts.entry(kind).or_default().reasons += 1;
+            return status(504, "Too large resource version");
+        }
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let (epoch, watch, changed) = {
+            let mut state = self.lock();
+            if version < state.floor {
+                state.counts.entry(kind).or_default().reasons += 1;
+                return status(410, "too old resource version");
+            }
+            // The brain knows the objects of this version.
+            let counts = state.counts.entry(kind).or_default();
+            counts.delivered = counts.delivered.max(version);
+            state.watches += 1;
+            (state.epoch, state.watches, state.version.subscribe())
+        };
+        let watcher = Watcher { api: self, kind, version, epoch, watch, until: Instant::now() + timeout };
+        tokio::spawn(watcher.run(changed, sender));
+        let lines = stream::unfold(receiver, async |mut receiver| receiver.recv().await.map(|line| (line, receiver)));
+        http::Response::new(StreamBody::new(lines).boxed_unsync())
+    }
+}
+
+impl State {
+    fn delay(&mut self, kind: Kind) -> Duration {
+        let most = self.latency.get(&kind).copied().unwrap_or(5);
+        Duration::from_millis(self.rng.random_range(0..=most))
+    }
+
+    fn list(&mut self, kind: Kind, limit: usize, token: Option<&str>, truncates: bool) -> Answer {
+        let current = *self.version.borrow();
+        let is_check = limit == 1;
+        let (epoch, version, mut rest) = match token {
+            None => {
+                if !is_check {
+                    self.counts.entry(kind).or_default().lists += 1;
+                }
+                let of_kind =
+                    self.objects.iter().filter(|((of, _), (_, object))| *of == kind && is_selected(kind, object));
+                (self.epoch, current, of_kind.map(|(_, (version, object))| at(object, *version)).collect())
+            }
+            Some(token) => self.tokens.remove(token).unwrap_or_default(),
+        };
+        if epoch != self.epoch || version < self.floor {
+            self.counts.entry(kind).or_default().reasons += 1;
+            return status(410, "The provided continue parameter is too old");
+        }
+        let page: Vec<_> = rest.drain(..rest.len().min(limit).min(PAGE)).collect();
+        let next = if rest.is_empty() { String::new() } else { format!("{epoch}-{version}-{kind}-{}", rest.len()) };
+        self.trace.add(format_args!("list of {kind} at {version}: {} objects, {} more", page.len(), rest.len()));
+        let text = json!({ "metadata": { "resourceVersion": version.to_string(), "continue": next }, "items": page });
+        if truncates {
+            let half = text.to_string();
+            let half = Bytes::from(half[..half.len() / 2].to_owned());
+            let lines: [Line; 2] = [Ok(Frame::data(half)), Err("connection reset".into())];
+            return http::Response::new(StreamBody::new(stream::iter(lines)).boxed_unsync());
+        }
+        if rest.is_empty() && !is_check {
+            let counts = self.counts.entry(kind).or_default();
+            (counts.delivered, counts.known) = (version, version);
+        } else {
+            self.tokens.insert(next, (epoch, version, rest));
+        }
+        json_answer(200, &text)
+    }
+}
+
+/// An open watch.
+struct Watcher {
+    api: Api,
+    kind: Kind,
+    version: u64,
+    epoch: u64,
+    watch: u64,
+    until: Instant,
+}
+
+impl Watcher {
+    async fn run(mut self, mut changed: watch::Receiver<u64>, lines: mpsc::UnboundedSender<Line>) {
+        changed.mark_changed();
+        let mut bookmark = Instant::now() + BOOKMARK;
+        loop {
+            let timed_out = tokio::select! {
+                biased;
+                () = lines.closed() => return,
+                _ = changed.changed() => false,
+                () = time::sleep_until(bookmark.min(self.until)) => true,
+            };
+            let delay = self.api.lock().delay(self.kind);
+            time::sleep(delay).await;
+            let (text, end) = self.due(timed_out && Instant::now() >= bookmark);
+            if timed_out {
+                bookmark = Instant::now() + BOOKMARK;
+            }
+            let Some(text) = text else {
+                lines.closed().await;
+                return;
+            };
+            if !text.is_empty() {
+                _ = lines.send(Ok(Frame::data(text.into())));
+            }
+            match end {
+                Some(End::Broken) => _ = lines.send(Err("connection reset".into())),
+                None if Instant::now() < self.until => continue,
+                _ => {}
+            }
+            return;
+        }
+    }
+
+    /// The text to send, or `None` if the watch is silent. Also returns how the watch ends, if it does.
+    fn due(&mut self, bookmark: bool) -> (Option<String>, Option<End>) {
+        let state = &mut *self.api.lock();
+        if state.epoch != self.epoch {
+            return (Some(String::new()), Some(End::Closed));
+        }
+        if state.silent.get(&self.kind).is_some_and(|silent| *silent >= self.watch) {
+            state.counts.entry(self.kind).or_default().reasons += 1;
+            return (None, None);
+        }
+        let end = state.ends.get(&self.kind).filter(|(ended, _)| *ended >= self.watch).map(|(_, how)| *how);
+        if end == Some(End::Expired) || self.version < state.floor {
+            state.counts.entry(self.kind).or_default().reasons += 1;
+            let status = json!({ "type": "ERROR", "object": status_object(410, "too old resource version") });
+            return (Some(format!("{status}\n")), Some(End::Expired));
+        }
+        let current = *state.version.borrow();
+        let new = state.history.iter().filter(|record| record.kind == self.kind && record.version > self.version);
+        let new: Vec<_> = new.filter_map(|record| Some((record.version, record.line()?))).collect();
+        let mut text: String = new.iter().map(|(_, line)| line.as_str()).collect();
+        let known = if bookmark { Some(current) } else { new.last().map(|(version, _)| *version) };
+        if bookmark {
+            let bookmark =
+                json!({ "metadata": { "resourceVersion": current.to_string() }, "kind": "x", "apiVersion": "v1" });
+            text += &format!("{}\n", json!({ "type": "BOOKMARK", "object": bookmark }));
+        }
+        if end == Some(End::Cut) && !text.is_empty() {
+            text.truncate(text.len() / 2);
+            if let Some(whole) = text.rfind('\n') {
+                text.truncate(whole + 7);
+                let counts = state.counts.entry(self.kind).or_default();
+                counts.known = new.first().map_or(counts.known, |(version, _)| *version);
+            }
+            return (Some(text), end);
+        }
+        if !text.is_empty() {
+            let lines = text.lines().count();
+            state.trace.add(format_args!("watch of {}: {lines} lines up to {current}", self.kind));
+        }
+        let counts = state.counts.entry(self.kind).or_default();
+        counts.delivered = counts.delivered.max(current);
+        counts.known = known.unwrap_or(counts.known);
+        self.version = current;
+        (Some(text), end)
+    }
+}
+
+impl Record {
+    /// The event for watches; `None` if the selectors exclude the object before and after.
+    fn line(&self) -> Option<String> {
+        let selected = |object: &Option<Value>| object.clone().filter(|object| is_selected(self.kind, object));
+        let (what, object) = match (selected(&self.before), selected(&self.after)) {
+            (None, None) => return None,
+            (None, Some(object)) => ("ADDED", object),
+            (Some(_), Some(object)) => ("MODIFIED", object),
+            (Some(object), None) => ("DELETED", object),
+        };
+        Some(format!("{}\n", json!({ "type": what, "object": at(&object, self.version) })))
+    }
+}
+
+/// Whether the brain's selectors select the object.
+pub fn is_selected(kind: Kind, object: &Value) -> bool {
+    let has = |label: &str| object["metadata"]["labels"].get(label).is_some();
+    match kind {
+        Kind::Service => !has("service.kubernetes.io/service-proxy-name") && object["spec"]["clusterIP"] != "None",
+        Kind::Slice => !has("service.kubernetes.io/headless"),
+        Kind::Node | Kind::ServiceCidr => true,
+    }
+}
+
+fn at(object: &Value, version: u64) -> Value {
+    let mut object = object.clone();
+    object["metadata"]["resourceVersion"] = version.to_string().into();
+    object
+}
+
+fn json_answer(code: u16, body: &Value) -> Answer {
+    let body = Full::new(Bytes::from(body.to_string())).map_err(|never| match never {}).boxed_unsync();
+    let mut answer = http::Response::new(body);
+    *answer.status_mut() = http::StatusCode::from_u16(code).unwrap_or_default();
+    if matches!(code, 429 | 503) {
+        answer.headers_mut().insert(http::header::RETRY_AFTER, http::HeaderValue::from_static("1"));
+    }
+    answer
+}
+
+fn status(code: u16, message: &str) -> Answer {
+    json_answer(code, &status_object(code, message))
+}
+
+fn status_object(code: u16, message: &str) -> Value {
+    json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message, "reason": "Simulated" })
+}

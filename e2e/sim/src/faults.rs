@@ -1,0 +1,166 @@
+//! The faults. To add one, add a row to [`FAULTS`], and what it does to [`inject`].
+
+use std::time::Duration;
+
+use localnet_cluster::objects::Kind;
+use rand::{Rng as _, rngs::StdRng, seq::IndexedRandom as _};
+
+use crate::{
+    api::{Api, End, Mood},
+    kernel::{CommitFault, Kernel},
+};
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The API server drops its history.
+    Compaction,
+    /// The watches of a kind end, in one of the ways of [`End`].
+    EndedWatches,
+    /// The watches of a kind deliver nothing more, as over a half-open connection.
+    SilentWatches,
+    /// The changes of a kind arrive late.
+    SlowWatches,
+    /// The API server cannot be reached for a while.
+    ApiDown,
+    /// The API server answers with an error for a while: 429, 500 or 503.
+    ApiRefuses,
+    /// The API server accepts requests for a while, but answers none.
+    ApiHangs,
+    /// The API server breaks off in the middle of each list for a while.
+    TruncatedLists,
+    /// etcd is restored from a backup.
+    Restore,
+    /// The brain is killed or stopped, and starts again later.
+    BrainEnds,
+    /// The backend is killed, and starts again later.
+    BackendEnds,
+    /// Some of the next commits fail, in one of the ways of [`CommitFault`].
+    FailedCommits,
+    /// The backend lacks its privileges for a while.
+    Denied,
+    /// Reads of the kernel's tables fail for a while.
+    Unreadable,
+    /// The kernel refuses an element for a while.
+    RefusedElement,
+    /// Another program changes the backend's tables.
+    ForeignEdit,
+    /// The backend requests states late for a while.
+    SlowReader,
+    /// Flows can be neither read nor deleted for a while.
+    UnreadableFlows,
+    /// Packets that are in flight create some of the deleted flows again.
+    LatePackets,
+}
+
+/// The faults, and how many of a hundred steps of a run with this fault are such a fault.
+pub const FAULTS: [(Fault, u32); 19] = [
+    (Fault::Compaction, 4),
+    (Fault::EndedWatches, 8),
+    (Fault::SilentWatches, 2),
+    (Fault::SlowWatches, 3),
+    (Fault::ApiDown, 3),
+    (Fault::ApiRefuses, 3),
+    (Fault::ApiHangs, 2),
+    (Fault::TruncatedLists, 3),
+    (Fault::Restore, 1),
+    (Fault::BrainEnds, 4),
+    (Fault::BackendEnds, 4),
+    (Fault::FailedCommits, 10),
+    (Fault::Denied, 2),
+    (Fault::Unreadable, 2),
+    (Fault::RefusedElement, 2),
+    (Fault::ForeignEdit, 5),
+    (Fault::SlowReader, 4),
+    (Fault::UnreadableFlows, 4),
+    (Fault::LatePackets, 4),
+];
+
+/// What the driver has to do about a fault that concerns more than the API server or the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Todo {
+    /// Nothing.
+    Nothing,
+    /// End the fault after this time.
+    HealAfter(Duration),
+    /// Restore the backup.
+    Restore,
+    /// End the brain, and start it again after this time. If `gracefully` is set, it gets a signal. Otherwise it is
+    /// killed after its tasks have been polled this many times.
+    EndBrain {
+        /// Whether the brain can finish its work.
+        gracefully: bool,
+        /// After how many polls.
+        polls: u32,
+        /// How long it is down.
+        down: Duration,
+    },
+    /// Kill the backend after this many polls.
+    EndBackend {
+        /// After how many polls.
+        polls: u32,
+    },
+}
+
+/// Injects a fault.
+pub fn inject(fault: Fault, rng: &mut StdRng, api: &Api, kernel: &Kernel) -> Todo {
+    let kind = *Kind::ALL.choose(rng).unwrap_or(&Kind::Slice);
+    let polls = rng.random_range(0..60);
+    let a_while = Duration::from_millis(rng.random_range(10..20_000));
+    match fault {
+        Fault::Compaction => api.compact(),
+        Fault::EndedWatches => {
+            let ends = [End::Closed, End::Broken, End::Cut, End::Expired];
+            api.end(kind, *ends.choose(rng).unwrap_or(&End::Closed));
+        }
+        Fault::SilentWatches => api.silence(kind),
+        Fault::SlowWatches => {
+            api.set_latency(kind, a_while / 10);
+            return Todo::HealAfter(a_while);
+        }
+        Fault::ApiDown | Fault::ApiRefuses | Fault::ApiHangs | Fault::TruncatedLists => {
+            let code = *[429, 500, 503].choose(rng).unwrap_or(&500);
+            api.set_mood(match fault {
+                Fault::ApiDown => Mood::Down,
+                Fault::ApiRefuses => Mood::Refusing(code),
+                Fault::ApiHangs => Mood::Hanging,
+                _ => Mood::Truncating,
+            });
+            if rng.random() {
+                Kind::ALL.into_iter().for_each(|kind| api.end(kind, End::Broken));
+            }
+            return Todo::HealAfter(a_while);
+        }
+        Fault::Restore => return Todo::Restore,
+        Fault::BrainEnds => return Todo::EndBrain { gracefully: rng.random(), polls, down: a_while / 4 },
+        Fault::BackendEnds => return Todo::EndBackend { polls },
+        Fault::FailedCommits => {
+            use CommitFault::{AnswerLost, CrashAfter, CrashBefore, EditAfter, EditBefore, Short, Unanswered};
+            let all = [Short, Unanswered, AnswerLost, CrashBefore, CrashAfter, EditBefore, EditAfter];
+            kernel.fail_next((0..rng.random_range(1..6_u8)).filter_map(|_| all.choose(rng).copied()).collect());
+        }
+        Fault::Denied => {
+            kernel.set(|fake| fake.denied = true);
+            return Todo::HealAfter(a_while);
+        }
+        Fault::Unreadable => {
+            kernel.set(|fake| fake.blind = true);
+            return Todo::HealAfter(a_while);
+        }
+        Fault::RefusedElement => {
+            kernel.hate(rng.random(), rng.random());
+            return Todo::HealAfter(a_while);
+        }
+        Fault::SlowReader => {
+            kernel.set_pause(a_while / 10);
+            return Todo::HealAfter(a_while);
+        }
+        Fault::UnreadableFlows => {
+            kernel.flows().set_failing(true);
+            return Todo::HealAfter(a_while);
+        }
+        Fault::LatePackets => kernel.flows().set_late(rng.random_range(1..5)),
+        Fault::ForeignEdit => kernel.edit(rng.random_bool(0.3), rng.random_bool(0.3)),
+    }
+    Todo::Nothing
+}

@@ -1,0 +1,272 @@
+//! The clients of UDP Services, the kernel's connection tracking, and the part of the backend that deletes stale flows.
+//!
+//! A client keeps sending from the same port until it ends, so the packets of a tracked flow never meet the rules again.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use localnet_client::{
+    Synced,
+    served::{Served, To},
+    vips::VipKey,
+};
+use localnet_linux::conntrack::{
+    Commit, Conntrack, Due, Error, Flow, Recheck, Reconciler, Selection, Status, Tuple, Zone,
+};
+use localnet_proto::{Protocol, Snapshot};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IteratorRandom as _};
+use tokio::time::Instant;
+
+use crate::{invariants::Ledger, trace::Trace};
+
+/// The number of clients of each VIP.
+const CLIENTS: u8 = 2;
+/// The pause before a follow-up, and before a retry.
+const FOLLOW_UP: Duration = Duration::from_secs(1);
+
+/// The tracked flows, and the clients. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Flows(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    rng: StdRng,
+    ledger: Ledger,
+    trace: Trace,
+    /// The VIPs that the clients know.
+    vips: BTreeSet<VipKey>,
+    flows: Vec<Flow>,
+    ids: u32,
+    /// How many backends have cleaned up flows.
+    cleaners: u32,
+    fails: bool,
+    late: u32,
+    /// The flows that have appeared again. They do not do so twice.
+    repeated: BTreeSet<u32>,
+}
+
+impl Flows {
+    /// A table without flows, with clients whose packets follow from `seed`.
+    pub fn new(seed: u64, ledger: Ledger, trace: Trace) -> Self {
+        let (rng, flows, vips) = (StdRng::seed_from_u64(seed), Vec::new(), BTreeSet::new());
+        Self(Arc::new(Mutex::new(State {
+            rng,
+            ledger,
+            trace,
+            vips,
+            flows,
+            ids: 0,
+            cleaners: 0,
+            fails: false,
+            late: 0,
+            repeated: BTreeSet::new(),
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Some clients send a packet. A packet without a flow meets the rules.
+    pub fn send(&self) {
+        let state = &mut *self.lock();
+        let served = state.ledger.served();
+        // Some clients have ended.
+        let State { rng, flows, .. } = state;
+        flows.retain(|_| rng.random_bool(0.9));
+        state.vips.extend(served.0.keys().filter(|vip| vip.protocol == Protocol::Udp && is_cluster_ip(vip)));
+        for vip in &state.vips {
+            for client in 0..CLIENTS {
+                let destination = SocketAddr::new(vip.address, vip.port);
+                let last = 200 + u16::from(client);
+                let source = match vip.address {
+                    IpAddr::V4(_) => IpAddr::from([10, 1, 0, 200 + client]),
+                    IpAddr::V6(_) => IpAddr::from([0xfd00, 1, 0, 0, 0, 0, 0, last]),
+                };
+                let original = Tuple { source: SocketAddr::new(source, 40_000), destination };
+                let is_tracked = state.flows.iter().any(|flow| flow.original == original);
+                if is_tracked || state.rng.random() {
+                    continue;
+                }
+                let Some(endpoint) = receiver(&served, vip, &mut state.rng) else { continue };
+                state.ids += 1;
+                let translated = if endpoint == destination { 0 } else { Status::DESTINATION_NAT.0 };
+                let flow = Flow {
+                    protocol: Protocol::Udp,
+                    original,
+                    reply: Tuple { source: endpoint, destination: original.source },
+                    status: Status(Status::SEEN_REPLY.0 | Status::ASSURED.0 | translated),
+                    tcp_state: None,
+                    zone: Zone::Both(0),
+                    id: state.ids,
+                };
+                state.trace.add(format_args!("new flow {flow}"));
+                state.flows.push(flow);
+            }
+        }
+    }
+
+    /// Sets whether flows can be neither read nor deleted.
+    pub fn set_failing(&self, fails: bool) {
+        self.lock().fails = fails;
+    }
+
+    /// Lets the next `count` deleted flows appear again, as if packets were in flight while the rules changed.
+    pub fn set_late(&self, count: u32) {
+        self.lock().late = count;
+    }
+
+    /// Checks that no flow is stale. The kernel must hold `state`, and the backend must have nothing left to do.
+    fn check_stale(&self, state: &Snapshot) {
+        let inner = self.lock();
+        if inner.ledger.is_damaged() {
+            return;
+        }
+        // A backend knows only those former VIPs that it or the tables have held.
+        let knows_former = inner.cleaners == 1 && !inner.ledger.was_damaged();
+        for flow in &inner.flows {
+            let destination = flow.original.destination;
+            let service = state.services.values().find(|service| {
+                service.cluster_ips.contains(&destination.ip())
+                    && service
+                        .ports
+                        .iter()
+                        .any(|port| (port.port, port.protocol) == (destination.port(), Protocol::Udp))
+            });
+            let is_stale = match service {
+                Some(service) => !service.endpoints.iter().any(|endpoint| {
+                    let may_answer = endpoint.scopes.is_eligible() || endpoint.scopes.established;
+                    let mut addresses = endpoint.ports.iter().map(|port| SocketAddr::new(endpoint.address, port.port));
+                    may_answer && addresses.any(|address| address == flow.reply.source)
+                }),
+                None => knows_former && flow.status.has(Status::DESTINATION_NAT),
+            };
+            if is_stale {
+                inner.ledger.violated("no-stale-flow", format!("{flow} remains"));
+            }
+        }
+    }
+}
+
+fn is_cluster_ip(vip: &VipKey) -> bool {
+    match vip.address {
+        IpAddr::V4(address) => address.octets()[..2] == [10, 96],
+        IpAddr::V6(address) => address.segments()[..2] == [0xfd00, 0x96],
+    }
+}
+
+/// Where the rules send a new flow: to an endpoint, or, without a rule, to the VIP itself.
+fn receiver(served: &Served, vip: &VipKey, rng: &mut StdRng) -> Option<SocketAddr> {
+    match served.0.get(vip).and_then(|entry| entry.to.as_ref()) {
+        Some(To::Endpoints(endpoints)) => endpoints.iter().choose(rng).copied(),
+        Some(To::Nothing(_)) => None,
+        None => Some(SocketAddr::new(vip.address, vip.port)),
+    }
+}
+
+impl Conntrack for Flows {
+    fn dump(&mut self, selection: Selection, visit: &mut dyn FnMut(&Flow)) -> Result<(), Error> {
+        let state = self.lock();
+        if state.fails {
+            return Err(Error::Interrupted);
+        }
+        state.flows.iter().filter(|flow| selection.admits(flow)).for_each(visit);
+        Ok(())
+    }
+
+    fn delete(&mut self, flows: &[Flow]) -> Result<usize, Error> {
+        let state = &mut *self.lock();
+        let before = state.flows.len();
+        state.flows.retain(|flow| !flows.contains(flow));
+        let deleted = before - state.flows.len();
+        for flow in flows {
+            state.trace.add(format_args!("deleted flow {flow}"));
+            state.ledger.flow_deleted(flow);
+            if state.late > 0 && !state.repeated.contains(&flow.id) {
+                (state.late, state.ids) = (state.late - 1, state.ids + 1);
+                state.repeated.insert(state.ids);
+                state.flows.push(Flow { id: state.ids, ..*flow });
+            }
+        }
+        Ok(deleted)
+    }
+}
+
+/// Deletes stale flows after each commit, as the thread of the real `Cleaner` does.
+#[derive(Debug)]
+pub struct Cleaning {
+    reconciler: Reconciler,
+    recheck: Recheck,
+    flows: Flows,
+    next: Option<Instant>,
+    /// The state that the kernel holds; `None` after a sync that has failed, or that lacks Services.
+    state: Option<Snapshot>,
+}
+
+impl Cleaning {
+    /// Knows no frontend yet.
+    pub fn new(flows: Flows) -> Self {
+        flows.lock().cleaners += 1;
+        Self { reconciler: Reconciler::new(), recheck: Recheck::default(), flows, next: None, state: None }
+    }
+
+    /// Records that rules may have been changed.
+    pub fn rules_changed(&mut self) {
+        self.recheck.rules_changed();
+    }
+
+    /// A sync has failed for both families.
+    pub fn sync_failed(&mut self) {
+        self.state = None;
+    }
+
+    /// Cleans up after a sync of `state`.
+    pub fn after_sync(&mut self, state: &Snapshot, synced: &Synced, commit: Commit) {
+        let (failed, read) = (!synced.failed.is_empty(), !synced.full.is_empty());
+        self.state = (!failed && synced.refused.is_empty()).then(|| state.clone());
+        let Commit { frontends, remembered, recheck, .. } = self.recheck.after_sync(failed, read, commit);
+        remembered.into_iter().for_each(|frontend| self.reconciler.remember(frontend));
+        for (frontend, endpoints) in frontends {
+            if self.reconciler.overwrites_unchecked(&frontend, endpoints.as_ref()) {
+                self.reconciler.remember(frontend);
+            }
+            match endpoints {
+                Some(endpoints) => self.reconciler.set(frontend, endpoints),
+                None => self.reconciler.remove(&frontend),
+            }
+        }
+        if recheck {
+            self.reconciler.recheck();
+        }
+        match self.reconciler.due() {
+            Due::Now => self.run(),
+            Due::Nothing => {}
+            Due::Soon | Due::Later => _ = self.next.get_or_insert_with(|| Instant::now() + FOLLOW_UP),
+        }
+        self.check();
+    }
+
+    /// When the next run is due.
+    pub fn next(&self) -> Option<Instant> {
+        self.next
+    }
+
+    /// Reads the flows and deletes the stale ones.
+    pub fn run(&mut self) {
+        // An error leaves the run due.
+        _ = self.reconciler.run(&mut self.flows.clone());
+        let is_idle = self.reconciler.due() == Due::Nothing;
+        self.next = (!is_idle).then(|| Instant::now() + FOLLOW_UP);
+        self.check();
+    }
+
+    fn check(&self) {
+        if let Some(state) = self.state.as_ref().filter(|_| self.reconciler.due() == Due::Nothing) {
+            self.flows.check_stale(state);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The program `localnet-sim`: runs one seed, or many seeds in processes of their own.
+//!
+//! Each seed has its own process, because tokio counts its runtimes and derives random numbers from the count.
+
+use std::{
+    process::{Command, ExitCode},
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use localnet_sim::run::{run, schedule};
+use tokio::runtime;
+use tracing_subscriber::{EnvFilter, fmt};
+
+/// Simulate a whole node: brain, client and nft backend
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Run one seed
+    Run {
+        /// The seed
+        seed: u64,
+        /// Leave out the steps with these indexes
+        #[arg(long, value_delimiter = ',')]
+        without: Vec<usize>,
+        /// Print the trace and the log (RUST_LOG)
+        #[arg(long)]
+        trace: bool,
+    },
+    /// Run many seeds, and reduce those that violate an invariant
+    Search {
+        /// The number of seeds
+        #[arg(long, default_value_t = 500)]
+        seeds: u64,
+        /// The first seed [default: from the clock]
+        #[arg(long)]
+        from: Option<u64>,
+        /// Do not reduce the steps of a seed that violates an invariant
+        #[arg(long)]
+        no_shrink: bool,
+        /// Stop after the first seed that violates an invariant
+        #[arg(long)]
+        first: bool,
+    },
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    match Arguments::parse().command {
+        Action::Run { seed, without, trace } => run_one(seed, &without, trace),
+        Action::Search { seeds, from, no_shrink, first } => search(seeds, from, !no_shrink, first),
+    }
+}
+
+/// The longest run, in real time.
+const LONGEST: Duration = Duration::from_secs(120);
+
+fn run_one(seed: u64, without: &[usize], trace: bool) -> anyhow::Result<ExitCode> {
+    // A task that never waits would keep the simulated clock from advancing.
+    thread::spawn(move || {
+        thread::sleep(LONGEST);
+        println!("seed {seed} violates no-hang: the run takes longer than {} s", LONGEST.as_secs());
+        std::process::exit(1);
+    });
+    if trace {
+        fmt().with_env_filter(EnvFilter::from_default_env()).with_writer(std::io::stderr).init();
+    }
+    let without = without.to_vec();
+    // Hash maps take their random numbers from a sequence of the thread. In a new thread, it does not depend on what the main
+    // thread has done, such as to set up the log.
+    let simulation = thread::spawn(move || {
+        localnet_sim_entropy::seed(seed);
+        let runtime = runtime::Builder::new_current_thread().enable_all().start_paused(true).build()?;
+        runtime.block_on(run(seed, &without, trace))
+    });
+    let outcome = simulation.join().map_err(|_| anyhow::anyhow!("the simulation has panicked"))??;
+    println!("digest {:016x} changes {} ms {}", outcome.digest, outcome.changes, outcome.time.as_millis());
+    Ok(match outcome.violation {
+        Some(violation) => {
+            println!("seed {seed} violates {violation}");
+            ExitCode::FAILURE
+        }
+        None => ExitCode::SUCCESS,
+    })
+}
+
+/// The result of a seed in a process of its own: its standard output, its standard error, and whether it has succeeded.
+fn child(seed: u64, options: &[String]) -> anyhow::Result<(String, String, bool)> {
+    let mut command = Command::new(std::env::current_exe()?);
+    let output =
+        command.args(["run", &seed.to_string()]).args(options).output().context("failed to start a process")?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok((text(&output.stdout), text(&output.stderr), output.status.success()))
+}
+
+/// The options of a run that leave out these steps.
+fn leave_out(without: &[usize]) -> Vec<String> {
+    let indexes: Vec<_> = without.iter().map(ToString::to_string).collect();
+    if indexes.is_empty() { Vec::new() } else { vec!["--without".to_owned(), indexes.join(",")] }
+}
+
+/// The name of the invariant that a run has violated, or the whole output if the program has failed.
+fn violated(output: &str) -> &str {
+    output.split_once(" violates ").and_then(|(_, text)| text.split_once(':')).map_or(output, |(name, _)| name)
+}
+
+/// A number of the first line of a child's output.
+fn number(output: &str, name: &str) -> u64 {
+    let mut words = output.split_whitespace().skip_while(|word| *word != name);
+    words.nth(1).and_then(|word| word.parse().ok()).unwrap_or_default()
+}
+
+fn search(seeds: u64, from: Option<u64>, shrinks: bool, first: bool) -> anyhow::Result<ExitCode> {
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let from = from.unwrap_or(clock * 1000);
+    println!("seeds {from} to {}", from + seeds.saturating_sub(1));
+    let (next, changes, millis, failures) =
+        (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let start = Instant::now();
+    let work = || -> anyhow::Result<()> {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= seeds {
+                return Ok(());
+            }
+            let (output, errors, passes) = child(from + index, &[])?;
+            changes.fetch_add(number(&output, "changes"), Ordering::Relaxed);
+            millis.fetch_add(number(&output, "ms"), Ordering::Relaxed);
+            if !passes {
+                failures.fetch_add(1, Ordering::Relaxed);
+                report(from + index, &(output + &errors), shrinks)?;
+                if first {
+                    next.store(seeds, Ordering::Relaxed);
+                }
+            }
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().unwrap_or_else(|_| anyhow::bail!("a thread has panicked")))
+    })?;
+    let took = start.elapsed().as_secs_f64();
+    let failed = failures.into_inner();
+    println!(
+        "{seeds} seeds in {took:.0} s ({:.1} seeds/s), {:.0} changes per minute, {:.0} simulated hours: {failed} violate an invariant",
+        seeds as f64 / took,
+        changes.into_inner() as f64 * 60.0 / took,
+        millis.into_inner() as f64 / 3_600_000.0,
+    );
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Reports a seed, with the smallest set of steps that still violates the same invariant.
+fn report(seed: u64, output: &str, shrinks: bool) -> anyhow::Result<()> {
+    let all = schedule(seed).len();
+    let mut without = Vec::new();
+    if shrinks {
+        // Large parts first, then single steps.
+        let mut size = all.div_ceil(2);
+        while size > 0 {
+            for first in (0..all).step_by(size) {
+                let mut more = without.clone();
+                more.extend((first..(first + size).min(all)).filter(|index| !without.contains(index)));
+                if more.len() > without.len() && violated(&child(seed, &leave_out(&more))?.0) == violated(output) {
+                    without = more;
+                }
+            }
+            size /= 2;
+        }
+    }
+    without.sort_unstable();
+    let mut options = leave_out(&without);
+    options.push("--trace".to_owned());
+    let (result, trace, _) = child(seed, &options)?;
+    let steps: String =
+        trace.lines().filter(|line| line.contains("  step: ")).map(|line| format!("{line}\n")).collect();
+    println!(
+        "{result}{} of {all} steps remain:\n{steps}to repeat it:\n  target/debug/localnet-sim run {seed} {}",
+        all - without.len(),
+        options.join(" ")
+    );
+    Ok(())
+}

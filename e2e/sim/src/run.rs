@@ -1,0 +1,433 @@
+//! One run: a schedule of changes and faults from a seed, the checks between its steps, and the convergence at its end.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use localnet_cluster::{
+    Cluster, Options,
+    localize::Localized,
+    objects::{Event as Change, Kind, Object},
+};
+use localnet_linux_backend::portions::Limits;
+use localnet_nft::testing::FakeKernel;
+use localnet_proto::{Digest, Family, Revision, Snapshot};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
+use serde_json::Value;
+use tokio::time::{Instant, sleep_until};
+
+use crate::{
+    api::{Api, Backup, Mood},
+    faults::{FAULTS, Fault, Todo, inject},
+    invariants::{Ledger, fresh, serves},
+    kernel::Kernel,
+    node::{RunningBackend, RunningBrain},
+    trace::Trace,
+    world::{Key, World, differing},
+};
+
+/// How long after the last fault the node may take to hold the state of the cluster. The brain keeps objects that are
+/// suddenly missing from a list for 300 s, and asks again about once a minute; a silent watch takes 300 s to notice.
+const CONVERGENCE: Duration = Duration::from_secs(1800);
+/// The longest run.
+const LONGEST: Duration = Duration::from_secs(4 * 3600);
+/// The time between two checks at the end.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// A step of the schedule. Its seed determines the details, so the other steps stay the same if one is left out.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// When the step happens, after the start.
+    pub at: Duration,
+    /// The fault. `None` for a change of the cluster.
+    pub fault: Option<Fault>,
+    seed: u64,
+}
+
+/// The result of a run.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The digest of the trace.
+    pub digest: u64,
+    /// The number of writes to the API server.
+    pub changes: u64,
+    /// The simulated time.
+    pub time: Duration,
+    /// The invariant that was violated, and how.
+    pub violation: Option<String>,
+}
+
+/// The steps of a run.
+pub fn schedule(seed: u64) -> Vec<Step> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    // Each run has only some of the faults. Otherwise, frequent faults would hide the effects of rare ones.
+    let few = rng.random_bool(0.2);
+    let chosen: Vec<_> = FAULTS.into_iter().filter(|_| rng.random_bool(if few { 0.1 } else { 0.4 })).collect();
+    let slowest = *[20, 200, 2000, 8000].choose(&mut rng).unwrap_or(&200);
+    let mut at = Duration::ZERO;
+    let steps = 0..rng.random_range(10..120_u32);
+    steps
+        .map(|_| {
+            at += Duration::from_millis(rng.random_range(1..=slowest));
+            let mut dice = rng.random_range(0..100_u32);
+            let fault = chosen.iter().find(|(_, rate)| {
+                let hit = dice < *rate;
+                dice = dice.saturating_sub(*rate);
+                hit
+            });
+            Step { at, fault: fault.map(|(fault, _)| *fault), seed: rng.random() }
+        })
+        .collect()
+}
+
+/// What the driver does at a time.
+enum Due {
+    Step(Step),
+    /// The controllers write an object.
+    Write,
+    Heal,
+    StartBrain,
+}
+
+struct Driver {
+    rng: StdRng,
+    start: Instant,
+    queue: BTreeMap<(Instant, u64), Due>,
+    queued: u64,
+    world: World,
+    goals: Vec<World>,
+    writing: bool,
+    backup: Option<(World, Backup)>,
+    /// After a restore, until the brain has listed everything again: the oldest version that it knows and that no longer
+    /// exists.
+    restored_from: Option<u64>,
+    changes: u64,
+    api: Api,
+    kernel: Kernel,
+    ledger: Ledger,
+    trace: Trace,
+    socket: PathBuf,
+    brain: Option<RunningBrain>,
+    backend: RunningBackend,
+}
+
+/// Runs the steps of `seed` except those whose index is in `without`. `prints` is whether to print the trace. Must be called
+/// in a runtime with paused time.
+///
+/// # Errors
+/// Returns an error if the folder of the socket cannot be created.
+pub async fn run(seed: u64, without: &[usize], prints: bool) -> anyhow::Result<Outcome> {
+    let trace = Trace::new(prints);
+    let folder = tempfile::tempdir()?;
+    let socket = folder.path().join("brain.sock");
+    let mut rng = StdRng::seed_from_u64(seed ^ 0x5eed);
+    let ledger = Ledger::default();
+    let api = Api::new(rng.random(), trace.clone());
+    let kernel = Kernel::new(rng.random(), ledger.clone(), trace.clone());
+    let limit = rng.random_range(4..60);
+    let limits = if rng.random() { Limits { entered: limit, filled: limit } } else { Limits::default() };
+    let backend = RunningBackend::start(kernel.clone(), &socket, limits, ledger.clone(), trace.clone());
+    let world = World::new(&mut rng);
+    let mut driver = Driver {
+        rng,
+        start: Instant::now(),
+        queue: BTreeMap::new(),
+        queued: 0,
+        goals: vec![world.clone()],
+        world,
+        writing: false,
+        backup: None,
+        restored_from: None,
+        changes: 0,
+        api,
+        kernel,
+        ledger,
+        trace,
+        socket,
+        brain: None,
+        backend,
+    };
+    while driver.write() {}
+    driver.queue(Duration::from_millis(1), Due::StartBrain);
+    for (index, step) in schedule(seed).into_iter().enumerate() {
+        if !without.contains(&index) {
+            driver.queue(step.at, Due::Step(step));
+        }
+    }
+    driver.play().await?;
+    if driver.ledger.violation().is_none() {
+        driver.converge().await?;
+    }
+    let violation = driver.ledger.violation();
+    if let Some(violation) = &violation {
+        driver.trace.add(format_args!("violation of {violation}"));
+    }
+    let (digest, time) = (driver.trace.digest(), driver.start.elapsed());
+    Ok(Outcome { digest, changes: driver.changes, time, violation })
+}
+
+impl Driver {
+    fn queue(&mut self, after: Duration, due: Due) {
+        self.queued += 1;
+        self.queue.insert((Instant::now() + after, self.queued), due);
+    }
+
+    /// Plays the queue until it is empty or an invariant is violated.
+    async fn play(&mut self) -> anyhow::Result<()> {
+        while let Some(((at, _), due)) = self.queue.pop_first() {
+            sleep_until(at).await;
+            self.check().await;
+            if self.start.elapsed() > LONGEST {
+                self.ledger.violated("converges", "the brain does not notice that etcd was restored");
+            }
+            if self.ledger.violation().is_some() {
+                return Ok(());
+            }
+            match due {
+                Due::Step(step) => self.step(step).await,
+                Due::Write => {
+                    self.writing = self.write();
+                    self.keep_writing();
+                }
+                Due::Heal => self.heal(),
+                Due::StartBrain if self.brain.is_some() => {}
+                Due::StartBrain => {
+                    let brain = RunningBrain::start(&self.api, &self.socket, &self.ledger, &self.trace).await?;
+                    self.brain = Some(brain);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn step(&mut self, step: Step) {
+        let mut rng = StdRng::seed_from_u64(step.seed);
+        let Some(fault) = step.fault else {
+            let wanted = self.goals.last().unwrap_or(&self.world);
+            let (what, goals) = wanted.change(&mut rng);
+            self.trace.add(format_args!("step: {what}"));
+            self.goals.extend(goals);
+            if rng.random_bool(0.05) {
+                self.backup = Some((self.world.clone(), self.api.backup()));
+            }
+            if !std::mem::replace(&mut self.writing, true) {
+                self.keep_writing();
+            }
+            return;
+        };
+        self.trace.add(format_args!("step: {fault:?}"));
+        match inject(fault, &mut rng, &self.api, &self.kernel) {
+            Todo::Nothing => {}
+            Todo::HealAfter(time) => self.queue(time, Due::Heal),
+            Todo::Restore => self.restore(),
+            Todo::EndBrain { gracefully, polls, down } => {
+                self.poll(polls).await;
+                if let Some(brain) = self.brain.take() {
+                    brain.end(gracefully).await;
+                    self.trace.add("the brain has ended");
+                }
+                self.queue(down, Due::StartBrain);
+            }
+            Todo::EndBackend { polls } => {
+                self.poll(polls).await;
+                self.backend.kill();
+            }
+        }
+    }
+
+    /// Lets the other tasks run a little, so that a crash hits them at any await.
+    async fn poll(&self, polls: u32) {
+        for _ in 0..polls {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn restore(&mut self) {
+        let Some((world, backup)) = self.backup.clone().filter(|_| self.restored_from.is_none()) else { return };
+        self.restored_from = Some(self.api.restore(backup));
+        (self.world, self.goals) = (world.clone(), vec![world]);
+        self.ledger.restored();
+        let (objects, version) = (self.api.objects(), self.api.version());
+        self.ledger.with_truth(|truth| truth.update(&objects, version));
+        if !std::mem::replace(&mut self.writing, true) {
+            self.keep_writing();
+        }
+    }
+
+    fn keep_writing(&mut self) {
+        if self.writing {
+            let pause = Duration::from_millis(self.rng.random_range(0..30));
+            self.queue(pause, Due::Write);
+        }
+    }
+
+    /// Writes one object that differs from the current goal, or goes on to the next goal. Returns whether there is more to
+    /// write.
+    fn write(&mut self) -> bool {
+        if let Some(before) = self.restored_from {
+            let knows_all = Kind::ALL.iter().all(|kind| self.api.counts().get(kind).is_some_and(|of| of.delivered > 0));
+            if knows_all {
+                self.restored_from = None;
+            } else if self.api.version() + 1 >= before {
+                // If the versions reached those that a client knows, the client could not notice the restore. etcd's
+                // documentation therefore says to increase the versions.
+                self.queue(Duration::from_secs(1), Due::Write);
+                return false;
+            }
+        }
+        let (have, want) = (self.api.objects(), self.world.objects());
+        let differing = differing(&have, &want);
+        if let Some(key) = differing.choose(&mut self.rng) {
+            let version = self.api.write(key, want.get(key).cloned());
+            self.changes += 1;
+            let objects = self.api.objects();
+            self.ledger.with_truth(|truth| truth.update(&objects, version));
+            return true;
+        }
+        if self.goals.is_empty() {
+            return false;
+        }
+        self.world = self.goals.remove(0);
+        true
+    }
+
+    fn heal(&mut self) {
+        self.api.set_mood(Mood::Well);
+        Kind::ALL.into_iter().for_each(|kind| self.api.set_latency(kind, Duration::from_millis(5)));
+        self.kernel.heal();
+        self.trace.add("the faults end");
+    }
+
+    /// Checks the invariants that hold at any time.
+    async fn check(&mut self) {
+        let mut failure = None;
+        if let Some(brain) = &mut self.brain {
+            failure = brain.failure().await;
+        }
+        if let Some(failure) = failure {
+            self.ledger.violated("no-panic", format!("the brain has failed: {failure}"));
+        }
+        let brain = self.brain.as_ref().map(|running| (running.brain.feed().state(), &running.reports));
+        let brain = brain.as_ref().map(|(state, reports)| (state, *reports));
+        if let Some((state, _)) = brain {
+            self.trace.add(format_args!("check at revision {} {}", state.revision(), state.digest()));
+        }
+        self.ledger.check(brain, self.api.counts());
+        self.kernel.flows().send();
+    }
+
+    /// Ends all faults, and checks that the node soon holds the state of the cluster and then rests.
+    async fn converge(&mut self) -> anyhow::Result<()> {
+        self.trace.add("all faults end");
+        self.heal();
+        self.queue(Duration::ZERO, Due::StartBrain);
+        self.play().await?;
+        let deadline = Instant::now() + CONVERGENCE;
+        loop {
+            self.queue(PAUSE, Due::Heal);
+            self.play().await?;
+            let Some(missing) = self.missing() else { break };
+            if self.ledger.violation().is_none() && Instant::now() > deadline {
+                self.ledger.violated("converges", missing);
+            }
+            if self.ledger.violation().is_some() {
+                return Ok(());
+            }
+        }
+        self.trace.add("converged");
+        self.check_fresh_plan();
+        // Nothing happens without a reason, and a new backend finds nothing to change.
+        let commits = self.kernel.commits();
+        let revision = self.brain.as_ref().map(|running| running.brain.feed().state().revision());
+        // With session affinity, what a new backend does depends on what it finds (docs/backends/nft.md).
+        let has_affinity = self.api.objects().values().any(|object| object["spec"]["sessionAffinity"] == "ClientIP");
+        for restarts in [false, true] {
+            if restarts && has_affinity {
+                break;
+            }
+            if restarts {
+                self.backend.kill();
+            }
+            self.queue(Duration::from_secs(60), Due::Heal);
+            self.play().await?;
+            if self.kernel.commits() != commits {
+                self.ledger.violated("quiet-resync", format!("commits without a change; after a restart: {restarts}"));
+            }
+        }
+        if self.brain.as_ref().map(|running| running.brain.feed().state().revision()) != revision {
+            self.ledger.violated("quiet-idle", "a new revision without a change");
+        }
+        Ok(())
+    }
+
+    /// What the node lacks to hold the state of the cluster.
+    fn missing(&self) -> Option<String> {
+        if self.writing || self.restored_from.is_some() && !self.queue.is_empty() {
+            return Some("the controllers still write".to_owned());
+        }
+        let want = snapshot(&self.api.objects());
+        let Some(running) = &self.brain else { return Some("the brain does not run".to_owned()) };
+        let state = running.brain.feed().state();
+        if state.digest() != Digest::of(&want) {
+            let have = state.snapshot().unwrap_or_default();
+            return Some(format!("the brain serves {have:#?}\nand not {want:#?}"));
+        }
+        if Family::BOTH.into_iter().any(|family| self.ledger.applied()[family] != state.revision()) {
+            return Some(format!("the backend has not applied {}", state.revision()));
+        }
+        if self.ledger.is_damaged() {
+            return Some("the backend has not repaired the changes of another program".to_owned());
+        }
+        let report = running.reports.last("nft").map(|received| received.report).unwrap_or_default();
+        let reported = |family: &localnet_proto::wire::FamilyReport| {
+            let revision = Revision { instance: report.instance_id, rev: family.applied_rev };
+            revision == state.revision() && family.error.is_empty()
+        };
+        if report.families.len() != 2 || !report.families.iter().all(reported) {
+            return Some(format!("the backend reports {report:?}"));
+        }
+        (!report.skipped.is_empty()).then(|| format!("the backend skips {:?}", report.skipped))
+    }
+
+    /// The kernel serves what a new backend programs on an empty kernel, and its other sets and rules are equal, too.
+    fn check_fresh_plan(&self) {
+        let (has, wants) = (self.kernel.contents(), fresh(&snapshot(&self.api.objects())));
+        if serves(&has) != serves(&wants) {
+            self.ledger.violated("fresh-plan", format!("{}\nand not\n{}", serves(&has), serves(&wants)));
+        }
+        let names = |kernel: &FakeKernel| {
+            let tables = kernel.tables.iter();
+            let all = tables.flat_map(|(table, content)| {
+                let sets = content.sets.iter().filter(|(name, _)| !name.contains("affin") && !name.contains("client"));
+                let sets = sets.map(|(name, (_, elements))| format!("{table:?} {name}: {elements:?}"));
+                sets.chain(content.chains.keys().map(|name| format!("{table:?} {name}"))).collect::<Vec<_>>()
+            });
+            all.collect::<Vec<_>>()
+        };
+        let uses_affinity = wants.tables.values().any(|table| table.sets.keys().any(|name| name.contains("affin")));
+        if !uses_affinity && names(&has) != names(&wants) {
+            self.ledger.violated("fresh-plan", format!("{:#?}\nand not\n{:#?}", names(&has), names(&wants)));
+        }
+    }
+}
+
+/// The state that follows from the objects: the oracle.
+fn snapshot(objects: &BTreeMap<Key, Value>) -> Snapshot {
+    let mut cluster = Cluster::new(Options::of_node(crate::world::NODE));
+    for kind in Kind::ALL {
+        let of_kind = objects.iter().filter(|((of, _), object)| *of == kind && crate::api::is_selected(kind, object));
+        let objects = of_kind.filter_map(|(_, object)| read(kind, object.clone()).ok()).collect();
+        cluster.handle(Change::Replace { kind, objects });
+    }
+    let Localized { node, services, .. } = cluster.localize().unwrap_or_default();
+    let services = services.into_iter().filter_map(|(key, service)| Some((key, service?))).collect();
+    Snapshot { revision: Revision::default(), node: node.unwrap_or_default(), services }
+}
+
+fn read(kind: Kind, object: Value) -> serde_json::Result<Object> {
+    use k8s_openapi::api::{core::v1, discovery::v1::EndpointSlice, networking::v1::ServiceCIDR};
+    Ok(match kind {
+        Kind::Service => Object::Service(serde_json::from_value::<v1::Service>(object)?.into()),
+        Kind::Slice => Object::Slice(serde_json::from_value::<EndpointSlice>(object)?.into()),
+        Kind::Node => Object::Node(serde_json::from_value::<v1::Node>(object)?.into()),
+        Kind::ServiceCidr => Object::ServiceCidr(serde_json::from_value::<ServiceCIDR>(object)?.into()),
+    })
+}

@@ -1,0 +1,46 @@
+//! Runs seeds: some twice, those that once failed, and some new ones.
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+use std::{io::Write as _, process::Command};
+
+/// The number of seeds that run twice.
+const TWICE: u64 = 20;
+/// The number of new seeds.
+const NEW: &str = "200";
+
+fn run(arguments: &[&str]) -> (bool, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_localnet-sim")).args(arguments).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8_lossy(&output.stderr);
+    (output.status.success(), text)
+}
+
+#[test]
+fn a_seed_always_gives_the_same_trace() {
+    for seed in 0..TWICE {
+        let seed = seed.to_string();
+        let (passes, output) = run(&["run", &seed]);
+        assert!(passes, "{output}");
+        // The trace must not change the run.
+        let (_, traced) = run(&["run", &seed, "--trace"]);
+        assert_eq!(output.lines().next(), traced.lines().next(), "seed {seed}");
+    }
+}
+
+/// Each line of the corpus is a seed that once violated an invariant, and the bug that it found.
+#[test]
+fn seeds_that_once_failed_pass() {
+    for line in include_str!("corpus.txt").lines().filter(|line| !line.starts_with('#')) {
+        let seed = line.split_whitespace().next().unwrap();
+        let (passes, text) = run(&["run", seed]);
+        assert!(passes, "{line}\n{text}");
+    }
+}
+
+/// The clock chooses these seeds. The output contains them, and the command that repeats a failed one.
+#[test]
+fn new_seeds_violate_no_invariant() {
+    let (passes, text) = run(&["search", "--seeds", NEW]);
+    // Not through `println`, which prints nothing if the test passes.
+    write!(std::io::stderr(), "{text}").unwrap();
+    assert!(passes, "{text}");
+}
