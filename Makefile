@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine ebpf python go examples cluster build demo test conformance-ipvs chart images packages release differential differential-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-scale instructions bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine ebpf python go examples cluster build demo test simulate simulate-mutants conformance-ipvs chart images packages release differential differential-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-scale instructions bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -84,6 +84,13 @@ packages: ## Build the Debian package in target/
 release: ## Build all files of a release in target/dist (TAG=vX.Y.Z: fail if this is not the current version)
 	@e2e/deps.sh images
 	packaging/release/build.sh
+
+simulate: ## Simulate a node with SEEDS (500) seeds of changes and faults (FROM=… is the first seed; docs/simulation.md)
+	$(CARGO) build --locked -p localnet-sim
+	target/debug/localnet-sim search --seeds $(or $(SEEDS),500) $(if $(FROM),--from $(FROM))
+
+simulate-mutants: ## Plant each mutant of e2e/sim/mutants, and check that the simulation finds it within SEEDS (1000) seeds (docs/simulation.md)
+	@SEEDS=$(or $(SEEDS),1000) e2e/sim/mutants.sh
 
 differential: deps controlplane ## Compare the oracle, our backends and kube-proxy on random clusters with N (20000) random packets (SEED=… repeats a run; PEER=previous: with kube-proxy of the previous minor version; EVALUATE=…: so many more packets in each state, which `localnet shadow` evaluates and nobody sends)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet-ebpf -p localnet
