@@ -44,3 +44,15 @@ fn new_seeds_violate_no_invariant() {
     write!(std::io::stderr(), "{text}").unwrap();
     assert!(passes, "{text}");
 }
+
+/// `e2e/sim/mutants.sh` plants the mutants.
+#[test]
+fn every_mutant_can_be_planted() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/mutants");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let patch = entry.unwrap().path();
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+        let check = Command::new("git").args(["apply", "--check"]).arg(&patch).current_dir(root).output().unwrap();
+        assert!(check.status.success(), "{}: {}", patch.display(), String::from_utf8_lossy(&check.stderr));
+    }
+}

@@ -1,0 +1,35 @@
+#!/bin/sh
+# Builds localnet-sim with all mutants of e2e/sim/mutants, and prints for each mutant a seed that finds it, or that none of SEEDS
+# (1000) seeds does. The variable MUTANT switches on one mutant. Restores the code after the build. Arguments are the names of
+# mutants; the default is all.
+set -u
+
+cd "$(dirname "$0")/../.." || exit 1
+cargo=${CARGO:-cargo}
+seeds=${SEEDS:-1000}
+planted=
+restore() {
+    for patch in $planted; do
+        git apply --reverse "$patch"
+    done
+    planted=
+}
+trap restore EXIT
+trap 'exit 1' INT TERM
+
+for patch in e2e/sim/mutants/*.patch; do
+    git apply "$patch" || exit 1
+    planted="$patch $planted"
+done
+"$cargo" build --quiet --locked -p localnet-sim && cp target/debug/localnet-sim target/localnet-sim-mutants || exit 1
+restore
+
+[ $# -gt 0 ] || set -- $(ls e2e/sim/mutants | sed 's/\.patch$//')
+found=0
+for name in "$@"; do
+    finding=$(MUTANT=$name target/localnet-sim-mutants search --seeds "$seeds" --from 1 --no-shrink --first 2>&1 |
+        sed -n 's/^seed \([0-9]*\) violates \([a-z-]*\):.*/seed \1, `\2`/p' | head -n 1)
+    [ -z "$finding" ] || found=$((found + 1))
+    printf '%-24s %s\n' "$name" "${finding:-not found}"
+done
+echo "$found of $# mutants found in $seeds seeds"
