@@ -492,3 +492,28 @@ fn published_results_name_commits_of_this_branch() {
     let unknown: Vec<_> = commits.iter().filter(unknown).collect();
     assert!(unknown.is_empty(), "commit first, then run `make bench` or `make kubernetes`: {unknown:?}");
 }
+
+#[test]
+fn the_museum_names_tests_mutants_and_cases_that_exist() {
+    let museum = fs::read_to_string(root().join("docs/museum.md")).unwrap();
+    let sources = rust_sources();
+    let mut missing = Vec::new();
+    for row in museum.lines().filter(|line| line.starts_with("| B-")) {
+        let parts: Vec<_> = row.split('`').collect();
+        for [before, quoted] in parts.chunks(2).filter_map(|pair| <[&str; 2]>::try_from(pair).ok()) {
+            let exists = match quoted.split_once("::") {
+                _ if before.ends_with("mutant ") => root().join(format!("e2e/sim/mutants/{quoted}.patch")).exists(),
+                _ if before.ends_with("Case ") => root().join("e2e/cases").join(quoted).exists(),
+                Some((file, function)) => {
+                    let function = format!("fn {function}(");
+                    sources.iter().any(|(path, text)| name(path) == file && text.contains(&function))
+                }
+                None => true,
+            };
+            if !exists {
+                missing.push(quoted);
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
