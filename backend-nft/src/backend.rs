@@ -227,7 +227,7 @@ impl<K: Kernel> NftBackend<K> {
         let (mut fresh, mut overtaken) = (false, 0);
         loop {
             fresh |= self.read_unknown(family)?;
-            self.prepare(family);
+            self.prepare(family)?;
             let portions = self.desired.tables()[family].changes(self.limits);
             let Some((index, transaction, error)) = self.apply_portions(family, &portions) else {
                 self.desired.commit(family);
@@ -304,18 +304,26 @@ impl<K: Kernel> NftBackend<K> {
         Ok(())
     }
 
-    /// Adds and fills new chains before elements lead to them. A failure needs no handling here: the transaction with
+    /// Adds and fills new chains before elements lead to them. A refusal needs no handling here: the transaction with
     /// the elements then also contains these chains, and its errors are handled.
-    fn prepare(&mut self, family: Family) {
+    ///
+    /// # Errors
+    /// Returns an error if the outcome is unknown: that transaction could then add the rules a second time.
+    fn prepare(&mut self, family: Family) -> Result<(), Error> {
         let mut transaction = Transaction::new();
         let names = self.desired.tables()[family].preparation(&mut transaction);
         if transaction.is_empty() {
-            return;
+            return Ok(());
         }
         match self.apply_transaction(&transaction) {
             Ok(_) => self.desired.tables()[family].prepared(names),
+            Err(error) if error.hides_outcome() => {
+                self.forget();
+                return Err(error);
+            }
             Err(error) => debug!(%error, "cannot add new chains in advance; adding them with the rules that use them"),
         }
+        Ok(())
     }
 
     /// Finds the element that the kernel refuses. The errors of older kernels identify only the set, so this sends the
@@ -397,6 +405,7 @@ impl<K: Kernel> NftBackend<K> {
             let removal = self.desired.tables()[family].removal();
             match removal.iter().try_for_each(|transaction| self.apply_transaction(transaction).map(drop)) {
                 Ok(()) => self.desired.tables()[family].removed(),
+                Err(error) if error.hides_outcome() => self.desired.forget(family),
                 Err(error) => debug!(%error, "cannot delete unused chains yet"),
             }
         }

@@ -46,6 +46,8 @@ pub struct FakeKernel {
     pub denied: bool,
     /// After how many more transactions `denied` becomes true.
     pub denied_after: Option<usize>,
+    /// After how many more transactions the answer to one is lost.
+    pub unanswered_after: Option<usize>,
 }
 
 /// A table of the fake kernel.
@@ -80,8 +82,10 @@ impl Kernel for FakeKernel {
         }
         next.log.push(transaction.clone());
         next.generation = next.generation.map(|generation| generation + 1);
+        let is_lost = next.unanswered_after == Some(0);
+        next.unanswered_after = next.unanswered_after.and_then(|transactions| transactions.checked_sub(1));
         *self = next;
-        Ok(TransactionSize::default())
+        if is_lost { Err(Error::Unanswered) } else { Ok(TransactionSize::default()) }
     }
 
     fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<LiveTable>, Error> {

@@ -340,6 +340,26 @@ fn a_table_that_disappears_before_the_commit_is_no_fault_of_a_service() {
     assert!(has(&backend, SetId::Services, ("172.30.0.41", 80)).is_some());
 }
 
+/// The answer to the transaction that adds new chains in advance was lost. The backend added their rules again, so packets met
+/// them twice. After a lost answer about chains to delete, the backend tried in vain to delete them again.
+#[test]
+fn no_lost_answer_leaves_a_rule_twice_or_an_unused_chain() {
+    let before = state([service("a", "172.30.0.41", &["10.180.1.2"]), service("b", "172.30.0.42", &["10.180.1.3"])]);
+    let after = state([service("b", "172.30.0.42", &["10.180.1.4", "10.180.1.5"])]);
+    let last = state([]);
+    for transactions in 0..6 {
+        let mut backend = backend();
+        backend.apply(&before, &Changes::everything()).unwrap().whole().unwrap();
+        backend.kernel.unanswered_after = Some(transactions);
+        _ = backend.apply(&after, &difference(&before, &after));
+        backend.kernel.unanswered_after = None;
+        backend.apply(&after, &difference(&before, &after)).unwrap().whole().unwrap();
+        assert_eq!(normal(&backend.kernel), planned(&backend), "{transactions}");
+        backend.apply(&last, &difference(&after, &last)).unwrap().whole().unwrap();
+        assert_eq!(normal(&backend.kernel), planned(&backend), "{transactions}");
+    }
+}
+
 #[test]
 fn a_refused_service_stops_no_other_even_if_another_program_commits_all_the_time() {
     let mut backend = backend();

@@ -1,12 +1,13 @@
-//! Runs seeds: some twice, those that once failed, and some new ones.
+//! Runs seeds: some twice, those that once failed, and a fixed range. Only `make simulate` runs new seeds: whether a change
+//! passes `make test` must not depend on luck.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
-use std::{io::Write as _, process::Command};
+use std::process::Command;
 
 /// The number of seeds that run twice.
-const TWICE: u64 = 20;
-/// The number of new seeds.
-const NEW: &str = "200";
+const TWICE: u64 = 5;
+/// The number of seeds in the fixed range.
+const FIXED: &str = "60";
 
 fn run(arguments: &[&str]) -> (bool, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_localnet-sim")).args(arguments).output().unwrap();
@@ -36,12 +37,10 @@ fn seeds_that_once_failed_pass() {
     }
 }
 
-/// The clock chooses these seeds. The output contains them, and the command that repeats a failed one.
+/// The output contains the command that repeats a seed that failed.
 #[test]
-fn new_seeds_violate_no_invariant() {
-    let (passes, text) = run(&["search", "--seeds", NEW]);
-    // Not through `println`, which prints nothing if the test passes.
-    write!(std::io::stderr(), "{text}").unwrap();
+fn a_fixed_range_of_seeds_violates_no_invariant() {
+    let (passes, text) = run(&["search", "--from", "1", "--seeds", FIXED]);
     assert!(passes, "{text}");
 }
 

@@ -13,7 +13,8 @@ use super::wire::{self, Attributes, Message};
 use super::{Change, Transaction};
 use crate::shortage::is_shortage;
 
-/// Why a transaction was not applied, or a read failed. A transaction that fails changes nothing.
+/// Why a transaction was not applied, or a read failed. A transaction that fails changes nothing, unless its outcome is unknown
+/// ([`Error::hides_outcome`]).
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel refused one change, and with it the whole transaction.
@@ -84,6 +85,11 @@ impl Error {
     /// Whether the kernel was short of a resource, so that a retry can succeed.
     pub fn is_shortage(&self) -> bool {
         self.errno().is_some_and(is_shortage)
+    }
+
+    /// Whether the transaction may have been applied nevertheless.
+    pub fn hides_outcome(&self) -> bool {
+        matches!(self, Error::Unanswered | Error::Io(_))
     }
 
     /// The kernel's error number, if there is one.
