@@ -5,7 +5,6 @@
 set -u
 
 cd "$(dirname "$0")/../.." || exit 1
-cargo=${CARGO:-cargo}
 seeds=${SEEDS:-1000}
 planted=
 restore() {
@@ -21,13 +20,13 @@ for patch in e2e/sim/mutants/*.patch; do
     git apply "$patch" || exit 1
     planted="$patch $planted"
 done
-"$cargo" build --quiet --locked -p localnet-sim && cp target/debug/localnet-sim target/localnet-sim-mutants || exit 1
+e2e/sim/build.sh --quiet && cp target/debug/localnet-sim target/localnet-sim-mutants || exit 1
 restore
 
 [ $# -gt 0 ] || set -- $(ls e2e/sim/mutants | sed 's/\.patch$//')
 found=0
 for name in "$@"; do
-    finding=$(MUTANT=$name target/localnet-sim-mutants search --seeds "$seeds" --from 1 --no-shrink --first 2>&1 |
+    finding=$(MUTANT=$name target/localnet-sim-mutants search --seeds "$seeds" --first 1 --no-shrink --fail-fast 2>&1 |
         sed -n 's/^seed \([0-9]*\) violates \([a-z-]*\):.*/seed \1, `\2`/p' | head -n 1)
     [ -z "$finding" ] || found=$((found + 1))
     printf '%-24s %s\n' "$name" "${finding:-not found}"

@@ -42,20 +42,20 @@ enum Action {
         seeds: u64,
         /// The first seed [default: from the clock]
         #[arg(long)]
-        from: Option<u64>,
+        first: Option<u64>,
         /// Do not reduce the steps of a seed that violates an invariant
         #[arg(long)]
         no_shrink: bool,
-        /// Stop after the first seed that violates an invariant
+        /// Stop after a seed that violates an invariant
         #[arg(long)]
-        first: bool,
+        fail_fast: bool,
     },
 }
 
 fn main() -> anyhow::Result<ExitCode> {
     match Arguments::parse().command {
         Action::Run { seed, without, trace } => run_one(seed, &without, trace),
-        Action::Search { seeds, from, no_shrink, first } => search(seeds, from, !no_shrink, first),
+        Action::Search { seeds, first, no_shrink, fail_fast } => search(seeds, first, !no_shrink, fail_fast),
     }
 }
 
@@ -117,10 +117,10 @@ fn number(output: &str, name: &str) -> u64 {
     words.nth(1).and_then(|word| word.parse().ok()).unwrap_or_default()
 }
 
-fn search(seeds: u64, from: Option<u64>, shrinks: bool, first: bool) -> anyhow::Result<ExitCode> {
+fn search(seeds: u64, first: Option<u64>, shrinks: bool, fail_fast: bool) -> anyhow::Result<ExitCode> {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
-    let from = from.unwrap_or(clock * 1000);
-    println!("seeds {from} to {}", from + seeds.saturating_sub(1));
+    let first = first.unwrap_or(clock * 1000);
+    println!("seeds {first} to {}", first + seeds.saturating_sub(1));
     let (next, changes, millis, failures) =
         (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let start = Instant::now();
@@ -130,13 +130,13 @@ fn search(seeds: u64, from: Option<u64>, shrinks: bool, first: bool) -> anyhow::
             if index >= seeds {
                 return Ok(());
             }
-            let (output, errors, passes) = child(from + index, &[])?;
+            let (output, errors, passes) = child(first + index, &[])?;
             changes.fetch_add(number(&output, "changes"), Ordering::Relaxed);
             millis.fetch_add(number(&output, "ms"), Ordering::Relaxed);
             if !passes {
                 failures.fetch_add(1, Ordering::Relaxed);
-                report(from + index, &(output + &errors), shrinks)?;
-                if first {
+                report(first + index, &(output + &errors), shrinks)?;
+                if fail_fast {
                     next.store(seeds, Ordering::Relaxed);
                 }
             }
@@ -185,8 +185,9 @@ fn report(seed: u64, output: &str, shrinks: bool) -> anyhow::Result<()> {
     let steps: String =
         trace.lines().filter(|line| line.contains("  step: ")).map(|line| format!("{line}\n")).collect();
     println!(
-        "{result}{} of {all} steps remain:\n{steps}to repeat it:\n  target/debug/localnet-sim run {seed} {}",
+        "{result}{} of {all} steps remain:\n{steps}to repeat it:\n  {} run {seed} {}",
         all - without.len(),
+        std::env::args().next().unwrap_or_default(),
         options.join(" ")
     );
     Ok(())

@@ -393,18 +393,18 @@ impl Driver {
         if serves(&has) != serves(&wants) {
             self.ledger.violated("fresh-plan", format!("{}\nand not\n{}", serves(&has), serves(&wants)));
         }
-        let names = |kernel: &FakeKernel| {
+        let objects = |kernel: &FakeKernel| {
             let tables = kernel.tables.iter();
             let all = tables.flat_map(|(table, content)| {
                 let sets = content.sets.iter().filter(|(name, _)| !name.contains("affin") && !name.contains("client"));
                 let sets = sets.map(|(name, (_, elements))| format!("{table:?} {name}: {elements:?}"));
-                sets.chain(content.chains.keys().map(|name| format!("{table:?} {name}"))).collect::<Vec<_>>()
+                sets.chain(content.chains.values().map(|chain| format!("{table:?} {chain:?}"))).collect::<Vec<_>>()
             });
             all.collect::<Vec<_>>()
         };
         let uses_affinity = wants.tables.values().any(|table| table.sets.keys().any(|name| name.contains("affin")));
-        if !uses_affinity && names(&has) != names(&wants) {
-            self.ledger.violated("fresh-plan", format!("{:#?}\nand not\n{:#?}", names(&has), names(&wants)));
+        if !uses_affinity && objects(&has) != objects(&wants) {
+            self.ledger.violated("fresh-plan", format!("{:#?}\nand not\n{:#?}", objects(&has), objects(&wants)));
         }
     }
 }

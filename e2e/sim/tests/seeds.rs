@@ -40,7 +40,7 @@ fn seeds_that_once_failed_pass() {
 /// The output contains the command that repeats a seed that failed.
 #[test]
 fn a_fixed_range_of_seeds_violates_no_invariant() {
-    let (passes, text) = run(&["search", "--from", "1", "--seeds", FIXED]);
+    let (passes, text) = run(&["search", "--first", "1", "--seeds", FIXED]);
     assert!(passes, "{text}");
 }
 
