@@ -69,9 +69,12 @@ impl Inbox {
         let mut waiting = self.waiting();
         for (frontend, now) in commit.frontends {
             // If two commits merge, the endpoints that were in force between them are lost, so the flows to these endpoints have
-            // to be checked explicitly.
-            let before = waiting.frontends.get(&frontend).and_then(Option::as_ref);
-            if before.is_some_and(|before| before.any_missing_from(now.as_ref())) {
+            // to be checked explicitly. Without the frontend, flows may have begun untranslated.
+            let may_be_stale = waiting.frontends.get(&frontend).is_some_and(|before| match before {
+                Some(before) => before.any_missing_from(now.as_ref()),
+                None => now.is_some(),
+            });
+            if may_be_stale {
                 waiting.remembered.insert(frontend);
             }
             waiting.frontends.insert(frontend, now);
@@ -461,7 +464,7 @@ mod tests {
     }
 
     /// Two commits arrive before a run, and the second one removes endpoints that the first one added. Flows that began in
-    /// between go to these endpoints.
+    /// between go to these endpoints. If the first one removes the frontend, such flows are untranslated.
     #[test]
     fn flows_of_a_replaced_state_are_checked() {
         const A: &str = "10.244.0.2:53";
@@ -471,7 +474,7 @@ mod tests {
             ([served_by(&[A]), served_by(&[])], Due::Now),
             ([served_by(&[A]), served_by(&[B])], Due::Now),
             ([served_by(&[A]), removed()], Due::Now),
-            ([removed(), served_by(&[])], Due::Nothing),
+            ([removed(), served_by(&[])], Due::Now),
             ([served_by(&[]), served_by(&[])], Due::Nothing),
         ] {
             for joined in [true, false] {

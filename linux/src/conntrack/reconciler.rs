@@ -95,8 +95,20 @@ impl Report {
 enum Before {
     Absent,
     Endpoints(Endpoints),
-    /// The frontend existed before this process started. Its endpoints at that time are unknown.
+    /// Any flow may be stale: the frontend existed before this process started, and its endpoints at that time are unknown. Or it had
+    /// endpoints and was then removed.
     Unknown,
+}
+
+impl Before {
+    /// Records that the frontend was absent after it had these endpoints.
+    fn was_absent(&mut self) {
+        match self {
+            Before::Endpoints(endpoints) if endpoints.is_empty() => *self = Before::Absent,
+            Before::Endpoints(_) => *self = Before::Unknown,
+            Before::Absent | Before::Unknown => {}
+        }
+    }
 }
 
 impl Default for Reconciler {
@@ -124,8 +136,12 @@ impl Reconciler {
         if self.frontends.endpoints(&frontend) == Some(&endpoints) {
             return;
         }
-        let before = self.frontends.set(frontend, endpoints);
-        self.changed.entry(frontend).or_insert(before.map_or(Before::Absent, Before::Endpoints));
+        let recorded = self.changed.entry(frontend);
+        match self.frontends.set(frontend, endpoints) {
+            Some(before) => _ = recorded.or_insert(Before::Endpoints(before)),
+            // If the frontend was removed since the last run, flows may have begun without rules.
+            None => _ = recorded.and_modify(Before::was_absent).or_insert(Before::Absent),
+        }
     }
 
     /// Removes a frontend, because its Service, address or port was deleted.

@@ -150,9 +150,21 @@ fn a_change_that_is_reverted_makes_no_run_due() {
         let mut reconciler = settled(Udp, all);
         reconciler.set(frontend(Udp, VIP), endpoints(&[B]));
         assert!(reconciler.is_due());
-        reconciler.remove(&frontend(Udp, VIP));
         reconciler.set(frontend(Udp, VIP), endpoints(all));
         assert_eq!(reconciler.due(), Due::Nothing);
+    }
+}
+
+/// A Service was deleted and created again with the same endpoints before the next run. Flows that had begun in between stayed
+/// untranslated.
+#[test]
+fn flows_that_began_while_a_frontend_was_away_are_deleted() {
+    for all in [&[A][..], &[]] {
+        let mut reconciler = settled(Udp, all);
+        reconciler.remove(&frontend(Udp, VIP));
+        reconciler.set(frontend(Udp, VIP), endpoints(all));
+        let mut kernel = Fake::new([to(Udp, Stage::Answered, VIP, VIP)]);
+        assert_eq!(reconciler.run(&mut kernel).unwrap().deleted, 1, "{all:?}");
     }
 }
 
