@@ -72,7 +72,9 @@ struct State {
     rng: StdRng,
     trace: Trace,
     version: watch::Sender<u64>,
-    objects: BTreeMap<Key, (u64, Value)>,
+    objects: BTreeMap<Key, Value>,
+    /// The version of each object's last write.
+    written: BTreeMap<Key, u64>,
     history: Vec<Record>,
     /// The oldest version from which a watch can start.
     floor: u64,
@@ -112,7 +114,7 @@ pub struct Counts {
 
 /// The contents of a backup.
 #[derive(Clone)]
-pub struct Backup(u64, BTreeMap<Key, (u64, Value)>);
+pub struct Backup(u64, BTreeMap<Key, Value>, BTreeMap<Key, u64>);
 
 impl Api {
     /// An empty API server, whose delays follow from `seed`.
@@ -122,6 +124,7 @@ impl Api {
             trace,
             version: watch::Sender::new(100),
             objects: BTreeMap::new(),
+            written: BTreeMap::new(),
             history: Vec::new(),
             floor: 100,
             epoch: 0,
@@ -145,9 +148,9 @@ impl Api {
         ApiServer::new("https://api.sim", tower::service_fn(move |request| this.clone().answer(request)))
     }
 
-    /// The objects, without their versions.
-    pub fn objects(&self) -> BTreeMap<Key, Value> {
-        self.lock().objects.iter().map(|(key, (_, object))| (key.clone(), object.clone())).collect()
+    /// Looks at the objects, which are without their versions. `look` must not use this API server.
+    pub fn with_objects<T>(&self, look: impl FnOnce(&BTreeMap<Key, Value>) -> T) -> T {
+        look(&self.lock().objects)
     }
 
     /// The newest version.
@@ -160,11 +163,11 @@ impl Api {
         let mut state = self.lock();
         let version = *state.version.borrow() + 1;
         state.trace.add(format_args!("{version}: {} {} {}", key.0, key.1, if object.is_some() { "+" } else { "-" }));
-        let before = state.objects.get(key).map(|(_, object)| object.clone());
-        match &object {
-            Some(object) => _ = state.objects.insert(key.clone(), (version, object.clone())),
-            None => _ = state.objects.remove(key),
-        }
+        state.written.insert(key.clone(), version);
+        let before = match object.clone() {
+            Some(object) => state.objects.insert(key.clone(), object),
+            None => state.objects.remove(key),
+        };
         state.history.push(Record { version, kind: key.0, before, after: object });
         state.version.send_replace(version);
         version
@@ -173,16 +176,16 @@ impl Api {
     /// A backup of the current state.
     pub fn backup(&self) -> Backup {
         let state = self.lock();
-        Backup(*state.version.borrow(), state.objects.clone())
+        Backup(*state.version.borrow(), state.objects.clone(), state.written.clone())
     }
 
     /// Restores a backup. The versions go back, too. Returns the oldest version that the brain knows and that no longer exists.
-    pub fn restore(&self, Backup(version, objects): Backup) -> u64 {
+    pub fn restore(&self, Backup(version, objects, written): Backup) -> u64 {
         let mut state = self.lock();
         let known = state.counts.values().map(|counts| counts.known).filter(|known| *known > version);
         let known = known.min().unwrap_or(u64::MAX);
         state.trace.add(format_args!("etcd is restored to {version}"));
-        (state.objects, state.floor) = (objects, version);
+        (state.objects, state.written, state.floor) = (objects, written, version);
         state.epoch += 1;
         state.history.clear();
         state.tokens.clear();
@@ -324,9 +327,9 @@ impl State {
                 if !is_check {
                     self.counts.entry(kind).or_default().lists += 1;
                 }
-                let of_kind =
-                    self.objects.iter().filter(|((of, _), (_, object))| *of == kind && is_selected(kind, object));
-                (self.epoch, current, of_kind.map(|(_, (version, object))| at(object, *version)).collect())
+                let of_kind = self.objects.iter().filter(|((of, _), object)| *of == kind && is_selected(kind, object));
+                let written = |key| self.written.get(key).copied().unwrap_or_default();
+                (self.epoch, current, of_kind.map(|(key, object)| at(object, written(key))).collect())
             }
             Some(token) => self.tokens.remove(token).unwrap_or_default(),
         };

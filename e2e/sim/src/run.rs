@@ -93,6 +93,9 @@ struct Driver {
     queue: BTreeMap<(Instant, u64), Due>,
     queued: u64,
     world: World,
+    /// The objects of `world`, and which of them the controllers have not written yet.
+    wanted: BTreeMap<Key, Value>,
+    pending: Vec<Key>,
     goals: Vec<World>,
     writing: bool,
     backup: Option<(World, Backup)>,
@@ -132,7 +135,9 @@ pub async fn run(seed: u64, without: &[usize], prints: bool) -> anyhow::Result<O
         queue: BTreeMap::new(),
         queued: 0,
         goals: vec![world.clone()],
-        world,
+        world: world.clone(),
+        wanted: BTreeMap::new(),
+        pending: Vec::new(),
         writing: false,
         backup: None,
         restored_from: None,
@@ -145,6 +150,7 @@ pub async fn run(seed: u64, without: &[usize], prints: bool) -> anyhow::Result<O
         brain: None,
         backend,
     };
+    driver.pursue(world);
     while driver.write() {}
     driver.queue(Duration::from_millis(1), Due::StartBrain);
     for (index, step) in schedule(seed).into_iter().enumerate() {
@@ -243,10 +249,10 @@ impl Driver {
     fn restore(&mut self) {
         let Some((world, backup)) = self.backup.clone().filter(|_| self.restored_from.is_none()) else { return };
         self.restored_from = Some(self.api.restore(backup));
-        (self.world, self.goals) = (world.clone(), vec![world]);
+        self.goals = vec![world.clone()];
+        self.pursue(world);
         self.ledger.restored();
-        let (objects, version) = (self.api.objects(), self.api.version());
-        self.ledger.with_truth(|truth| truth.update(&objects, version));
+        self.record(self.api.version());
         if !std::mem::replace(&mut self.writing, true) {
             self.keep_writing();
         }
@@ -257,6 +263,18 @@ impl Driver {
             let pause = Duration::from_millis(self.rng.random_range(0..30));
             self.queue(pause, Due::Write);
         }
+    }
+
+    /// Makes a cluster the current goal.
+    fn pursue(&mut self, world: World) {
+        self.wanted = world.objects();
+        self.pending = self.api.with_objects(|have| differing(have, &self.wanted));
+        self.world = world;
+    }
+
+    /// Records what the API server now contains.
+    fn record(&self, version: u64) {
+        self.api.with_objects(|objects| self.ledger.with_truth(|truth| truth.update(objects, version)));
     }
 
     /// Writes one object that differs from the current goal, or goes on to the next goal. Returns whether there is more to
@@ -273,19 +291,18 @@ impl Driver {
                 return false;
             }
         }
-        let (have, want) = (self.api.objects(), self.world.objects());
-        let differing = differing(&have, &want);
-        if let Some(key) = differing.choose(&mut self.rng) {
-            let version = self.api.write(key, want.get(key).cloned());
+        if let Some(key) = self.pending.choose(&mut self.rng).cloned() {
+            self.pending.retain(|pending| *pending != key);
+            let version = self.api.write(&key, self.wanted.get(&key).cloned());
             self.changes += 1;
-            let objects = self.api.objects();
-            self.ledger.with_truth(|truth| truth.update(&objects, version));
+            self.record(version);
             return true;
         }
         if self.goals.is_empty() {
             return false;
         }
-        self.world = self.goals.remove(0);
+        let next = self.goals.remove(0);
+        self.pursue(next);
         true
     }
 
@@ -338,7 +355,8 @@ impl Driver {
         let commits = self.kernel.commits();
         let revision = self.brain.as_ref().map(|running| running.brain.feed().state().revision());
         // With session affinity, what a new backend does depends on what it finds (docs/backends/nft.md).
-        let has_affinity = self.api.objects().values().any(|object| object["spec"]["sessionAffinity"] == "ClientIP");
+        let is_affine = |object: &Value| object["spec"]["sessionAffinity"] == "ClientIP";
+        let has_affinity = self.api.with_objects(|objects| objects.values().any(is_affine));
         for restarts in [false, true] {
             if restarts && has_affinity {
                 break;
@@ -363,7 +381,7 @@ impl Driver {
         if self.writing || self.restored_from.is_some() && !self.queue.is_empty() {
             return Some("the controllers still write".to_owned());
         }
-        let want = snapshot(&self.api.objects());
+        let want = self.api.with_objects(snapshot);
         let Some(running) = &self.brain else { return Some("the brain does not run".to_owned()) };
         let state = running.brain.feed().state();
         if state.digest() != Digest::of(&want) {
@@ -389,7 +407,7 @@ impl Driver {
 
     /// The kernel serves what a new backend programs on an empty kernel, and its other sets and rules are equal, too.
     fn check_fresh_plan(&self) {
-        let (has, wants) = (self.kernel.contents(), fresh(&snapshot(&self.api.objects())));
+        let (has, wants) = (self.kernel.contents(), fresh(&self.api.with_objects(snapshot)));
         if serves(&has) != serves(&wants) {
             self.ledger.violated("fresh-plan", format!("{}\nand not\n{}", serves(&has), serves(&wants)));
         }
