@@ -98,7 +98,7 @@ differential: deps controlplane ## Compare the oracle, our backends and kube-pro
 
 differential-ipvs: deps controlplane vm ## Compare the oracle and localnet-ipvs in the guest, with N (2000) random packets, and localnet shadow with kube-proxy's mode ipvs, with as many (20 minutes; EVALUATE (250): the number of packets that shadow evaluates in each state)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-ipvs -p localnet
-	N=$(or $(N),2000) SEED=$(SEED) EVALUATE=$(EVALUATE) $(CARGO) test --locked -p localnet-e2e --test guest_system differential:: -- --nocapture
+	STRICT=1 N=$(or $(N),2000) SEED=$(SEED) EVALUATE=$(EVALUATE) $(CARGO) test --locked -p localnet-e2e --test guest_system differential:: -- --nocapture
 
 kernels: deps vm ## Send the packets of all Cases through nft and iptables on the kernels of Debian 11, 12, 13 and of backports, in the guest (hours; KERNELS='bullseye …', BACKENDS='nft …' and ONLY=packets/udp,… run a part)
 	$(CARGO) build --locked -p localnet-vm -p localnet-conformance -p localnet-nft -p localnet-iptables -p localnet

@@ -255,6 +255,10 @@ fn effective(verdicts: impl IntoIterator<Item = Verdict>, packet: &Packet, local
         Verdict::Endpoint { to, sticky, .. } if packet.origin != Origin::Node && local.contains(&to.ip()) => {
             Verdict::Endpoint { to, sticky, masquerade: false }
         }
+        // A process of the node that reaches its own address through another one has this address as its source anyway.
+        Verdict::Endpoint { to, sticky, .. } if to.ip() == packet.source && local.contains(&packet.destination) => {
+            Verdict::Endpoint { to, sticky, masquerade: false }
+        }
         other => other,
     };
     verdicts.into_iter().map(one).collect()

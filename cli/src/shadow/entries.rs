@@ -42,7 +42,7 @@ type Entry = (u8, &'static [Mode], fn(&Case<'_>) -> bool);
 
 const EVERY: &[Mode] = &[Mode::Iptables, Mode::Nftables, Mode::Ipvs];
 
-const ENTRIES: [Entry; 10] = [
+const ENTRIES: [Entry; 11] = [
     (1, &[Mode::Iptables, Mode::Nftables], meets_another_service),
     (5, EVERY, node_port_of_link_local_address),
     (7, EVERY, unallocated_address_is_let_through),
@@ -53,6 +53,7 @@ const ENTRIES: [Entry; 10] = [
     (11, &[Mode::Ipvs], node_and_pods_are_treated_as_outside),
     (12, &[Mode::Iptables], external_ip_passes_source_ranges),
     (16, &[Mode::Ipvs], policy_local_does_not_drop),
+    (17, &[Mode::Ipvs], node_is_admitted_by_its_first_address),
 ];
 
 /// The number of the entry that explains the difference.
@@ -64,6 +65,14 @@ impl Case<'_> {
     /// Whether the oracle predicts what kube-proxy's rules do, for another state, other rules or another packet.
     fn is_theirs(&self, state: &Snapshot, rules: &Rules, packet: &Packet) -> bool {
         super::expected(state, rules, packet, self.local, self.mode) == *self.theirs
+    }
+
+    /// Whether kube-proxy's rules do what the oracle predicts for another state or other rules, apart from the entries about policy Local.
+    fn is_theirs_or_of_policy_local(&self, state: &Snapshot, rules: &Rules) -> bool {
+        let ours = super::expected(state, rules, self.packet, self.local, self.mode);
+        let case = Case { state, rules, ours: &ours, ..*self };
+        let of_policy_local = || node_and_pods_are_treated_as_outside(&case) || policy_local_does_not_drop(&case);
+        ours == *self.theirs || self.mode == Mode::Ipvs && of_policy_local()
     }
 
     /// The rules with one more address that answers NodePorts. `None` if it answers already.
@@ -96,7 +105,7 @@ fn node_port_of_link_local_address(case: &Case<'_>) -> bool {
         IpAddr::V4(v4) => v4.is_link_local(),
         IpAddr::V6(v6) => v6.is_unicast_link_local(),
     };
-    is_link_local && case.with_node_ports().is_some_and(|rules| case.is_theirs(case.state, &rules, case.packet))
+    is_link_local && case.with_node_ports().is_some_and(|rules| case.is_theirs_or_of_policy_local(case.state, &rules))
 }
 
 /// In mode iptables, the same is true for unused ports of a ClusterIP.
@@ -165,6 +174,23 @@ fn policy_local_does_not_drop(case: &Case<'_>) -> bool {
         && case.theirs.iter().all(is_elsewhere)
 }
 
+/// A packet of the node has the VIP as its source, so the Node's first address stands for the node.
+fn node_is_admitted_by_its_first_address(case: &Case<'_>) -> bool {
+    let Some(found) = route::target(case.state, case.rules, case.packet) else { return false };
+    let family = Family::of(case.packet.destination);
+    let mut addresses = case.state.node.addresses.iter().filter(|address| Family::of(**address) == family);
+    let Some(first) = addresses.next().filter(|_| case.packet.origin == Origin::Node) else { return false };
+    let [admitted, first_admitted] =
+        [case.packet.source, *first].map(|source| route::admitted(found.service, &Packet { source, ..*case.packet }));
+    let mut state = case.state.clone();
+    state.services.values_mut().for_each(|service| Arc::make_mut(service).source_filters.clear());
+    admitted != first_admitted
+        && match first_admitted {
+            true => case.is_theirs_or_of_policy_local(&state, case.rules),
+            false => *case.theirs == [Verdict::Drop].into(),
+        }
+}
+
 /// The rule of the external IP stands before the rule that checks the source.
 fn external_ip_passes_source_ranges(case: &Case<'_>) -> bool {
     let mut state = case.state.clone();
@@ -182,16 +208,17 @@ mod tests {
     use localnet_proto::Protocol;
 
     use super::*;
-    use crate::shadow::{expected, verdict::testing::short};
+    use crate::shadow::{effective, expected, verdict::testing::short};
 
     const NODE: &str = "192.168.0.2";
+    const OTHER_OF_NODE: &str = "192.168.1.2";
 
-    /// Services with policy Local: with an endpoint on the node, without one, and with an internal policy.
+    /// Services with policy Local: with an endpoint on the node, without one, with an internal policy, and with source ranges.
     fn state() -> Snapshot {
         let service = |name: &str, number: u8, policy: &str, local: &str, remote: &str| {
             format!(
                 "- {{service: shop/{name}, type: LoadBalancer, clusterIPs: [10.96.0.{number}], loadBalancerIPs: [192.0.2.{number}],
-   {policy}: true, ports: [{{name: a, protocol: TCP, port: 80, whenEmptyIPv4: {{internal: drop, external: drop}}}}],
+   {policy}: true, ports: [{{name: a, protocol: TCP, port: 80, nodePort: 3008{number}, whenEmptyIPv4: {{internal: drop, external: drop}}}}],
    endpoints: [{{address: 10.180.0.1, local: true, ports: [{{name: a, port: 80}}], scopes: {{{local}}}}},
      {{address: 10.180.1.1, ports: [{{name: a, port: 80}}], scopes: {{{remote}}}}}]}}
 "
@@ -208,6 +235,13 @@ mod tests {
             ),
             service("remote", 2, "externalTrafficToLocal", "established: true", "internal: true, shortCircuit: true"),
             service("internal", 3, "internalTrafficToLocal", "established: true", "external: true"),
+            service(
+                "guarded",
+                4,
+                "sourceFilters: [{targets: [192.0.2.4], sourceRanges: [192.168.1.0/24]}], internalTrafficToLocal",
+                "established: true",
+                "external: true",
+            ),
         ];
         crate::source::read(&text.concat()).unwrap()
     }
@@ -261,13 +295,19 @@ mod tests {
             ("10.180.0.9", "10.96.0.3:80", "drop", vec![there(false)], Some(16)),
             ("10.180.0.9", "10.96.0.3:80", "drop", vec![Verdict::Reject], Some(16)),
             ("10.180.0.9", "10.96.0.99:80", "drop", vec![Verdict::Untouched], Some(7)),
+            // Regression (SEED=1990647663 after 4 changes): a link-local NodePort with policy Local, without an endpoint on the node.
+            ("203.0.113.1", "169.254.1.2:30082", "untouched", vec![there(false)], Some(5)),
+            ("203.0.113.1", "169.254.1.2:30082", "untouched", vec![here(false)], None),
+            // Regression (after 6 changes): the ranges admit the address that the node uses, and not the Node's first one.
+            (OTHER_OF_NODE, "192.0.2.4:80", "10.180.1.1 M", vec![Verdict::Drop], Some(17)),
+            (NODE, "192.0.2.4:80", "drop", vec![there(true)], None),
             // The address is the node's own, on kube-ipvs0.
             ("203.0.113.1", "192.0.2.1:81", "reject", vec![Verdict::Untouched], None),
             ("203.0.113.1", "192.0.2.99:81", "untouched", vec![Verdict::Reject], None),
         ] {
             let (source, at): (IpAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
             let origin = match from {
-                NODE => Origin::Node,
+                NODE | OTHER_OF_NODE => Origin::Node,
                 _ if from.starts_with("10.180.") => Origin::Pod,
                 _ => Origin::Outside,
             };
@@ -297,5 +337,9 @@ mod tests {
         let masqueraded = |mode| short(&expected(&state, &Rules::default(), &packet, &local, mode));
         assert_eq!(masqueraded(Mode::Nftables), "10.180.0.1, 10.180.1.1");
         assert_eq!(masqueraded(Mode::Ipvs), "10.180.0.1 M, 10.180.1.1 M");
+        // Regression (SEED=1990647663 after 5 changes): kube-proxy masquerades a packet of the node to itself, which changes nothing.
+        let (to_itself, at_node) = (Packet { destination: local[0], ..packet }, endpoint(NODE, true));
+        assert_eq!(short(&effective([at_node], &to_itself, &local)), "192.168.0.2");
+        assert_eq!(short(&effective([at_node], &packet, &local)), "192.168.0.2 M");
     }
 }

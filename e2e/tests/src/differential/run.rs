@@ -221,6 +221,7 @@ impl Runs {
             let (side, asked) = (Side::KubeProxy, &drawn[number]);
             let seen = self.world.ask(side, asked)?;
             let by_packets = judge(asked, &seen, self.world.network(side).topology());
+            self.report.unexplained_of_kube_proxy += usize::from(by_packets.is_some());
             self.report.unexplained(format!(
                 "localnet shadow reports {alarm}; packets show: {}\n{}",
                 by_packets.as_deref().unwrap_or("no difference"),
