@@ -23,7 +23,7 @@ done
 e2e/sim/build.sh --quiet && cp target/debug/localnet-sim target/localnet-sim-mutants || exit 1
 restore
 
-[ $# -gt 0 ] || set -- $(ls e2e/sim/mutants | sed 's/\.patch$//')
+[ $# -gt 0 ] || for patch in e2e/sim/mutants/*.patch; do set -- "$@" "$(basename "$patch" .patch)"; done
 found=0
 for name in "$@"; do
     finding=$(MUTANT=$name target/localnet-sim-mutants search --seeds "$seeds" --first 1 --no-shrink --fail-fast 2>&1 |
