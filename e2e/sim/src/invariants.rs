@@ -1,5 +1,5 @@
 //! The invariants, and the ledger in which the simulation records what they compare. Each function `check_…` is one
-//! invariant of `docs/simulation.md`, and its first argument to [`Inner::violated`] is the name there.
+//! invariant of `docs/simulation.md`, and its first argument to [`Ledger::violated`] is the name there.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
