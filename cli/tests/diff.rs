@@ -34,6 +34,15 @@ fn any_services() -> impl Strategy<Value = Services> {
     proptest::collection::vec((any::<bool>(), prop::bool::weighted(0.8), endpoints), 1..3)
 }
 
+/// States that follow each other: Services with other policies, affinity and endpoints, more Services, and fewer.
+fn states() -> [Services; 3] {
+    [
+        vec![(false, false, vec![1, 2, 4]), (true, true, vec![3])],
+        vec![(true, true, vec![2, 4, 5]), (true, false, vec![]), (false, true, vec![1, 7])],
+        vec![(false, true, vec![5]), (false, false, vec![1, 2, 3, 4])],
+    ]
+}
+
 fn state(services: &Services) -> anyhow::Result<Snapshot> {
     let services = services.iter().zip(1..).map(|((to_local, affinity, hosts), number)| {
         let endpoints = hosts.iter().flat_map(|host| {
@@ -155,11 +164,7 @@ fn rules_of_iptables_are_compared_in_both_flavours() {
         let tested = network.node().run(|| {
             let mut backend = IptablesBackend::new(Desired::new(Config::default()), Tools::find(flavour)?);
             let mut last = Snapshot::default();
-            for services in [
-                vec![(false, false, vec![1, 2, 4]), (true, true, vec![3])],
-                vec![(true, true, vec![2, 4, 5]), (true, false, vec![]), (false, true, vec![1, 7])],
-                vec![(false, true, vec![5]), (false, false, vec![1, 2, 3, 4])],
-            ] {
+            for services in states() {
                 last = state(&services)?;
                 backend.apply(&last, &Changes::everything())?.whole()?;
                 assert_eq!(of_lines::<Inspector>(&last)?, [""; 0], "{flavour:?}");
@@ -206,11 +211,7 @@ fn maps_of_ebpf_are_compared() {
             let mut backend = EbpfBackend::new(Config::default(), Host::open(bpffs, cgroup)?);
             backend.set_local_addresses(runtime()?.block_on(NodeAddresses::default().list())?);
             let mut last = Snapshot::default();
-            for services in [
-                vec![(false, false, vec![1, 2, 4]), (true, true, vec![3])],
-                vec![(true, true, vec![2, 4, 5]), (true, false, vec![]), (false, true, vec![1, 7])],
-                vec![(false, true, vec![5]), (false, false, vec![1, 2, 3, 4])],
-            ] {
+            for services in states() {
                 last = state(&services)?;
                 backend.apply(&last, &Changes::everything())?.whole()?;
                 assert_eq!(of_lines::<EbpfInspector>(&last)?, [""; 0]);
