@@ -17,18 +17,28 @@ use std::{
 #[derive(Clone, Debug)]
 pub struct DiffStore<K, V> {
     entries: BTreeMap<K, Entry<V>>,
-    /// The keys whose entry is not `Same`. Empty while the applied entries are unknown.
+    /// The keys whose entry is not `Same`. Empty unless applied entries are known.
     dirty: BTreeSet<K>,
-    /// Whether the applied entries are known.
-    known: bool,
+    applied: Applied,
     /// Whether entries were added one by one since the last [`DiffStore::pack`].
     loose: bool,
 }
 
+/// What is known about the applied entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Applied {
+    /// Nothing. Every entry is `Same` and holds the desired value.
+    Unknown,
+    /// There are none, so all entries differ. Every entry is `Same` and holds the desired value, because a first fill is then
+    /// as cheap as in `Unknown`.
+    Nothing,
+    /// Each entry has its applied value.
+    Known,
+}
+
 #[derive(Clone, Debug)]
 enum Entry<V> {
-    /// The desired and the applied value are equal, and are stored once. While the applied entries are unknown, every
-    /// entry is `Same` and holds the desired value.
+    /// The desired and the applied value are equal, and are stored once. See also [`Applied`].
     Same(V),
     /// Desired but not applied.
     New(V),
@@ -150,15 +160,18 @@ impl<K: Ord + Clone, V: PartialEq> Default for DiffStore<K, V> {
 impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
     /// A store with no desired entries and with unknown applied entries.
     pub fn new() -> Self {
-        Self { entries: BTreeMap::new(), dirty: BTreeSet::new(), known: false, loose: false }
+        Self { entries: BTreeMap::new(), dirty: BTreeSet::new(), applied: Applied::Unknown, loose: false }
     }
 
     /// Sets all applied entries, as read from the kernel.
     pub fn adopt(&mut self, applied: impl IntoIterator<Item = (K, V)>) {
         self.forget();
-        self.known = true;
-        let desired = std::mem::take(&mut self.entries).into_iter();
-        self.entries = desired.filter_map(|(key, entry)| Some((key, Entry::New(entry.into_desired()?)))).collect();
+        self.applied = Applied::Nothing;
+        let mut applied = applied.into_iter().peekable();
+        if applied.peek().is_none() {
+            return;
+        }
+        self.mark_new();
         for (key, value) in applied {
             self.change(key, |entry| (entry.into_desired(), Some(value)));
         }
@@ -169,7 +182,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
     /// Sets the desired value at `key`.
     pub fn set(&mut self, key: K, value: V) {
         // A backend spends most of its start on the first fill. This path needs only one lookup for each entry.
-        if !self.known {
+        if self.applied != Applied::Known {
             self.entries.insert(key, Entry::Same(value));
             self.loose = true;
             return;
@@ -179,7 +192,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
 
     /// Removes the desired value at `key`.
     pub fn remove(&mut self, key: &K) {
-        if !self.known {
+        if self.applied != Applied::Known {
             self.entries.remove(key);
             return;
         }
@@ -215,7 +228,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
 
     /// The diff from applied to desired entries. Costs O(changes), unless the applied entries are unknown.
     pub fn diff(&self) -> Diff<'_, K, V> {
-        let mut diff = Diff { unknown: !self.known, set: Vec::new(), removed: Vec::new() };
+        let mut diff = Diff { unknown: self.applied == Applied::Unknown, set: Vec::new(), removed: Vec::new() };
         for Difference { key, applied, desired } in self.diff_in((Bound::Unbounded, Bound::Unbounded)) {
             match (applied, desired) {
                 (replaces, Some(value)) => diff.set.push(Set { key, value, replaces }),
@@ -227,23 +240,23 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
     }
 
     /// The diff of a range of keys, in the order of the keys. The iterator computes it step by step, without collecting
-    /// it. While the applied entries are unknown, every desired entry counts as different.
+    /// it. While no applied entries are known, every desired entry counts as different.
     pub fn diff_in<'a>(&'a self, range: KeyRange<'_, K>) -> impl Iterator<Item = Difference<'a, K, V>> + use<'a, K, V> {
-        let dirty = self.known.then(|| self.dirty.range(range)).into_iter().flatten();
+        let is_known = self.applied == Applied::Known;
+        let dirty = is_known.then(|| self.dirty.range(range)).into_iter().flatten();
         let dirty = dirty.filter_map(|key| {
             let (key, entry) = self.entries.get_key_value(key)?;
             Some(Difference { key, applied: entry.applied(), desired: entry.desired() })
         });
-        let all = (!self.known).then(|| self.desired_in(range)).into_iter().flatten();
+        let all = (!is_known).then(|| self.desired_in(range)).into_iter().flatten();
         dirty.chain(all.map(|(key, value)| Difference { key, applied: None, desired: Some(value) }))
     }
 
     /// Records that the diff was applied.
     pub fn commit(&mut self) {
-        if !self.known {
+        if self.applied != Applied::Known {
             self.pack();
         }
-        self.known = true;
         for key in std::mem::take(&mut self.dirty) {
             let btree_map::Entry::Occupied(mut place) = self.entries.entry(key) else { continue };
             match std::mem::replace(place.get_mut(), Entry::Taken).into_desired() {
@@ -251,23 +264,35 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
                 None => _ = place.remove(),
             }
         }
+        self.applied = if self.entries.is_empty() { Applied::Nothing } else { Applied::Known };
     }
 
     /// Sets the applied value at `key` after a commit. Call this if the kernel accepted the diff except for this key.
     pub fn found(&mut self, key: K, applied: Option<V>) {
-        if self.known {
+        if self.applied == Applied::Nothing {
+            self.mark_new();
+            self.dirty = self.entries.keys().cloned().collect();
+        }
+        if self.applied == Applied::Known {
             self.change(key, |entry| (entry.into_desired(), applied));
         }
     }
 
     /// Marks the applied entries as unknown.
     pub fn forget(&mut self) {
-        if !std::mem::take(&mut self.known) {
+        if std::mem::replace(&mut self.applied, Applied::Unknown) != Applied::Known {
             return;
         }
         self.dirty.clear();
         let entries = std::mem::take(&mut self.entries).into_iter();
         self.entries = entries.filter_map(|(key, entry)| Some((key, Entry::Same(entry.into_desired()?)))).collect();
+    }
+
+    /// Gives each entry its applied value, which is none.
+    fn mark_new(&mut self) {
+        let desired = std::mem::take(&mut self.entries).into_iter();
+        self.entries = desired.filter_map(|(key, entry)| Some((key, Entry::New(entry.into_desired()?)))).collect();
+        self.applied = Applied::Known;
     }
 
     /// Rebuilds the entries after a first fill. This halves their memory, because a tree that is built in the order of
@@ -360,6 +385,19 @@ mod tests {
             kernel = applied(&store.diff(), kernel);
             prop_assert!(store.iter_desired().eq(kernel.iter()));
         }
+    }
+
+    /// The last entry is removed, and the kernel keeps it.
+    #[test]
+    fn a_removal_that_the_kernel_refused_is_tried_again() {
+        let mut store = DiffStore::new();
+        store.set(1, 2);
+        store.commit();
+        store.remove(&1);
+        store.commit();
+        assert!(store.diff().is_empty());
+        store.found(1, Some(2));
+        assert_eq!(store.diff().removed, [(&1, &2)]);
     }
 
     #[test]
