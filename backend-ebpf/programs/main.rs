@@ -14,7 +14,7 @@ mod layout;
 use core::{marker::PhantomData, mem::transmute, ptr};
 
 use decide::{Maps, Verdict};
-use layout::{Client, ClientKey, EndpointKey, MemberKey, OriginKey, Socket, Vip, VipKey};
+use layout::{Client, ClientKey, EndpointKey, Endpoints, MemberKey, OriginKey, Socket, Vip, VipKey};
 
 /// `struct bpf_sock_addr`. Addresses and the port have network byte order.
 #[repr(C)]
@@ -82,7 +82,7 @@ impl<K, V> Map<K, V> {
 static vips: Map<VipKey, Vip> = Map::new(HASH, 1 << 18);
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "maps")]
-static endpoints: Map<EndpointKey, Socket> = Map::new(HASH, 1 << 19);
+static endpoints: Map<EndpointKey, Endpoints> = Map::new(HASH, 1 << 18);
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "maps")]
 static members: Map<MemberKey, u32> = Map::new(HASH, 1 << 19);
@@ -111,7 +111,7 @@ impl Maps for Kernel {
         vips.get(key)
     }
     #[inline(always)]
-    fn endpoint(&self, key: &EndpointKey) -> Option<&Socket> {
+    fn endpoints(&self, key: &EndpointKey) -> Option<&Endpoints> {
         endpoints.get(key)
     }
     #[inline(always)]

@@ -1,14 +1,16 @@
 //! What the programs in the kernel decide. The programs and the tests compile this file: tests run these decisions on maps in
 //! memory. No I/O, and no dependency on the standard library.
 
-use crate::layout::{Client, ClientKey, DROP, EndpointKey, MemberKey, OriginKey, Socket, Vip, VipKey};
+use crate::layout::{
+    Client, ClientKey, DROP, EndpointKey, Endpoints, GROUP, MemberKey, OriginKey, Socket, Vip, VipKey,
+};
 
 /// The maps, and what the kernel knows besides them.
 pub trait Maps {
     /// Looks up the map `vips`.
     fn vip(&self, key: &VipKey) -> Option<&Vip>;
     /// Looks up the map `endpoints`.
-    fn endpoint(&self, key: &EndpointKey) -> Option<&Socket>;
+    fn endpoints(&self, key: &EndpointKey) -> Option<&Endpoints>;
     /// Whether the map `members` has the key.
     fn is_member(&self, key: &MemberKey) -> bool;
     /// Looks up the map `clients`.
@@ -99,12 +101,19 @@ fn endpoint(maps: &impl Maps, vip: &Vip, is_message: bool) -> Option<Socket> {
 
 #[inline(always)]
 fn random(maps: &impl Maps, vip: &Vip) -> Option<Socket> {
-    let index = maps.random() % vip.endpoints;
-    match maps.endpoint(&EndpointKey { port: vip.port, scope: vip.scope, index }) {
-        Some(endpoint) => Some(*endpoint),
+    match at(maps, vip, maps.random() % vip.endpoints) {
+        Some(endpoint) => Some(endpoint),
         // The backend has just removed the last endpoints of the list.
-        None => maps.endpoint(&EndpointKey { port: vip.port, scope: vip.scope, index: 0 }).copied(),
+        None => at(maps, vip, 0),
     }
+}
+
+/// The endpoint at a position of the list.
+#[inline(always)]
+fn at(maps: &impl Maps, vip: &Vip, index: u32) -> Option<Socket> {
+    let group = maps.endpoints(&EndpointKey { port: vip.port, scope: vip.scope, group: index / GROUP as u32 })?;
+    let endpoint = group[index as usize % GROUP];
+    if endpoint.port == 0 { None } else { Some(endpoint) }
 }
 
 /// The VIP to which the socket sent what this endpoint answers; `None` if the socket did not use a VIP. `getpeername` and

@@ -19,7 +19,7 @@ use localnet_proto::{Changes, Service, Snapshot};
 use crate::{
     decide::UDP,
     kernel::{Change, Content},
-    layout::{EndpointKey, MemberKey, PortId, Socket, Vip, VipKey},
+    layout::{EndpointKey, Endpoints, GROUP, MemberKey, PortId, Socket, Vip, VipKey},
     plan,
 };
 
@@ -36,7 +36,7 @@ pub struct Desired {
 #[derive(Debug, Default)]
 struct Tables {
     vips: DiffStore<VipKey, Vip>,
-    endpoints: DiffStore<EndpointKey, Socket>,
+    endpoints: DiffStore<EndpointKey, Endpoints>,
     members: DiffStore<MemberKey, ()>,
     /// The endpoints of each Service port and scope, and how many VIPs use them.
     groups: BTreeMap<(PortId, u32), Group>,
@@ -100,12 +100,12 @@ impl Desired {
         let Tables { vips, endpoints, members, .. } = &self.tables;
         let (vips, endpoints, members) = (vips.diff(), endpoints.diff(), members.diff());
         let mut changes = Vec::new();
-        changes.extend(endpoints.set.iter().map(|set| Change::Endpoint(*set.key, Some(*set.value))));
+        changes.extend(endpoints.set.iter().map(|set| Change::Endpoints(*set.key, Some(*set.value))));
         changes.extend(members.set.iter().map(|set| Change::Member(*set.key, true)));
         changes.extend(vips.set.iter().map(|set| Change::Vip(*set.key, Some(*set.value))));
         changes.extend(vips.removed.iter().map(|(key, _)| Change::Vip(**key, None)));
         changes.extend(members.removed.iter().map(|(key, ())| Change::Member(**key, false)));
-        changes.extend(endpoints.removed.iter().map(|(key, _)| Change::Endpoint(**key, None)));
+        changes.extend(endpoints.removed.iter().map(|(key, _)| Change::Endpoints(**key, None)));
         changes
     }
 
@@ -142,12 +142,13 @@ impl Program for Tables {
         let Vip { port, scope, .. } = value;
         let has_members = plan::has_members(&key, &value);
         let group = self.groups.entry((port, scope)).or_insert_with(|| {
-            for (index, endpoint) in (0..).zip(&*vip.endpoints) {
-                let endpoint = plan::socket(*endpoint);
-                self.endpoints.set(EndpointKey { port, scope, index }, endpoint);
-                if has_members {
-                    self.members.set(MemberKey { port, scope, endpoint }, ());
-                }
+            for (group, of) in (0..).zip(vip.endpoints.chunks(GROUP)) {
+                let mut endpoints = Endpoints::default();
+                endpoints.iter_mut().zip(of).for_each(|(place, endpoint)| *place = plan::socket(*endpoint));
+                self.endpoints.set(EndpointKey { port, scope, group }, endpoints);
+            }
+            for endpoint in vip.endpoints.iter().filter(|_| has_members) {
+                self.members.set(MemberKey { port, scope, endpoint: plan::socket(*endpoint) }, ());
             }
             Group { vips: 0, endpoints: vip.endpoints.clone(), has_members }
         });
@@ -164,11 +165,12 @@ impl Program for Tables {
             return;
         }
         let Some(group) = self.groups.remove(&(port, scope)) else { return };
-        for (index, endpoint) in (0..).zip(&*group.endpoints) {
-            self.endpoints.remove(&EndpointKey { port, scope, index });
-            if group.has_members {
-                self.members.remove(&MemberKey { port, scope, endpoint: plan::socket(*endpoint) });
-            }
+        let (endpoints, has_members) = (group.endpoints, group.has_members);
+        for (group, _) in (0..).zip(endpoints.chunks(GROUP)) {
+            self.endpoints.remove(&EndpointKey { port, scope, group });
+        }
+        for endpoint in endpoints.iter().filter(|_| has_members) {
+            self.members.remove(&MemberKey { port, scope, endpoint: plan::socket(*endpoint) });
         }
     }
 

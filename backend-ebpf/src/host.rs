@@ -5,14 +5,14 @@
 //!  BPFFS/localnet-ebpf/maps-LAYOUT/MAP                 the maps; LAYOUT changes if the layout of keys or values changes
 //!  BPFFS/localnet-ebpf/links-PROGRAMS-CGROUP/PROGRAM   the attachments of this version's programs to this cgroup
 //! ```
-//! After an update, the new programs are attached before the old ones are detached. While both are attached, the programs that
+//! After an update, the new programs are attached and their maps are filled before the old ones are detached. While both are attached, the programs that
 //! run second find no VIP, because the first have already replaced it.
 
 use std::{
     collections::BTreeSet,
     fmt::Write as _,
     fs::{self, File},
-    io,
+    io, mem,
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
 };
@@ -20,7 +20,7 @@ use std::{
 use anyhow::{Context as _, anyhow, bail, ensure};
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{HashMap, Map, MapData, MapError},
+    maps::{Map, MapData},
     programs::{CgroupAttachMode, CgroupSockAddr, links::FdLink},
 };
 use localnet_linux::sockets;
@@ -29,10 +29,9 @@ use sha2::{Digest as _, Sha256};
 use tracing::{debug, info};
 
 use crate::{
-    decide::UDP,
     kernel::{Change, Content, Kernel},
-    layout::{OriginKey, Socket},
-    words::{self, Words as _},
+    layout::Socket,
+    maps::Maps,
 };
 
 /// The compiled programs. `make ebpf` builds them from `programs/main.rs`.
@@ -47,7 +46,7 @@ const MAPS: [&str; 5] = ["vips", "endpoints", "members", "clients", "origins"];
 /// The folder with all pins.
 const FOLDER: &str = "localnet-ebpf";
 /// The folder of the maps. Its number changes with the layout of the maps.
-const MAPS_FOLDER: &str = "maps-1";
+const MAPS_FOLDER: &str = "maps-2";
 /// How the names of the folders of attachments begin.
 const LINKS: &str = "links-";
 /// `BPF_FS_MAGIC`
@@ -62,17 +61,8 @@ pub struct Host {
     cgroup: File,
     links: PathBuf,
     maps: Option<Maps>,
-}
-
-type Table<const K: usize, const V: usize> = HashMap<MapData, [u32; K], [u32; V]>;
-
-/// The maps that the backend writes.
-#[derive(Debug)]
-struct Maps {
-    vips: Table<6, 8>,
-    endpoints: Table<6, 5>,
-    members: Table<10, 1>,
-    origins: Table<8, 5>,
+    /// The folders of other versions. Their programs serve until the maps of this version are filled.
+    old: Vec<PathBuf>,
 }
 
 impl Host {
@@ -90,7 +80,7 @@ impl Host {
         Sha256::digest(PROGRAMS).iter().take(4).for_each(|byte| _ = write!(version, "{byte:02x}"));
         let folder = bpffs.join(FOLDER);
         let links = folder.join(format!("{LINKS}{version}-{}", cgroup.metadata()?.ino()));
-        Ok(Self { folder, cgroup, links, maps: None })
+        Ok(Self { folder, cgroup, links, maps: None, old: Vec::new() })
     }
 
     /// Opens the pinned maps for reading, and attaches nothing.
@@ -185,9 +175,7 @@ impl Kernel for Host {
         if !missing.is_empty() {
             info!(programs = missing.len(), cgroup = %self.links.display(), "eBPF programs attached");
         }
-        for other in entries(&self.folder)?.iter().filter(|other| **other != self.links && **other != maps) {
-            remove_folder(other)?;
-        }
+        self.old = entries(&self.folder)?.into_iter().filter(|other| *other != self.links && *other != maps).collect();
         self.maps =
             Some(Maps::of(|name| ebpf.take_map(name).with_context(|| format!("this build has no map {name}")))?);
         Ok(())
@@ -202,8 +190,11 @@ impl Kernel for Host {
     }
 
     fn apply(&mut self, changes: &[Change]) -> anyhow::Result<()> {
-        let maps = self.maps()?;
-        changes.iter().try_for_each(|change| maps.change(change))
+        self.maps()?.apply(changes)?;
+        for folder in mem::take(&mut self.old) {
+            remove_folder(&folder)?;
+        }
+        Ok(())
     }
 
     fn end_sockets(&mut self, is_stale: &dyn Fn(&Socket, &Socket) -> bool) -> anyhow::Result<()> {
@@ -218,7 +209,7 @@ impl Kernel for Host {
             bail!("cannot search {count} network namespaces: CAP_SYS_ADMIN and CAP_SYS_PTRACE are needed ({error})");
         }
         let maps = self.maps()?;
-        stale.iter().try_for_each(|key| write("origins", &mut maps.origins, key.words(), None))
+        stale.iter().try_for_each(|key| maps.remove_origin(key))
     }
 
     fn remove(&mut self) -> anyhow::Result<()> {
@@ -232,77 +223,6 @@ impl Host {
         self.maps.as_mut().context("the maps are not open")
     }
 }
-
-impl Maps {
-    fn of(mut map: impl FnMut(&str) -> anyhow::Result<Map>) -> anyhow::Result<Self> {
-        Ok(Self {
-            vips: map("vips")?.try_into()?,
-            endpoints: map("endpoints")?.try_into()?,
-            members: map("members")?.try_into()?,
-            origins: map("origins")?.try_into()?,
-        })
-    }
-
-    fn read(&self) -> anyhow::Result<Content> {
-        Ok(Content {
-            vips: self.vips.iter().map(|entry| words::decoded(entry?)).collect::<Result<_, MapError>>()?,
-            endpoints: self.endpoints.iter().map(|entry| words::decoded(entry?)).collect::<Result<_, MapError>>()?,
-            members: self
-                .members
-                .keys()
-                .map(|key| Ok(words::Words::from_words(key?)))
-                .collect::<Result<_, MapError>>()?,
-        })
-    }
-
-    /// The keys of UDP sockets that are stale.
-    fn stale(&self, is_stale: &dyn Fn(&Socket, &Socket) -> bool) -> anyhow::Result<Vec<OriginKey>> {
-        let mut stale = Vec::new();
-        for key in self.origins.keys() {
-            let key = OriginKey::from_words(key.map_err(one_line)?);
-            // The kernel may have deleted the element in the meantime.
-            let vip = || self.origins.get(&key.words(), 0).ok().map(Socket::from_words);
-            if key.protocol == UDP && vip().is_some_and(|vip| is_stale(&vip, &key.endpoint)) {
-                stale.push(key);
-            }
-        }
-        Ok(stale)
-    }
-
-    fn change(&mut self, change: &Change) -> anyhow::Result<()> {
-        match change {
-            Change::Vip(key, value) => write("vips", &mut self.vips, key.words(), value.map(|value| value.words())),
-            Change::Endpoint(key, value) => {
-                write("endpoints", &mut self.endpoints, key.words(), value.map(|value| value.words()))
-            }
-            Change::Member(key, present) => write("members", &mut self.members, key.words(), present.then_some([1])),
-        }
-    }
-}
-
-fn write<const K: usize, const V: usize>(
-    name: &str,
-    map: &mut Table<K, V>,
-    key: [u32; K],
-    value: Option<[u32; V]>,
-) -> anyhow::Result<()> {
-    let written = match value {
-        Some(value) => map.insert(key, value, 0),
-        None => match map.remove(&key) {
-            Err(MapError::KeyNotFound) => Ok(()),
-            removed => removed,
-        },
-    };
-    match written {
-        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(FULL) => {
-            bail!("the map {name} is full: this node has more Services or endpoints than the eBPF backend can hold")
-        }
-        written => written.map_err(one_line).with_context(|| format!("cannot change the map {name}")),
-    }
-}
-
-/// `E2BIG`, the kernel's error for an element that exceeds the size of its map.
-const FULL: i32 = 7;
 
 fn check_bpffs(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
@@ -348,7 +268,7 @@ fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
 }
 
 /// An error of aya and its causes, without repetitions and without the verifier's log, which has many lines.
-fn one_line(error: impl std::error::Error) -> anyhow::Error {
+pub(crate) fn one_line(error: impl std::error::Error) -> anyhow::Error {
     let mut text = String::new();
     let mut cause: Option<&dyn std::error::Error> = Some(&error);
     while let Some(error) = cause {
@@ -365,6 +285,8 @@ fn one_line(error: impl std::error::Error) -> anyhow::Error {
 
 #[cfg(test)]
 mod tests {
+    use aya::maps::MapError;
+
     use super::*;
 
     /// `make test` builds the object file again. This test needs no compiler for eBPF.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::layout::{EndpointKey, MemberKey, Socket, Vip, VipKey};
+use crate::layout::{EndpointKey, Endpoints, MemberKey, Socket, Vip, VipKey};
 
 /// The content of the maps that the backend writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub struct Content {
     /// The map `vips`.
     pub vips: BTreeMap<VipKey, Vip>,
     /// The map `endpoints`.
-    pub endpoints: BTreeMap<EndpointKey, Socket>,
+    pub endpoints: BTreeMap<EndpointKey, Endpoints>,
     /// The keys of the map `members`.
     pub members: BTreeSet<MemberKey>,
 }
@@ -18,8 +18,8 @@ pub struct Content {
 /// One change of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Sets an endpoint, or deletes it if there is none.
-    Endpoint(EndpointKey, Option<Socket>),
+    /// Sets a group of endpoints, or deletes it if there is none.
+    Endpoints(EndpointKey, Option<Endpoints>),
     /// Adds or deletes a member.
     Member(MemberKey, bool),
     /// Sets a VIP, or deletes it if there is none.

@@ -34,7 +34,7 @@ pub struct Vip {
     pub port: PortId,
     /// [`INTERNAL`] or [`EXTERNAL`].
     pub scope: u32,
-    /// How many endpoints are eligible. Their keys in the map `endpoints` have the indexes below this number.
+    /// How many endpoints are eligible. Their positions in the map `endpoints` are below this number.
     pub endpoints: u32,
     /// For how many seconds a client keeps its endpoint; 0 without session affinity.
     pub affinity: u32,
@@ -51,7 +51,13 @@ pub const REJECT: u32 = 0;
 /// The call fails with `EPERM`, as for a packet that a firewall of this host drops.
 pub const DROP: u32 = 1;
 
-/// The key of the map `endpoints`. The value is a [`Socket`].
+/// The value of the map `endpoints`: the endpoints of a Service port, in groups of four. Unused places are zero. Most Services then
+/// need one element, so that a first load writes a third of the elements.
+pub type Endpoints = [Socket; GROUP];
+/// How many endpoints an element of the map `endpoints` has.
+pub const GROUP: usize = 4;
+
+/// The key of the map `endpoints`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointKey {
@@ -59,8 +65,8 @@ pub struct EndpointKey {
     pub port: PortId,
     /// [`INTERNAL`] or [`EXTERNAL`].
     pub scope: u32,
-    /// The position of the endpoint in the sorted list.
-    pub index: u32,
+    /// The position of the first endpoint in the sorted list, divided by [`GROUP`].
+    pub group: u32,
 }
 
 /// The key of the map `members`, which has an entry for each endpoint that a client may keep. The value is 1.

@@ -9,7 +9,7 @@
 //! - [`plan`]: turns one VIP into elements of the maps.
 //! - [`desired`]: the desired and the applied content of the maps, and their diff.
 //! - [`EbpfBackend`]: reads maps whose content is unknown, and applies the diff.
-//! - [`host`]: attaches the programs, pins them, and accesses the maps.
+//! - [`host`]: attaches the programs, and pins them. `maps` reads and writes the maps.
 //! - [`inspect`]: lists the planned and the live elements of the maps as text.
 //! - [`outside`]: runs the nft backend in the same process.
 //! - [`layout`], [`decide`]: the keys and values of the maps, and what the programs decide. `programs/main.rs` includes these two
@@ -26,6 +26,7 @@ pub mod inspect;
 pub mod kernel;
 pub mod layout;
 pub mod live;
+mod maps;
 pub mod outside;
 pub mod plan;
 pub mod program;

@@ -12,7 +12,7 @@ use localnet_proto::{Affinity, Verdict};
 use crate::{
     decide::UDP,
     kernel::Content,
-    layout::{DROP, EXTERNAL, EndpointKey, MemberKey, Socket, Vip, VipKey},
+    layout::{DROP, EXTERNAL, EndpointKey, Endpoints, GROUP, MemberKey, Vip, VipKey},
     plan::socket_addr,
 };
 
@@ -30,9 +30,10 @@ impl Content {
     }
 
     /// The endpoints that a VIP counts, in the order of their indexes.
-    fn endpoints_of(&self, vip: &Vip) -> Vec<SocketAddr> {
-        let key = |index| EndpointKey { port: vip.port, scope: vip.scope, index };
-        (0..vip.endpoints).filter_map(|index| self.endpoints.get(&key(index))).map(socket_addr).collect()
+    pub(crate) fn endpoints_of(&self, vip: &Vip) -> Vec<SocketAddr> {
+        let key = |group| EndpointKey { port: vip.port, scope: vip.scope, group };
+        let groups = (0..vip.endpoints.div_ceil(GROUP as u32)).filter_map(|group| self.endpoints.get(&key(group)));
+        groups.flatten().take(vip.endpoints as usize).filter(|endpoint| endpoint.port != 0).map(socket_addr).collect()
     }
 
     /// All elements, one line for each.
@@ -40,7 +41,7 @@ impl Content {
         self.lines().iter().flat_map(|(_, lines)| lines).map(|line| format!("{line}\n")).collect()
     }
 
-    /// The name of each map, and a line for each element in the order of the keys. Service ports appear by the first 32 bits of
+    /// The name of each map, and a line for each element in the order of the keys, or for each endpoint. Service ports appear by the first 32 bits of
     /// their ID.
     pub fn lines(&self) -> [(&'static str, Vec<String>); 3] {
         let vip = |(key, vip): (&VipKey, &Vip)| {
@@ -53,15 +54,19 @@ impl Content {
                 (_, count, kept) => format!("vip {}: {port}, {count} endpoints, affinity {kept} s", vip_key(key)),
             }
         };
-        let endpoint = |(EndpointKey { port, scope: of, index }, endpoint): (&EndpointKey, &Socket)| {
-            format!("endpoint {:08x} {} {index}: {}", port[0], scope(*of), socket_addr(endpoint))
+        let endpoints = |(EndpointKey { port, scope: of, group }, endpoints): (&EndpointKey, &Endpoints)| {
+            let at = (GROUP as u32 * group..).zip(*endpoints).filter(|(_, endpoint)| endpoint.port != 0);
+            let text = |index, endpoint| {
+                format!("endpoint {:08x} {} {index}: {}", port[0], scope(*of), socket_addr(&endpoint))
+            };
+            at.map(|(index, endpoint)| text(index, endpoint)).collect::<Vec<_>>()
         };
         let member = |MemberKey { port, scope: of, endpoint }: &MemberKey| {
             format!("member {:08x} {}: {}", port[0], scope(*of), socket_addr(endpoint))
         };
         [
             ("vips", self.vips.iter().map(vip).collect()),
-            ("endpoints", self.endpoints.iter().map(endpoint).collect()),
+            ("endpoints", self.endpoints.iter().flat_map(endpoints).collect()),
             ("members", self.members.iter().map(member).collect()),
         ]
     }

@@ -13,7 +13,7 @@ use anyhow::bail;
 use crate::{
     decide::Maps,
     kernel::{Change, Content, Kernel},
-    layout::{Client, ClientKey, EndpointKey, MemberKey, OriginKey, Socket, Vip, VipKey},
+    layout::{Client, ClientKey, EndpointKey, Endpoints, MemberKey, OriginKey, Socket, Vip, VipKey},
 };
 
 /// Maps in memory.
@@ -35,8 +35,8 @@ impl FakeKernel {
         match *change {
             Change::Vip(key, Some(vip)) => _ = vips.insert(key, vip),
             Change::Vip(key, None) => _ = vips.remove(&key),
-            Change::Endpoint(key, Some(endpoint)) => _ = endpoints.insert(key, endpoint),
-            Change::Endpoint(key, None) => _ = endpoints.remove(&key),
+            Change::Endpoints(key, Some(group)) => _ = endpoints.insert(key, group),
+            Change::Endpoints(key, None) => _ = endpoints.remove(&key),
             Change::Member(key, true) => _ = members.insert(key),
             Change::Member(key, false) => _ = members.remove(&key),
         }
@@ -96,7 +96,7 @@ impl Maps for Call<'_> {
         self.content.vips.get(key)
     }
 
-    fn endpoint(&self, key: &EndpointKey) -> Option<&Socket> {
+    fn endpoints(&self, key: &EndpointKey) -> Option<&Endpoints> {
         self.content.endpoints.get(key)
     }
 

@@ -1,6 +1,6 @@
 //! [`Words`]: the keys and values of the maps as arrays of 32-bit words, in the memory order of [`crate::layout`]. Pure.
 
-use crate::layout::{EndpointKey, MemberKey, OriginKey, Socket, Vip, VipKey};
+use crate::layout::{EndpointKey, Endpoints, MemberKey, OriginKey, Socket, Vip, VipKey};
 
 /// A key or value that consists of `N` words.
 pub(crate) trait Words<const N: usize> {
@@ -25,6 +25,19 @@ impl Words<5> for Socket {
 
     fn from_words([a, b, c, d, port]: [u32; 5]) -> Self {
         Self { address: [a, b, c, d], port }
+    }
+}
+
+impl Words<20> for Endpoints {
+    fn words(&self) -> [u32; 20] {
+        let mut words = [0; 20];
+        words.chunks_exact_mut(5).zip(self).for_each(|(words, socket)| words.copy_from_slice(&socket.words()));
+        words
+    }
+
+    fn from_words(words: [u32; 20]) -> Self {
+        let (sockets, _) = words.as_chunks();
+        std::array::from_fn(|index| Socket::from_words(sockets[index]))
     }
 }
 
@@ -53,11 +66,11 @@ impl Words<8> for Vip {
 impl Words<6> for EndpointKey {
     fn words(&self) -> [u32; 6] {
         let [a, b, c, d] = self.port;
-        [a, b, c, d, self.scope, self.index]
+        [a, b, c, d, self.scope, self.group]
     }
 
-    fn from_words([a, b, c, d, scope, index]: [u32; 6]) -> Self {
-        Self { port: [a, b, c, d], scope, index }
+    fn from_words([a, b, c, d, scope, group]: [u32; 6]) -> Self {
+        Self { port: [a, b, c, d], scope, group }
     }
 }
 
@@ -109,6 +122,7 @@ mod tests {
     #[test]
     fn words_have_the_memory_order_of_the_layout() {
         check::<5, Socket>();
+        check::<20, Endpoints>();
         check::<6, VipKey>();
         check::<8, Vip>();
         check::<6, EndpointKey>();

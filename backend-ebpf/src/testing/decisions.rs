@@ -15,7 +15,7 @@ use crate::{
     decide::{TCP, UDP, Verdict, destination, origin},
     desired::Desired,
     kernel::Content,
-    layout::{Client, ClientKey, EndpointKey, MemberKey, OriginKey, Socket, Vip, VipKey},
+    layout::{Client, ClientKey, EndpointKey, GROUP, MemberKey, OriginKey, Socket, Vip, VipKey},
     plan::{self, socket, socket_addr},
     testing::{Call, config::config},
 };
@@ -116,7 +116,13 @@ fn content(protocol: u32, affinity: u32, endpoints: &[&str]) -> Content {
     let endpoints: Vec<Socket> = endpoints.iter().map(|text| socket(text.parse().unwrap())).collect();
     Content {
         vips: [(VipKey { to: socket(VIP.parse().unwrap()), protocol }, vip)].into(),
-        endpoints: (0..).zip(&endpoints).map(|(index, it)| (EndpointKey { port, scope: 0, index }, *it)).collect(),
+        endpoints: (0..)
+            .zip(endpoints.chunks(GROUP))
+            .map(|(group, of)| {
+                let at = |index: usize| of.get(index).copied().unwrap_or_default();
+                (EndpointKey { port, scope: 0, group }, std::array::from_fn(at))
+            })
+            .collect(),
         members: endpoints.iter().map(|endpoint| MemberKey { port, scope: 0, endpoint: *endpoint }).collect(),
     }
 }
@@ -160,10 +166,16 @@ fn a_socket_sends_all_messages_to_one_endpoint_while_it_is_eligible() {
 
 #[test]
 fn a_call_during_a_change_gets_an_endpoint_that_exists() {
-    let mut content = content(TCP, 0, &ENDPOINTS);
-    content.endpoints.pop_last();
-    let node = Node::new(content);
-    assert_eq!(chosen(&node.call(1, 1, 1, 2), TCP, false), "10.0.0.1:5");
+    let call = |content, random| chosen(&Node::new(content).call(1, 1, 1, random), TCP, false);
+    let mut smaller = content(TCP, 0, &ENDPOINTS);
+    smaller.endpoints.values_mut().for_each(|group| group[2] = Socket::default());
+    assert_eq!(call(smaller, 2), "10.0.0.1:5");
+    let more = ["10.0.0.1:5", "10.0.0.2:5", "10.0.0.3:5", "10.0.0.4:5", "10.0.0.5:5", "10.0.0.6:5"];
+    let mut fewer_groups = content(TCP, 0, &more);
+    assert_eq!(call(fewer_groups.clone(), 5), "10.0.0.6:5");
+    fewer_groups.endpoints.pop_last();
+    assert_eq!(call(fewer_groups.clone(), 5), "10.0.0.1:5");
+    assert_eq!(call(fewer_groups, 3), "10.0.0.4:5");
 }
 
 #[test]

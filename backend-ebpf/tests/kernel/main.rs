@@ -4,7 +4,11 @@
 mod cases;
 mod sockets;
 
-use std::{fs, net::SocketAddr, path::Path};
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use localnet_client::{Backend as _, vips::Config};
 use localnet_ebpf::{EbpfBackend, LinuxBackend as _, host::Host, kernel::Kernel as _};
@@ -166,6 +170,30 @@ fn deleted_pins_are_repaired() {
         apply(&mut backend, &state);
         assert!(matches!(probe(&network, WEB), Outcome::Answer { .. }), "{pin}");
     }
+}
+
+/// An update with another layout of the maps starts with empty maps.
+#[test]
+fn the_programs_of_another_version_serve_until_the_maps_are_filled() {
+    let _sandbox = Sandbox::enter().unwrap();
+    let (network, _servers) = network(Protocol::Tcp, &ENDPOINTS);
+    let state = state("TCP", &ENDPOINTS);
+    apply(&mut backend(Config::default()).unwrap(), &state);
+    let folder = bpffs().join("localnet-ebpf");
+    let folders = || -> Vec<PathBuf> {
+        let found = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        found.collect()
+    };
+    for current in folders() {
+        fs::rename(&current, format!("{}-old", current.display())).unwrap();
+    }
+    let mut updated = backend(Config::default()).unwrap();
+    updated.kernel_mut().attach().unwrap();
+    assert_eq!(folders().len(), 4);
+    assert!(matches!(probe(&network, WEB), Outcome::Answer { .. }), "the maps are still empty");
+    apply(&mut updated, &state);
+    assert!(folders().iter().all(|folder| !folder.ends_with("-old")) && folders().len() == 2);
+    assert!(matches!(probe(&network, WEB), Outcome::Answer { .. }));
 }
 
 #[test]
