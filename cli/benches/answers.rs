@@ -169,6 +169,8 @@ fn measure(services: usize) -> anyhow::Result<()> {
     backend.apply(&state, &Changes::everything())?.whole()?;
     let world = || -> anyhow::Result<World> {
         Ok(World {
+            listings: BTreeMap::new(),
+            dumped: None,
             facts: Facts::new(&config(), &state.node, &state.node.addresses),
             configuration: Configuration::chosen(config()),
             state: state.clone(),

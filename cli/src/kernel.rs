@@ -46,6 +46,30 @@ pub struct Kernel {
     foreign: Option<foreign::ForeignRules>,
 }
 
+/// Whether the kernel forwards packets, and how many flows it tracks.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed {
+    /// Whether the kernel forwards packets between interfaces; `None` if the setting does not exist.
+    pub forwards: ByFamily<Option<bool>>,
+    /// The number of tracked flows and the kernel's maximum; `None` if unknown.
+    pub tracked: Option<(i64, i64)>,
+}
+
+impl Observed {
+    /// Reads this machine's kernel.
+    pub fn now() -> Self {
+        Self { forwards: ByFamily::from_fn(forwards), tracked: tracked() }
+    }
+
+    /// Returns what a sysdump contains.
+    pub fn of_sysdump(of: &sysdump::Kernel) -> Self {
+        Self {
+            forwards: ByFamily::new(of.forwards_i_pv4, of.forwards_i_pv6),
+            tracked: (of.max_tracked_flows > 0).then_some((of.tracked_flows, of.max_tracked_flows)),
+        }
+    }
+}
+
 /// Returns a diagnostic which states that the kernel was not read, and why.
 pub fn unread(why: impl Into<String>) -> Diagnostic {
     Diagnostic::new(Code::KernelNotRead, Subject::Program, why)
@@ -99,8 +123,7 @@ impl Kernel {
     pub fn of_sysdump(of: &sysdump::Kernel) -> Result<Self, Diagnostic> {
         let mut socket = Socket::open().map_err(|error| unread(error.to_string()))?;
         socket.replay(of.answers.iter().map(answer).collect());
-        let forwards = ByFamily::new(of.forwards_i_pv4, of.forwards_i_pv6);
-        let tracked = (of.max_tracked_flows > 0).then_some((of.tracked_flows, of.max_tracked_flows));
+        let Observed { forwards, tracked } = Observed::of_sysdump(of);
         Ok(Self { socket, forwards, tracked, chains: HashMap::new(), foreign: None })
     }
 

@@ -123,7 +123,7 @@ pub async fn gather(world: &mut World, question: &Question, brain: Option<&Peer>
         }
     }
     let tracked = match (&world.kernel, &listed) {
-        (_, Some(_)) => kernel::tracked(),
+        (_, Some(_)) => world.observed().tracked,
         (kernel, None) => kernel.as_ref().ok().and_then(|kernel| kernel.tracked),
     };
     evidence.tracking_is_full = tracked.is_some_and(|(count, max)| max > 0 && count >= max);
@@ -210,7 +210,7 @@ async fn check(
     let leaves = choices.iter().any(|endpoint| !world.has(endpoint.ip()));
     let node = &mut front.node;
     let forwards = match (&mut world.kernel, listed) {
-        (_, Some(_)) => kernel::forwards(family),
+        (_, Some(_)) => world.observed().forwards[family],
         (Ok(kernel), None) => {
             node.no_table = matches!(kernel.chains(family), Ok(None));
             node.damaged = kernel.damaged(family, &chains).unwrap_or_default();

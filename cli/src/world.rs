@@ -1,6 +1,9 @@
 //! The evidence from which answers are computed, and the outcome that the state determines for a packet.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
 
 use localnet_client::{
     Snapshot,
@@ -13,7 +16,8 @@ use localnet_proto::{Family, Protocol, Scopes, ServiceKey};
 
 use crate::{
     configuration::Configuration,
-    kernel::{self, Kernel},
+    inspect::{Inspected, Listings},
+    kernel::{self, Kernel, Observed},
     path::{self, Path, Step},
     question,
 };
@@ -37,6 +41,10 @@ pub struct World {
     pub other: Option<String>,
     /// The kernel, or why it is not read.
     pub kernel: Result<Kernel, Diagnostic>,
+    /// The plans and the live states in a sysdump, of backends other than nft.
+    pub listings: BTreeMap<Inspected, Listings>,
+    /// What a sysdump contains about forwarding and tracked flows.
+    pub dumped: Option<Observed>,
 }
 
 /// The outcome that the state determines for a packet, and the objects that lead to this outcome.
@@ -59,7 +67,18 @@ impl World {
         let local = kernel::addresses().await.unwrap_or_default();
         let facts = configuration.facts(&state.node, Some(&local));
         let kernel = Err(kernel::unread("localnet only compares"));
-        Self { state, configuration, facts, local, is_here: true, has_ebpf: false, other: None, kernel }
+        Self {
+            state,
+            configuration,
+            facts,
+            local,
+            is_here: true,
+            has_ebpf: false,
+            other: None,
+            kernel,
+            listings: BTreeMap::new(),
+            dumped: None,
+        }
     }
 
     /// Returns the outcome that the oracle predicts for a packet, without reading the kernel.
@@ -88,6 +107,11 @@ impl World {
         }
         let here = question::Here { local: &self.local, interface: interface.as_deref() };
         question::packet(from, to, &self.state, &self.facts, here)
+    }
+
+    /// Whether the node's kernel forwards packets, and how many flows it tracks.
+    pub fn observed(&self) -> Observed {
+        self.dumped.unwrap_or_else(Observed::now)
     }
 
     /// Whether the address is one of the node's own.
@@ -171,7 +195,18 @@ services:
         let facts = configuration.facts(&state.node, None);
         let kernel = Err(kernel::unread("a test"));
         let (local, other) = (Vec::new(), None);
-        let mut world = World { state, configuration, facts, local, is_here: false, has_ebpf: true, other, kernel };
+        let mut world = World {
+            state,
+            configuration,
+            facts,
+            local,
+            is_here: false,
+            has_ebpf: true,
+            other,
+            kernel,
+            listings: BTreeMap::new(),
+            dumped: None,
+        };
         let is_translated = |world: &World, origin, to: &str, protocol| {
             let to: SocketAddr = to.parse().unwrap();
             let source = [10, 0, 0, 1].into();

@@ -1,7 +1,10 @@
 //! Tests the path of a packet through the rules of the iptables backend. Pure.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
 
 use localnet::{
     configuration::Configuration,
@@ -45,7 +48,18 @@ fn world(state: Snapshot, local: Vec<IpAddr>) -> World {
     let configuration = Configuration::chosen(config());
     let facts = configuration.facts(&state.node, Some(&local));
     let kernel = Err(kernel::unread("a test"));
-    World { state, configuration, facts, local, is_here: false, has_ebpf: false, other: None, kernel }
+    World {
+        state,
+        configuration,
+        facts,
+        local,
+        is_here: false,
+        has_ebpf: false,
+        other: None,
+        kernel,
+        listings: BTreeMap::new(),
+        dumped: None,
+    }
 }
 
 /// For all kinds of packets in all Cases, the rules of the plan do what the oracle predicts. With `many_vips` 0, the VIPs are grouped.

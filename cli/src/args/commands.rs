@@ -18,14 +18,16 @@ mod top;
 mod version;
 mod watch;
 
+use std::collections::BTreeMap;
+
 use clap::{Args, Subcommand, ValueEnum};
 use localnet_client::Snapshot;
 
 use crate::{
     configuration::{Configuration, ConfigurationArgs},
     failure::Failure,
-    inspect::Inspected,
-    kernel::{self, Kernel},
+    inspect::{self, Inspected},
+    kernel::{self, Kernel, Observed},
     output::{self, Format, Show},
     peer::Peer,
     source::Global,
@@ -162,7 +164,7 @@ impl OfNode {
         let newest = status.as_ref().ok().and_then(Status::newest);
         // For iptables, only the rules of other programs are read from nf_tables.
         let uses_kernel = |backend: &Backend| {
-            backend.has_nft_tables() || is_here && Inspected::named(&backend.name) == Some(Inspected::Iptables)
+            backend.has_nft_tables() || is_local && Inspected::named(&backend.name) == Some(Inspected::Iptables)
         };
         let kernel = match newest.filter(|backend| !uses_kernel(backend) && self.kernel == When::Auto) {
             _ if !is_local && global.at.is_some() => Err(kernel::unread(
@@ -177,10 +179,17 @@ impl OfNode {
             ))),
             None => dumped.map_or_else(Kernel::open, Kernel::of_sysdump),
         };
-        let other = newest.filter(|backend| is_here && !backend.has_nft_tables()).map(|backend| backend.name.clone());
+        let listings = match brain {
+            Some(Peer::Sysdump(sysdump)) if dumped.is_some() => inspect::recorded(sysdump),
+            _ => BTreeMap::new(),
+        };
+        let is_read = |name: &str| is_here || Inspected::named(name).is_some_and(|of| listings.contains_key(&of));
+        let other = newest.filter(|backend| !backend.has_nft_tables() && is_read(&backend.name));
+        let other = other.map(|backend| backend.name.clone());
+        let dumped = dumped.filter(|_| !is_here).map(Observed::of_sysdump);
         let facts = configuration.facts(&state.node, is_local.then_some(&local));
         let has_ebpf = status.as_ref().is_ok_and(Status::has_ebpf);
-        Ok(World { state, configuration, facts, local, is_here, has_ebpf, other, kernel })
+        Ok(World { state, configuration, facts, local, is_here, has_ebpf, other, kernel, listings, dumped })
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     anonymise::Anonymiser,
     diff::MOST,
     history::{self, Selection},
+    inspect::Inspected,
     kernel,
     output::{self, Show},
     peer::{CONTENT, Peer},
@@ -48,6 +49,15 @@ pub(super) async fn run(flags: Sysdump, global: &Global) -> Answered {
     let mut state = global.newest(Some(&brain)).await?;
     let now = Timestamp::now();
     let mut content = content(&brain, &state, now, &flags, global).await?;
+    if flags.node.reads_kernel(global) {
+        let status = Ok(Status::from(content.status.clone().unwrap_or_default()));
+        let world = flags.node.world(global, Some(&brain), &status, state.clone()).await?;
+        for backend in Inspected::of(&world).into_iter().chain(Inspected::beside(&world)) {
+            // The archive contains the reason in diff.txt.
+            let Ok(listings) = backend.read(&world).await else { continue };
+            content.listings.push(listings.to_wire(backend));
+        }
+    }
     if flags.anonymise {
         content = Anonymiser::default().sysdump(&content).map_err(anyhow::Error::from)?;
         state = content.state().map_err(anyhow::Error::from)?;

@@ -85,30 +85,41 @@ fn a_sysdump_answers_like_the_node() {
         let path = named(fault);
         let steps = if steps.is_empty() { crate::scenario::steps(&path) } else { steps };
         let node = Scenario::build(&path, &steps).unwrap();
-        let written = node.localnet(&["sysdump", "--output", archive]).unwrap();
-        assert_eq!((written.code, written.out), (0, format!("{archive}\n")), "{}", written.error);
-        assert_eq!(fs::metadata(archive).unwrap().permissions().mode() & 0o777, 0o600);
-        for arguments in [
-            &["get", "services"][..],
-            &["get", "endpoints"],
-            &["get", "revision", "-o", "name"],
-            &["diff"],
-            &["history", "--service", "shop/web"],
-            &["explain", "--from", "pod:10.180.0.2", "--to", "shop/web:http"],
-            &["explain", "--why-not", "shop/web:http"],
-        ] {
-            let there = node.localnet(arguments).unwrap();
-            let mut command = Command::new(program("localnet").unwrap());
-            let here = command.args(["--state", archive]).args(arguments).output().unwrap();
-            let out = String::from_utf8(here.stdout).unwrap();
-            assert_eq!((here.status.code(), out), (Some(there.code), there.out), "{fault}: {arguments:?}");
-        }
+        assert_sysdump_answers(
+            &node,
+            &[
+                &["get", "services"],
+                &["get", "endpoints"],
+                &["get", "revision", "-o", "name"],
+                &["diff"],
+                &["history", "--service", "shop/web"],
+                &["explain", "--from", "pod:10.180.0.2", "--to", "shop/web:http"],
+                &["explain", "--why-not", "shop/web:http"],
+            ],
+        );
         let written = node.localnet(&["sysdump", "--anonymise", "--output", archive]).unwrap();
         assert_eq!(written.code, 0, "{}", written.error);
         let bytes = fs::read(archive).unwrap();
         for secret in ["shop", "10.180.0.2"] {
             assert!(!bytes.windows(secret.len()).any(|part| part == secret.as_bytes()), "{fault}: {secret}");
         }
+    }
+}
+
+/// A sysdump of this node gives the same answers on any machine.
+fn assert_sysdump_answers(node: &Scenario, questions: &[&[&str]]) {
+    let folder = tempfile::tempdir().unwrap();
+    let archive = folder.path().join("node-a.tar");
+    let archive = archive.to_str().unwrap();
+    let written = node.localnet(&["sysdump", "--output", archive]).unwrap();
+    assert_eq!((written.code, written.out), (0, format!("{archive}\n")), "{}", written.error);
+    assert_eq!(fs::metadata(archive).unwrap().permissions().mode() & 0o777, 0o600);
+    for arguments in questions {
+        let there = node.localnet(arguments).unwrap();
+        let mut command = Command::new(program("localnet").unwrap());
+        let here = command.args(["--state", archive]).args(*arguments).output().unwrap();
+        let out = String::from_utf8(here.stdout).unwrap();
+        assert_eq!((here.status.code(), out), (Some(there.code), there.out), "{arguments:?}");
     }
 }
 
@@ -169,6 +180,7 @@ fn commands_read_the_rules_of_iptables() {
         assert!(run(&explain, 1).contains("MISSING  nat KUBE-SERVICES"), "{flavour}");
         assert!(run(&["doctor"], 1).contains("first in ip nat KUBE-SERVICES"), "{flavour}");
         assert!(run(&why_not, 1).starts_with("1. elements-missing at 172.30.0.41:80"), "{flavour}");
+        assert_sysdump_answers(&node, &[&["diff"], &explain, &why_not]);
     }
 }
 
@@ -203,6 +215,7 @@ fn commands_read_the_maps_of_ebpf() {
         assert!(run(&["doctor"], 1).contains("the first in bpf programs"));
         let why_not = ["explain", "--why-not", "shop/web:http", "--from", "pod:10.180.0.2"];
         assert!(run(&why_not, 1).contains("elements-missing at 172.30.0.41:80"));
+        assert_sysdump_answers(&node, &[&["diff"], &from_pod, &from_outside, &why_not]);
         Ok(())
     });
     tested.unwrap();
