@@ -56,7 +56,7 @@ struct Group {
 impl Desired {
     /// An empty desired state; the applied state is unknown.
     pub fn new(config: Config) -> Self {
-        Self { vips: Vips::new(config), tables: Tables::default(), is_known: false }
+        Self { vips: Vips::new(config).leaving_connections(), tables: Tables::default(), is_known: false }
     }
 
     /// Plans `state`. `changes` contains everything that differs from the previous state. Returns the new diagnostics of what

@@ -90,7 +90,7 @@ impl Desired {
             missing: BTreeSet::new(),
             moved: HashMap::new(),
         };
-        Self { vips: Vips::new(config), parts }
+        Self { vips: Vips::new(config).leaving_connections(), parts }
     }
 
     /// The configuration that the plans use; `None` before the first state.

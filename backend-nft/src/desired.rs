@@ -193,7 +193,7 @@ impl Program for Tables {
 
 impl Tables {
     fn add(&mut self, key: &VipKey, vip: &Vip) {
-        self.moved.insert(*key, Some(vip.serving.clone().into()));
+        self.moved.insert(*key, Some(Endpoints::from(vip.serving.clone()).closing(vip.close_after)));
         self.affinity.program(key, vip);
         self.change(key, vip, true);
     }

@@ -1037,8 +1037,12 @@ type Service struct {
 	// reach the endpoint with an unchanged destination address, and traffic to LoadBalancerIPs and NodePorts goes only to
 	// endpoints on this node. Only for backends that use Windows' HNS.
 	PreserveDestination bool `protobuf:"varint,31,opt,name=PreserveDestination,proto3" json:"PreserveDestination,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Value of the Service's annotation localnet.dev/close-connections-after, in seconds: backends close established TCP connections
+	// to an endpoint so long after the endpoint has stopped serving, that is, after the brain no longer sends it with Scopes.Established
+	// or another scope. Unset: backends leave these connections alone, as kube-proxy does.
+	CloseConnectionsAfterSeconds *uint32 `protobuf:"varint,32,opt,name=CloseConnectionsAfterSeconds,proto3,oneof" json:"CloseConnectionsAfterSeconds,omitempty"`
+	unknownFields                protoimpl.UnknownFields
+	sizeCache                    protoimpl.SizeCache
 }
 
 func (x *Service) Reset() {
@@ -1183,6 +1187,13 @@ func (x *Service) GetPreserveDestination() bool {
 		return x.PreserveDestination
 	}
 	return false
+}
+
+func (x *Service) GetCloseConnectionsAfterSeconds() uint32 {
+	if x != nil && x.CloseConnectionsAfterSeconds != nil {
+		return *x.CloseConnectionsAfterSeconds
+	}
+	return 0
 }
 
 type isService_SessionAffinity interface {
@@ -3803,7 +3814,7 @@ const file_localnetv1_proto_rawDesc = "" +
 	"\x03IPs\x18\x02 \x01(\v2\x11.localnetv1.IPSetR\x03IPs\x12\x12\n" +
 	"\x04Zone\x18\x03 \x01(\tR\x04Zone\x12\x1a\n" +
 	"\bPodCIDRs\x18\x04 \x03(\tR\bPodCIDRs\x12\"\n" +
-	"\fServiceCIDRs\x18\x05 \x03(\tR\fServiceCIDRs\"\xb7\x06\n" +
+	"\fServiceCIDRs\x18\x05 \x03(\tR\fServiceCIDRs\"\xa1\a\n" +
 	"\aService\x12\x1c\n" +
 	"\tNamespace\x18\x01 \x01(\tR\tNamespace\x12\x12\n" +
 	"\x04Name\x18\x02 \x01(\tR\x04Name\x12\x12\n" +
@@ -3820,14 +3831,16 @@ const file_localnetv1_proto_rawDesc = "" +
 	"\x16InternalTrafficToLocal\x18\f \x01(\bR\x16InternalTrafficToLocal\x120\n" +
 	"\x13HealthCheckNodePort\x18\r \x01(\x05R\x13HealthCheckNodePort\x12$\n" +
 	"\rIPVSScheduler\x18\x1e \x01(\tR\rIPVSScheduler\x120\n" +
-	"\x13PreserveDestination\x18\x1f \x01(\bR\x13PreserveDestination\x1a9\n" +
+	"\x13PreserveDestination\x18\x1f \x01(\bR\x13PreserveDestination\x12G\n" +
+	"\x1cCloseConnectionsAfterSeconds\x18  \x01(\rH\x01R\x1cCloseConnectionsAfterSeconds\x88\x01\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a>\n" +
 	"\x10AnnotationsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x11\n" +
-	"\x0fSessionAffinity\"_\n" +
+	"\x0fSessionAffinityB\x1f\n" +
+	"\x1d_CloseConnectionsAfterSeconds\"_\n" +
 	"\bIPFilter\x12/\n" +
 	"\tTargetIPs\x18\x01 \x01(\v2\x11.localnetv1.IPSetR\tTargetIPs\x12\"\n" +
 	"\fSourceRanges\x18\x02 \x03(\tR\fSourceRanges\"\xcd\x01\n" +

@@ -89,6 +89,7 @@ impl From<&Service> for wire::Service {
             health_check_node_port: service.health_check_node_port.map_or(0, i32::from),
             ipvs_scheduler: service.ipvs_scheduler.as_deref().unwrap_or_default().to_owned(),
             preserve_destination: service.preserve_destination,
+            close_connections_after_seconds: service.close_after,
             ..Default::default()
         }
     }
@@ -128,6 +129,7 @@ pub(crate) fn service_of(
         health_check_node_port: optional_port(head.health_check_node_port).map_err(error("HealthCheckNodePort"))?,
         ipvs_scheduler: (!head.ipvs_scheduler.is_empty()).then(|| head.ipvs_scheduler.as_str().into()),
         preserve_destination: head.preserve_destination,
+        close_after: head.close_connections_after_seconds,
         endpoints,
         key,
     })

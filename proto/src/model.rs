@@ -98,6 +98,9 @@ pub struct Service {
     /// Whether, on Windows, traffic to the load balancer IPs keeps its destination address and goes to endpoints on this node.
     #[serde(default, skip_serializing_if = "is_default")]
     pub preserve_destination: bool,
+    /// How many seconds after an endpoint has stopped serving its established TCP connections are closed; `None`: never.
+    #[serde(default, rename = "closeConnectionsAfter", skip_serializing_if = "is_default")]
+    pub close_after: Option<u32>,
     /// The endpoints, sorted by address, then ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<Endpoint>,
@@ -145,6 +148,7 @@ impl Service {
             health_check_node_port: self.health_check_node_port,
             ipvs_scheduler: self.ipvs_scheduler.clone(),
             preserve_destination: self.preserve_destination,
+            close_after: self.close_after,
             endpoints: Vec::new(),
         }
     }

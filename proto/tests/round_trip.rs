@@ -83,6 +83,7 @@ fn service() -> impl Strategy<Value = Service> {
                 .collect(),
             health_check_node_port: options.3,
             preserve_destination: options.4.is_some(),
+            close_after: options.2.map(|seconds| seconds / 2),
             ipvs_scheduler: options.4,
             endpoints,
         },

@@ -402,7 +402,7 @@ class RuleCount(_message.Message):
     def __init__(self, Table: _Optional[str] = ..., Total: _Optional[int] = ..., Last: _Optional[int] = ...) -> None: ...
 
 class Service(_message.Message):
-    __slots__ = ["Annotations", "ClientIP", "ExternalTrafficToLocal", "HealthCheckNodePort", "IPFilters", "IPVSScheduler", "IPs", "InternalTrafficToLocal", "Labels", "MapIP", "Name", "Namespace", "Ports", "PreserveDestination", "Type"]
+    __slots__ = ["Annotations", "ClientIP", "CloseConnectionsAfterSeconds", "ExternalTrafficToLocal", "HealthCheckNodePort", "IPFilters", "IPVSScheduler", "IPs", "InternalTrafficToLocal", "Labels", "MapIP", "Name", "Namespace", "Ports", "PreserveDestination", "Type"]
     class AnnotationsEntry(_message.Message):
         __slots__ = ["key", "value"]
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -420,7 +420,9 @@ class Service(_message.Message):
     ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
     Annotations: _containers.ScalarMap[str, str]
     CLIENTIP_FIELD_NUMBER: _ClassVar[int]
+    CLOSECONNECTIONSAFTERSECONDS_FIELD_NUMBER: _ClassVar[int]
     ClientIP: ClientIPAffinity
+    CloseConnectionsAfterSeconds: int
     EXTERNALTRAFFICTOLOCAL_FIELD_NUMBER: _ClassVar[int]
     ExternalTrafficToLocal: bool
     HEALTHCHECKNODEPORT_FIELD_NUMBER: _ClassVar[int]
@@ -447,7 +449,7 @@ class Service(_message.Message):
     PreserveDestination: bool
     TYPE_FIELD_NUMBER: _ClassVar[int]
     Type: str
-    def __init__(self, Namespace: _Optional[str] = ..., Name: _Optional[str] = ..., Type: _Optional[str] = ..., IPs: _Optional[_Union[ServiceIPs, _Mapping]] = ..., MapIP: bool = ..., Ports: _Optional[_Iterable[_Union[PortMapping, _Mapping]]] = ..., ExternalTrafficToLocal: bool = ..., Labels: _Optional[_Mapping[str, str]] = ..., Annotations: _Optional[_Mapping[str, str]] = ..., IPFilters: _Optional[_Iterable[_Union[IPFilter, _Mapping]]] = ..., ClientIP: _Optional[_Union[ClientIPAffinity, _Mapping]] = ..., InternalTrafficToLocal: bool = ..., HealthCheckNodePort: _Optional[int] = ..., IPVSScheduler: _Optional[str] = ..., PreserveDestination: bool = ...) -> None: ...
+    def __init__(self, Namespace: _Optional[str] = ..., Name: _Optional[str] = ..., Type: _Optional[str] = ..., IPs: _Optional[_Union[ServiceIPs, _Mapping]] = ..., MapIP: bool = ..., Ports: _Optional[_Iterable[_Union[PortMapping, _Mapping]]] = ..., ExternalTrafficToLocal: bool = ..., Labels: _Optional[_Mapping[str, str]] = ..., Annotations: _Optional[_Mapping[str, str]] = ..., IPFilters: _Optional[_Iterable[_Union[IPFilter, _Mapping]]] = ..., ClientIP: _Optional[_Union[ClientIPAffinity, _Mapping]] = ..., InternalTrafficToLocal: bool = ..., HealthCheckNodePort: _Optional[int] = ..., IPVSScheduler: _Optional[str] = ..., PreserveDestination: bool = ..., CloseConnectionsAfterSeconds: _Optional[int] = ...) -> None: ...
 
 class ServiceEndpoints(_message.Message):
     __slots__ = ["Continues", "Endpoints", "Service"]

@@ -318,7 +318,7 @@ impl Tables {
 
 impl Program for Tables {
     fn program(&mut self, key: &VipKey, vip: &Vip, service: &Service) {
-        self.moved.insert(*key, Some(vip.serving.clone().into()));
+        self.moved.insert(*key, Some(Endpoints::from(vip.serving.clone()).closing(vip.close_after)));
         let comment = self.no_comment.clone();
         let port = self.changing(key, vip);
         port.head = Head {

@@ -25,6 +25,7 @@ const VIP: &str = "172.30.0.53:53";
 const NODE_PORT: &str = "192.168.0.2:30053";
 const TRACKS: &str =
     "add table ip t; add chain ip t c { type filter hook forward priority 0; }; add rule ip t c ct state new";
+const ESTABLISHED: Selection = Selection { family: Family::V4, protocol: Protocol::Tcp, established: true };
 const ANSWER_WITHIN: Duration = Duration::from_millis(200);
 
 /// kube-proxy's mode nftables forwards packets that connection tracking calls invalid; its mode iptables drops them.
@@ -95,7 +96,7 @@ impl World {
     }
 
     fn tracked_udp(&self, port: u16) -> Vec<Flow> {
-        self.tracked(Selection { family: Family::V4, protocol: Protocol::Udp }, port)
+        self.tracked(Selection { family: Family::V4, protocol: Protocol::Udp, established: false }, port)
     }
 
     #[track_caller]
@@ -182,7 +183,7 @@ fn a_flow_moves_from_an_endpoint_that_was_replaced() {
 fn sctp_flows_move_too() {
     let world = World::build();
     let live = world.live(dns(&[(A, SERVES)]));
-    let selection = Selection { family: Family::V4, protocol: Protocol::Sctp };
+    let selection = Selection { family: Family::V4, protocol: Protocol::Sctp, established: false };
     let probe = Probe::new(Protocol::Sctp, VIP.parse().unwrap());
     let ask = || match world.network.client().probe(probe).unwrap() {
         Outcome::Answer { by, .. } => by.ip().to_string(),
@@ -350,11 +351,15 @@ fn echo(pod: &Namespace, address: &str) {
 }
 
 fn say(stream: &mut TcpStream) -> String {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(b"hello").unwrap();
+    try_say(stream).unwrap()
+}
+
+fn try_say(stream: &mut TcpStream) -> std::io::Result<String> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(b"hello")?;
     let mut answer = [0; 64];
-    let length = stream.read(&mut answer).unwrap();
-    String::from_utf8_lossy(&answer[..length]).into_owned()
+    let length = stream.read(&mut answer)?;
+    Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
 }
 
 /// B-06
@@ -377,6 +382,47 @@ fn an_established_connection_is_never_cut() {
     assert_eq!(say(&mut stream), format!("{A}:5353"));
 }
 
+/// A Service may request that its connections end some time after their endpoint. The next packet of such a connection goes to
+/// another endpoint, which answers with a reset.
+#[test]
+fn a_connection_is_closed_after_its_endpoint_if_the_service_requests_it() {
+    let world = World::build();
+    for pod in [A, B] {
+        echo(world.network.pod(pod.parse().unwrap()).unwrap(), &format!("{pod}:5353"));
+    }
+    let closing = |endpoints: &[(&str, &str)], after: u32| {
+        let mut state = dns(endpoints);
+        state.services.values_mut().for_each(|service| Arc::make_mut(service).close_after = Some(after));
+        state
+    };
+    let live = world.live(closing(&[(A, SERVES), (B, SERVES)], 2));
+    let connect = |endpoint: &str| loop {
+        let mut stream = world.network.client().run(|| Ok(TcpStream::connect(VIP)?)).unwrap();
+        if say(&mut stream) == format!("{endpoint}:5353") {
+            return stream;
+        }
+    };
+    let (mut to_a, mut to_b) = (connect(A), connect(B));
+    let stopped = Instant::now();
+    live.set(closing(&[(B, SERVES)], 2));
+    while world.tracked(ESTABLISHED, 53).iter().any(|flow| flow.reply.source == format!("{A}:5353").parse().unwrap()) {
+        assert!(stopped.elapsed() < PATIENCE);
+    }
+    assert!(stopped.elapsed() >= Duration::from_secs(2));
+    assert_eq!(try_say(&mut to_a).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(say(&mut to_b), format!("{B}:5353"), "its endpoint serves");
+    live.set(closing(&[], 0));
+    while !world.tracked(ESTABLISHED, 53).is_empty() {
+        assert!(stopped.elapsed() < 2 * PATIENCE);
+    }
+    // Without endpoints, the client gets an ICMP error, which established connections ignore.
+    live.set(closing(&[(A, SERVES)], 0));
+    let reset = |stream: &mut TcpStream| {
+        try_say(stream).is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
+    };
+    assert!(reset(&mut to_b) || reset(&mut to_b), "as soon as another endpoint serves");
+}
+
 /// B-07
 #[test]
 fn an_unanswered_connection_moves_from_a_dead_endpoint() {
@@ -385,7 +431,7 @@ fn an_unanswered_connection_moves_from_a_dead_endpoint() {
     let dead = world.network.pod(A.parse().unwrap()).unwrap();
     load(dead, "add table ip t; add chain ip t c { type filter hook input priority 0; policy drop; }");
     let live = world.live(dns(&[(A, SERVES)]));
-    let unanswered = Selection { family: Family::V4, protocol: Protocol::Tcp };
+    let unanswered = Selection { family: Family::V4, protocol: Protocol::Tcp, established: false };
     std::thread::scope(|scope| {
         // The client retries after one second and then after two, from the same port.
         let connecting = scope.spawn(|| world.network.client().run(|| Ok(TcpStream::connect(VIP)?)).unwrap());

@@ -72,6 +72,8 @@ struct Owner {
 #[derive(Debug, Default)]
 pub struct Vips {
     config: Config,
+    /// Whether the backend cannot close connections.
+    leaves_connections: bool,
     /// The addresses of the node's interfaces, if the backend has set them.
     local_addresses: Vec<IpAddr>,
     /// The facts about the node; `None` before the first state.
@@ -100,6 +102,11 @@ impl Vips {
     /// Returns a set without VIPs.
     pub fn new(config: Config) -> Self {
         Self { config, ..Self::default() }
+    }
+
+    /// Reports Services that request to close connections, for a backend that cannot do so.
+    pub fn leaving_connections(self) -> Self {
+        Self { leaves_connections: true, ..self }
     }
 
     /// The facts that plans are made from; none before the first state.
@@ -291,6 +298,10 @@ impl Vips {
     /// Adds the VIPs of a service. Returns what is skipped.
     fn claim(&mut self, service: &Service, facts: &Facts, program: &mut impl Program) -> Vec<Diagnostic> {
         let ServicePlan { vips, cluster_ips, hairpins, mut skipped } = service::plan(service, facts);
+        if self.leaves_connections && service.close_after.is_some() {
+            let problem = "this backend leaves established connections to removed endpoints alone";
+            skipped.push(Diagnostic::new(Code::CloseUnsupported, Subject::service(&service.key), problem));
+        }
         for (vip, held) in vips {
             skipped.extend(self.claim_vip(vip, &held, service, facts, program).err());
         }

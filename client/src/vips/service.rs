@@ -6,6 +6,7 @@ use std::{
     fmt,
     net::{IpAddr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
 use ipnet::IpNet;
@@ -70,6 +71,8 @@ pub struct Vip {
     pub affinity: Option<Affinity>,
     /// The IPVS scheduler that the service requests, if any.
     pub ipvs_scheduler: Option<Arc<str>>,
+    /// How long after an endpoint has stopped serving its established TCP connections are closed; `None`: never.
+    pub close_after: Option<Duration>,
     /// The verdict if no endpoint is eligible.
     pub when_empty: Verdict,
     /// The source ranges that may reach the VIP; `None` if all clients may.
@@ -207,6 +210,7 @@ impl Planner<'_> {
             serving: serving.clone(),
             affinity: service.client_ip_affinity,
             ipvs_scheduler: service.ipvs_scheduler.clone(),
+            close_after: service.close_after.map(|seconds| Duration::from_secs(seconds.into())),
             when_empty: when_empty.internal,
             sources: None,
         };

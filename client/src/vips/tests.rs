@@ -107,6 +107,23 @@ fn a_vip_of_two_services_is_programmed_once() {
 }
 
 #[test]
+fn a_backend_that_leaves_connections_reports_services_that_request_to_close_them() {
+    let mut state = state(CLASH);
+    let key = ServiceKey::new("ns", "a");
+    Arc::make_mut(state.services.get_mut(&key).unwrap()).close_after = Some(0);
+    for (vips, expected) in [
+        (Vips::new(Config::default()), vec![]),
+        (Vips::new(Config::default()).leaving_connections(), vec![Code::CloseUnsupported]),
+    ] {
+        let (mut vips, mut held) = (vips, Held::default());
+        vips.update(&state, &Changes::everything(), &mut held);
+        let codes: Vec<_> =
+            vips.skipped().into_iter().map(|of| of.code).filter(|of| *of != Code::AddressTaken).collect();
+        assert_eq!(codes, expected);
+    }
+}
+
+#[test]
 fn a_refused_service_is_skipped_until_it_changes_and_others_take_its_vips() {
     let mut state = state(CLASH);
     let (mut vips, mut held) = (Vips::new(Config::default()), Held::default());

@@ -30,7 +30,7 @@ use std::{net::IpAddr, num::NonZeroU64, sync::Arc};
 use localnet_core::{Code, Diagnostic, Object, Subject};
 use localnet_proto::{Family, Node, Protocol, Service, ServiceKey, encode};
 
-use crate::objects::{Kind, ServiceObject, SliceObject};
+use crate::objects::{Kind, Parsed, ServiceObject, SliceObject, reduce::CLOSE_AFTER};
 use categorize::Policy;
 pub use front::wanted;
 pub use health::{HEALTH_CHECK_NODE_PORT, HealthCheck, health_check, health_check_port, is_eligible};
@@ -172,6 +172,7 @@ pub fn service<'a>(
         health_check_node_port: health_check_node_port(object, lost, &mut skips),
         ipvs_scheduler: object.ipvs_scheduler.clone(),
         preserve_destination: object.preserve_destination,
+        close_after: close_after(object, &mut skips),
         endpoints,
     };
     if let Some(bytes) = encode::too_large(&service) {
@@ -184,6 +185,22 @@ pub fn service<'a>(
         return (None, skips.skipped);
     }
     (Some(service), skips.skipped)
+}
+
+fn close_after(object: &ServiceObject, skips: &mut Skips<'_>) -> Option<u32> {
+    match object.close_after.as_ref()? {
+        Parsed::Good(seconds) => Some(*seconds),
+        Parsed::Bad(text) => {
+            let field = format!("metadata.annotations[{CLOSE_AFTER}]");
+            skips.service(
+                Code::AnnotationInvalid,
+                field,
+                format!("{text:?} is no duration"),
+                "write it like 0s, 30s or 5m",
+            );
+            None
+        }
+    }
 }
 
 /// For each port and family of a proxied Service: how hints narrow the endpoints, or why the hints are ignored. The brain

@@ -86,6 +86,8 @@ pub struct ServiceObject {
     pub ipvs_scheduler: Option<Arc<str>>,
     /// Whether the annotation `preserve-destination` is `true`.
     pub preserve_destination: bool,
+    /// The annotation `localnet.dev/close-connections-after`, in seconds.
+    pub close_after: Option<Parsed<u32>>,
     /// `metadata.resourceVersion`, if it is a number. Only the history of changes uses it, and it is not part of the object's
     /// content.
     pub version: Option<NonZeroU64>,

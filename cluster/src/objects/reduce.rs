@@ -37,6 +37,8 @@ pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
 /// Annotation of a Service: the IPVS scheduler that chooses its endpoints.
 pub const IPVS_SCHEDULER: &str = "localnet.dev/ipvs-scheduler";
+/// Annotation of a Service: how long after an endpoint has stopped serving its established TCP connections are closed.
+pub const CLOSE_AFTER: &str = "localnet.dev/close-connections-after";
 /// Annotation of a Service that makes kube-proxy on Windows preserve the destination of packets.
 pub const PRESERVE_DESTINATION: &str = "preserve-destination";
 /// Label of an EndpointSlice: the name of its Service.
@@ -83,9 +85,30 @@ impl From<Service> for ServiceObject {
                 // Only this exact value counts, as in kube-proxy.
                 annotations.get(PRESERVE_DESTINATION).is_some_and(|value| value == "true")
             }),
+            close_after: annotation(service.metadata.annotations.as_ref(), CLOSE_AFTER).map(|text| seconds(&text)),
             ports: spec.ports.into_iter().flatten().map(Into::into).collect(),
         }
     }
+}
+
+/// Parses a duration in whole seconds, minutes or hours, such as `90s`, `5m` or `1h30m`.
+fn seconds(text: &str) -> Parsed<u32> {
+    let parse = || -> Option<u32> {
+        let (mut total, mut rest) = (0_u32, text);
+        while !rest.is_empty() {
+            let (number, unit) = rest.split_at(rest.find(|letter: char| !letter.is_ascii_digit())?);
+            let of_unit = match unit.chars().next()? {
+                's' => 1,
+                'm' => 60,
+                'h' => 3600,
+                _ => return None,
+            };
+            total = total.checked_add(number.parse::<u32>().ok()?.checked_mul(of_unit)?)?;
+            rest = &unit[1..];
+        }
+        Some(total)
+    };
+    parse().map_or_else(|| Parsed::Bad(text.into()), Parsed::Good)
 }
 
 fn cluster_ip_texts(spec: &ServiceSpec) -> Vec<&str> {
@@ -297,6 +320,29 @@ mod tests {
             let object = json!({"metadata": {"name": "web", "annotations": annotations}, "spec": {}});
             let service: ServiceObject = serde_json::from_value::<Service>(object).unwrap().into();
             assert_eq!(service.ipvs_scheduler.as_deref(), expected);
+        }
+    }
+
+    #[test]
+    fn a_duration_is_read_from_an_annotation() {
+        use Parsed::{Bad, Good};
+        let bad = |text: &str| Some(Bad(text.into()));
+        for (value, expected) in [
+            (" 30s ", Some(Good(30))),
+            ("0s", Some(Good(0))),
+            ("1h2m3s", Some(Good(3723))),
+            ("", None),
+            ("30", bad("30")),
+            ("s", bad("s")),
+            ("-1s", bad("-1s")),
+            ("1.5s", bad("1.5s")),
+            ("1d", bad("1d")),
+            ("2000000h", bad("2000000h")),
+            ("1é", bad("1é")),
+        ] {
+            let object = json!({"metadata": {"name": "web", "annotations": {CLOSE_AFTER: value}}, "spec": {}});
+            let service = ServiceObject::from(serde_json::from_value::<Service>(object).unwrap());
+            assert_eq!(service.close_after, expected, "{value:?}");
         }
     }
 

@@ -130,6 +130,8 @@ codes! {
     ProtocolInvalid = "protocol-invalid", Error, "Use TCP, UDP or SCTP.";
     /// A Service of type LoadBalancer with externalTrafficPolicy Local has no port for health checks.
     HealthCheckPortMissing = "health-check-port-missing", Error, "Set spec.healthCheckNodePort.";
+    /// The value of an annotation is not valid. The brain ignores the annotation.
+    AnnotationInvalid = "annotation-invalid", Error, "Write the value as the message says.";
     /// A Service is too large to be sent to backends.
     ServiceTooLarge = "service-too-large", Error, "Split the Service into several Services.";
     /// A list in a Node or ServiceCIDR is too long. The brain uses only the first items.
@@ -168,6 +170,8 @@ codes! {
     AddressExcluded = "address-excluded", Error, "If localnet should serve the address, remove the CIDR from ipvs.excludeCIDRs.";
     /// The Service names a scheduler that the kernel does not have. The backend uses the default scheduler.
     SchedulerUnknown = "scheduler-unknown", Warning, "Load the module that the message names, or correct the annotation localnet.dev/ipvs-scheduler.";
+    /// The Service requests to close connections to removed endpoints, which the backend cannot do.
+    CloseUnsupported = "close-unsupported", Warning, "Remove the annotation localnet.dev/close-connections-after, or use the nft or iptables backend.";
     /// HNS does not support a feature that the Service uses.
     HnsUnsupported = "hns-unsupported", Warning, "Change the Service, or use a newer version of Windows.";
     /// HNS has no endpoint for a pod on this node. The CNI plugin should have created one.

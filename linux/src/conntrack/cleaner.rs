@@ -247,11 +247,13 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
     }
 
     fn next_run(&self) -> Option<Instant> {
-        match self.reconciler.due() {
+        let due = match self.reconciler.due() {
             Due::Nothing => None,
             Due::Later | Due::Soon => Some(self.ended + self.rest.max(self.timing.follow_up)),
             Due::Now => Some(self.ended + self.rest),
-        }
+        };
+        let closes = self.reconciler.closes_at().map(|at| at.max(self.ended + self.rest));
+        due.into_iter().chain(closes).min()
     }
 
     fn take(&mut self, waiting: Waiting) {
@@ -350,7 +352,7 @@ mod tests {
         }
     }
 
-    const UDP: Selection = Selection { family: Family::V4, protocol: Protocol::Udp };
+    const UDP: Selection = Selection { family: Family::V4, protocol: Protocol::Udp, established: false };
     const PATIENCE: Duration = Duration::from_secs(30);
 
     fn frontend() -> Frontend {

@@ -206,7 +206,7 @@ impl Zone {
     }
 }
 
-/// The flows that a dump covers: one family and protocol. For TCP, only unanswered connections are covered, because no
+/// The flows that a dump covers: one family and protocol. For TCP, usually only unanswered connections are covered, because no
 /// other TCP connection can be stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Selection {
@@ -214,13 +214,19 @@ pub struct Selection {
     pub family: Family,
     /// The transport protocol.
     pub protocol: Protocol,
+    /// Whether established TCP connections are covered, too.
+    pub established: bool,
 }
 
 impl Selection {
     /// Whether the selection covers the flow.
     pub fn admits(self, flow: &Flow) -> bool {
         let answered = flow.status.has(Status::SEEN_REPLY);
-        flow.family() == self.family && flow.protocol == self.protocol && !(self.protocol == Protocol::Tcp && answered)
+        flow.family() == self.family && flow.protocol == self.protocol && !(self.is_unanswered() && answered)
+    }
+
+    fn is_unanswered(self) -> bool {
+        self.protocol == Protocol::Tcp && !self.established
     }
 
     /// Writes the selection as a filter for the kernel. The kernel supports `CTA_FILTER` since Linux 5.8, and the
@@ -234,7 +240,7 @@ impl Selection {
         writer.nest(attribute::FILTER, |writer| {
             writer.bytes(attribute::FILTER_ORIGINAL, &attribute::FILTER_PROTOCOL_NUMBER.to_ne_bytes());
         });
-        if self.protocol == Protocol::Tcp {
+        if self.is_unanswered() {
             writer.u32(attribute::STATUS, 0);
             writer.u32(attribute::STATUS_MASK, Status::SEEN_REPLY.0);
         }
@@ -369,7 +375,7 @@ mod tests {
                     let expected =
                         (of, other) == (family, protocol) && (other, stage) != (Protocol::Tcp, Stage::Answered);
                     let flow = flow(other, stage, address(text), address(text));
-                    assert_eq!(Selection { family, protocol }.admits(&flow), expected, "{flow:?}");
+                    assert_eq!(Selection { family, protocol, established: false }.admits(&flow), expected, "{flow:?}");
                 }
             }
         }

@@ -323,7 +323,7 @@ mod tests {
                 (Family::V6, Protocol::Tcp, 0),
                 (Family::V6, Protocol::Udp, 1),
             ] {
-                let selection = Selection { family, protocol };
+                let selection = Selection { family, protocol, established: false };
                 let (flows, sent) = filtering.selected(selection);
                 assert_eq!((flows.len(), sent), (expected, expected), "{selection:?}");
                 let all = if family == Family::V4 { 2 } else { 1 };
@@ -364,7 +364,7 @@ mod tests {
                 client.send_to(b"x", ("127.0.0.1", port)).unwrap();
             }
             let mut kernel = Kernel::open().unwrap();
-            let selection = Selection { family: Family::V4, protocol: Protocol::Udp };
+            let selection = Selection { family: Family::V4, protocol: Protocol::Udp, established: false };
             let (flows, _) = kernel.selected(selection);
             assert_eq!(flows.len(), WINDOW);
             rustix::net::sockopt::set_socket_recv_buffer_size(kernel.netlink.as_ref().unwrap(), 1).unwrap();

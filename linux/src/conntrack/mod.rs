@@ -9,9 +9,11 @@
 //! ```
 //!
 //! The module never flushes the table: each deletion identifies one entry by its reply tuple and the kernel's ID. It never
-//! deletes an established TCP connection, or an entry whose destination is not one of the backend's frontends.
+//! deletes an established TCP connection unless its Service requests this (`closing`), or an entry whose destination is not one of
+//! the backend's frontends.
 
 mod cleaner;
+mod closing;
 mod flow;
 mod frontends;
 mod kernel;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use localnet_core::{ByFamily, Family, Protocol};
 
-use super::{Conntrack, Endpoints, Error, Flow, Frontend, Frontends, Selection, is_stale};
+use super::{Conntrack, Endpoints, Error, Flow, Frontend, Frontends, Selection, closing::Closing, is_stale};
 
 /// How many stale flows are held in memory before they are deleted.
 const BATCH: usize = 16_384;
@@ -44,6 +44,7 @@ pub struct Reconciler {
     follow_ups: u32,
     /// Former frontends whose flows the last run checked.
     checked_former: HashSet<Frontend>,
+    closing: Closing,
 }
 
 /// How urgent a run is.
@@ -128,6 +129,7 @@ impl Reconciler {
             follow_up: BTreeSet::new(),
             follow_ups: 0,
             checked_former: HashSet::new(),
+            closing: Closing::new(Instant::now()),
         }
     }
 
@@ -136,6 +138,7 @@ impl Reconciler {
         if self.frontends.endpoints(&frontend) == Some(&endpoints) {
             return;
         }
+        self.closing.set(frontend, self.frontends.endpoints(&frontend), &endpoints, Instant::now());
         let recorded = self.changed.entry(frontend);
         match self.frontends.set(frontend, endpoints) {
             Some(before) => _ = recorded.or_insert(Before::Endpoints(before)),
@@ -150,6 +153,7 @@ impl Reconciler {
             && let Some(before) = self.frontends.retire(frontend)
         {
             self.checked_former.remove(frontend);
+            self.closing.remove(frontend);
             self.changed.entry(*frontend).or_insert(Before::Endpoints(before));
         }
     }
@@ -157,6 +161,7 @@ impl Reconciler {
     /// Removes a frontend that another proxy serves from now on, so its flows are none of this backend's.
     pub fn hand_over(&mut self, frontend: &Frontend) {
         self.frontends.hand_over(frontend);
+        self.closing.remove(frontend);
         self.checked_former.remove(frontend);
         self.changed.remove(frontend);
     }
@@ -203,6 +208,11 @@ impl Reconciler {
         }
     }
 
+    /// When a run that closes established connections is due, at the earliest.
+    pub fn closes_at(&self) -> Option<Instant> {
+        self.closing.next()
+    }
+
     /// The current frontends, and the former ones that are still checked.
     pub fn frontends(&self) -> &Frontends {
         &self.frontends
@@ -223,12 +233,13 @@ impl Reconciler {
         // The earlier endpoints no longer matter, because a run compares flows with the current endpoints.
         self.pending = self.initial_checks();
         self.changed = HashMap::new();
+        let started = Instant::now();
+        self.pending.extend(self.closing.selections(started));
         let selections: BTreeSet<_> = self.pending.union(&self.follow_up).copied().collect();
         if selections.is_empty() {
             self.finish_run(BTreeSet::new());
             return Ok(Report::default());
         }
-        let started = Instant::now();
         let mut report = Report::default();
         let mut with_stale = BTreeSet::new();
         for selection in selections {
@@ -241,6 +252,7 @@ impl Reconciler {
             report.add(selection.family, deleted, began.elapsed());
         }
         report.took = started.elapsed();
+        self.closing.done(started);
         self.finish_run(with_stale);
         Ok(report)
     }
@@ -261,12 +273,13 @@ impl Reconciler {
     }
 
     fn clean(&self, conntrack: &mut impl Conntrack, selection: Selection, report: &mut Report) -> Result<(), Error> {
+        let now = Instant::now();
         for _ in 0..MAX_PASSES {
             let mut stale: Vec<Flow> = Vec::new();
             let mut more = false;
             conntrack.dump(selection, &mut |flow| {
                 report.dumped += 1;
-                if is_stale(flow, &self.frontends) {
+                if is_stale(flow, &self.frontends) || self.closing.closes(flow, &self.frontends, now) {
                     more |= stale.len() == BATCH;
                     if !more {
                         stale.push(*flow);

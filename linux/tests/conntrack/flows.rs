@@ -78,7 +78,7 @@ pub(crate) fn exchange(client: &UdpSocket, destination: &str, endpoint: &UdpSock
 /// All flows of a family and protocol.
 pub(crate) fn dump(kernel: &mut Kernel, family: Family, protocol: Protocol) -> Vec<Flow> {
     let mut flows = Vec::new();
-    kernel.dump(Selection { family, protocol }, &mut |flow| flows.push(*flow)).unwrap();
+    kernel.dump(Selection { family, protocol, established: false }, &mut |flow| flows.push(*flow)).unwrap();
     flows
 }
 

@@ -114,7 +114,8 @@ fn without_the_capability_the_error_names_it() {
         insert(&["-p", "udp", "-s", "10.0.0.9", "-d", "10.96.0.12"], "10.244.0.2");
         let flows = dump(&mut kernel, Family::V4, Protocol::Udp);
         set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none }).unwrap();
-        let dumped = kernel.dump(Selection { family: Family::V4, protocol: Protocol::Udp }, &mut |_| ());
+        let dumped =
+            kernel.dump(Selection { family: Family::V4, protocol: Protocol::Udp, established: false }, &mut |_| ());
         let deleted = kernel.delete(&flows);
         assert!(matches!(dumped, Err(Error::NotPermitted(_))), "{dumped:?}");
         assert!(matches!(deleted, Err(Error::NotPermitted(_))), "{deleted:?}");

@@ -58,6 +58,15 @@ fn invalid_ports_are_skipped_with_a_diagnostic() {
 }
 
 #[test]
+fn an_invalid_annotation_is_ignored_with_a_diagnostic() {
+    check_skipped(
+        |service| service.close_after = Some(Parsed::Bad("soon".into())),
+        true,
+        &["Service default/web: metadata.annotations[localnet.dev/close-connections-after]: \"soon\" is no duration"],
+    );
+}
+
+#[test]
 fn endpoints_on_special_addresses_are_refused() {
     let object = with_policy(Policy::Cluster);
     let bad = ["127.0.0.1", "169.254.169.254", "224.0.0.1", "0.0.0.0", "x", "fd00::1"];

@@ -12,7 +12,7 @@ const A: &str = "10.244.0.2:5353";
 const B: &str = "10.244.0.3:5353";
 
 fn selection(protocol: Protocol) -> Selection {
-    Selection { family: Family::V4, protocol }
+    Selection { family: Family::V4, protocol, established: false }
 }
 
 fn numbered(flows: impl IntoIterator<Item = Flow>) -> Vec<Flow> {
