@@ -5,10 +5,7 @@
 //!  NodeAddresses (rtnetlink) ────────┴─► disturbed() ─► drive ─► sync ─► the backend ─► Cleaner
 //! ```
 
-use std::{
-    net::IpAddr,
-    time::{Duration, Instant},
-};
+use std::{net::IpAddr, time::Duration};
 
 use localnet_client::{Backend, Counts, Diagnostic, Mode, Synced, vips::Effective};
 use localnet_linux::{
@@ -20,7 +17,7 @@ use localnet_proto::{Changes, Snapshot};
 use tokio::{
     select,
     sync::watch,
-    time::{self, Interval},
+    time::{self, Instant, Interval},
 };
 use tracing::{info, warn};
 
@@ -60,6 +57,41 @@ pub trait Watch<B: LinuxBackend>: Send {
     fn after_sync(&mut self, _: &mut B) {}
 }
 
+/// The node around a backend.
+pub trait Node: Send {
+    /// The addresses of the node's interfaces; `None` if they cannot be listed now.
+    fn addresses(&mut self) -> impl Future<Output = Option<Vec<IpAddr>>> + Send;
+
+    /// Waits until the addresses change, and returns them. Cancel-safe.
+    fn changed_addresses(&mut self) -> impl Future<Output = Vec<IpAddr>> + Send;
+
+    /// Lets the flows that a commit made stale be deleted. Does not wait for it.
+    fn committed(&mut self, commit: Commit);
+}
+
+/// The network namespace of the thread that opened the backend.
+#[derive(Debug)]
+pub struct Namespace {
+    addresses: NodeAddresses,
+    cleaner: Option<Cleaner>,
+}
+
+impl Node for Namespace {
+    async fn addresses(&mut self) -> Option<Vec<IpAddr>> {
+        self.addresses.list_or_warn().await
+    }
+
+    async fn changed_addresses(&mut self) -> Vec<IpAddr> {
+        self.addresses.next().await
+    }
+
+    fn committed(&mut self, commit: Commit) {
+        if let Some(cleaner) = &self.cleaner {
+            cleaner.committed(commit);
+        }
+    }
+}
+
 /// How often the backend's own counters are updated between syncs.
 const COUNT: Duration = Duration::from_secs(5);
 
@@ -74,17 +106,16 @@ pub enum Verdict {
     Later(Duration),
 }
 
-/// The backend of the node, or of the network namespace in which it was opened.
+/// The backend of a node: by default, of the network namespace in which it was opened.
 #[derive(Debug)]
-pub struct Live<B, W> {
+pub struct Live<B, W, N = Namespace> {
     backend: B,
     watch: W,
-    cleaner: Option<Cleaner>,
+    node: N,
     /// The backend's own counters, which also change between syncs.
     counts: watch::Sender<Counts>,
     /// When to update the counters between syncs.
     count: Interval,
-    addresses: NodeAddresses,
     pace: Pace,
     /// When to verify that another program has changed something.
     verify_at: Option<Instant>,
@@ -96,20 +127,26 @@ pub struct Live<B, W> {
 
 impl<B: LinuxBackend, W: Watch<B>> Live<B, W> {
     /// Follows the node's addresses, but programs nothing yet. Must be called in a tokio runtime.
-    pub async fn new(mut backend: B, watch: W, mut addresses: NodeAddresses) -> Self {
-        let counts = watch::Sender::new(Counts::default());
-        let count = counts.clone();
+    pub async fn new(backend: B, watch: W, addresses: NodeAddresses) -> Self {
+        let counts = watch::Sender::default();
+        let count: watch::Sender<Counts> = watch::Sender::clone(&counts);
         let cleaner = Cleaner::start(move |families| count.send_modify(|counts| counts.flows_checked(families)));
-        if let Some(addresses) = addresses.list_or_warn().await {
+        Self::on(Namespace { addresses, cleaner }, backend, watch, counts).await
+    }
+}
+
+impl<B: LinuxBackend, W: Watch<B>, N: Node> Live<B, W, N> {
+    /// The same on any node. It shares its counters with the node. Must be called in a tokio runtime.
+    pub async fn on(mut node: N, mut backend: B, watch: W, counts: watch::Sender<Counts>) -> Self {
+        if let Some(addresses) = node.addresses().await {
             backend.set_local_addresses(addresses);
         }
         Self {
             backend,
             watch,
-            cleaner,
+            node,
             counts,
             count: time::interval(COUNT),
-            addresses,
             pace: Pace::default(),
             verify_at: None,
             repairing: false,
@@ -118,7 +155,7 @@ impl<B: LinuxBackend, W: Watch<B>> Live<B, W> {
     }
 }
 
-impl<B: LinuxBackend, W: Watch<B>> Backend for Live<B, W> {
+impl<B: LinuxBackend, W: Watch<B>, N: Node> Backend for Live<B, W, N> {
     fn name(&self) -> &'static str {
         self.backend.name()
     }
@@ -149,7 +186,7 @@ impl<B: LinuxBackend, W: Watch<B>> Backend for Live<B, W> {
         self.watch.before_sync(&mut self.backend, changes);
         let result = self.backend.sync(state, changes).await;
         self.watch.after_sync(&mut self.backend);
-        if repairs && self.pace.repaired(Instant::now(), began.elapsed()) {
+        if repairs && self.pace.repaired(Instant::now().into_std(), began.elapsed()) {
             let objects = W::OBJECTS;
             warn!("another program keeps changing {objects}; until it stops, the backend repairs them less often");
         }
@@ -161,9 +198,7 @@ impl<B: LinuxBackend, W: Watch<B>> Backend for Live<B, W> {
         let synced = result?;
         let (failed, read) = (!synced.failed.is_empty(), !synced.full.is_empty());
         let commit = self.recheck.after_sync(failed, read, self.backend.take_commit());
-        if let Some(cleaner) = &self.cleaner {
-            cleaner.committed(commit);
-        }
+        self.node.committed(commit);
         Ok(synced)
     }
 
@@ -178,7 +213,7 @@ impl<B: LinuxBackend, W: Watch<B>> Backend for Live<B, W> {
     async fn disturbed(&mut self) {
         loop {
             if let Some(at) = self.verify_at {
-                time::sleep_until(at.into()).await;
+                time::sleep_until(at).await;
                 self.verify_at = None;
                 match self.watch.verify(&mut self.backend) {
                     Verdict::Repair => {
@@ -198,8 +233,10 @@ impl<B: LinuxBackend, W: Watch<B>> Backend for Live<B, W> {
                         *counts != before
                     });
                 }
-                () = self.watch.changed(&mut self.backend) => self.verify_at = Some(self.pace.next_at(Instant::now())),
-                addresses = self.addresses.next() => {
+                () = self.watch.changed(&mut self.backend) => {
+                    self.verify_at = Some(self.pace.next_at(Instant::now().into_std()).into());
+                }
+                addresses = self.node.changed_addresses() => {
                     if self.backend.set_local_addresses(addresses) {
                         info!("the node's addresses changed; updating the VIPs that depend on them");
                         return;
