@@ -26,7 +26,14 @@ restore
 [ $# -gt 0 ] || for patch in e2e/sim/mutants/*.patch; do set -- "$@" "$(basename "$patch" .patch)"; done
 found=0
 for name in "$@"; do
-    finding=$(MUTANT=$name target/localnet-sim-mutants search --seeds "$seeds" --first 1 --no-shrink --fail-fast 2>&1 |
+    # A mutant of a backend needs seeds with that backend.
+    backend=${name%%-*}
+    case $backend in
+    nft | iptables | ipvs | win | ebpf) backend="--backend $backend" ;;
+    *) backend= ;;
+    esac
+    # shellcheck disable=SC2086
+    finding=$(MUTANT=$name target/localnet-sim-mutants search --seeds "$seeds" --first 1 $backend --no-shrink --fail-fast 2>&1 |
         sed -n 's/^seed \([0-9]*\) violates \([a-z-]*\):.*/seed \1, `\2`/p' | head -n 1)
     [ -z "$finding" ] || found=$((found + 1))
     printf '%-24s %s\n' "$name" "${finding:-not found}"

@@ -7,6 +7,7 @@ use rand::{Rng as _, rngs::StdRng, seq::IndexedRandom as _};
 
 use crate::{
     api::{Api, End, Mood},
+    backends::Subsystem,
     kernel::{CommitFault, Kernel},
 };
 
@@ -39,11 +40,11 @@ pub enum Fault {
     FailedCommits,
     /// The backend lacks its privileges for a while.
     Denied,
-    /// Reads of the kernel's tables fail for a while.
+    /// Reads of the kernel fail for a while.
     Unreadable,
-    /// The kernel refuses an element for a while.
-    RefusedElement,
-    /// Another program changes the backend's tables.
+    /// The kernel refuses an object for a while.
+    RefusedObject,
+    /// Another program changes the backend's objects.
     ForeignEdit,
     /// The backend requests states late for a while.
     SlowReader,
@@ -69,7 +70,7 @@ pub const FAULTS: [(Fault, u32); 19] = [
     (Fault::FailedCommits, 10),
     (Fault::Denied, 2),
     (Fault::Unreadable, 2),
-    (Fault::RefusedElement, 2),
+    (Fault::RefusedObject, 2),
     (Fault::ForeignEdit, 5),
     (Fault::SlowReader, 4),
     (Fault::UnreadableFlows, 4),
@@ -103,7 +104,7 @@ pub enum Todo {
 }
 
 /// Injects a fault.
-pub fn inject(fault: Fault, rng: &mut StdRng, api: &Api, kernel: &Kernel) -> Todo {
+pub fn inject<S: Subsystem>(fault: Fault, rng: &mut StdRng, api: &Api, kernel: &Kernel<S>) -> Todo {
     let kind = *Kind::ALL.choose(rng).unwrap_or(&Kind::Slice);
     let polls = rng.random_range(0..60);
     let a_while = Duration::from_millis(rng.random_range(10..20_000));
@@ -140,15 +141,15 @@ pub fn inject(fault: Fault, rng: &mut StdRng, api: &Api, kernel: &Kernel) -> Tod
             kernel.fail_next((0..rng.random_range(1..6_u8)).filter_map(|_| all.choose(rng).copied()).collect());
         }
         Fault::Denied => {
-            kernel.set(|fake| fake.denied = true);
+            kernel.deny();
             return Todo::HealAfter(a_while);
         }
         Fault::Unreadable => {
-            kernel.set(|fake| fake.blind = true);
+            kernel.hide();
             return Todo::HealAfter(a_while);
         }
-        Fault::RefusedElement => {
-            kernel.hate(rng.random(), rng.random());
+        Fault::RefusedObject => {
+            kernel.hate();
             return Todo::HealAfter(a_while);
         }
         Fault::SlowReader => {

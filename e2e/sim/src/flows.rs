@@ -10,13 +10,10 @@ use std::{
 };
 
 use localnet_client::{
-    Synced,
     served::{Served, To},
     vips::VipKey,
 };
-use localnet_linux::conntrack::{
-    Commit, Conntrack, Due, Error, Flow, Recheck, Reconciler, Selection, Status, Tuple, Zone,
-};
+use localnet_linux::conntrack::{Commit, Conntrack, Due, Error, Flow, Reconciler, Selection, Status, Tuple, Zone};
 use localnet_proto::{Protocol, Snapshot};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IteratorRandom as _};
 use tokio::time::Instant;
@@ -45,6 +42,8 @@ struct State {
     cleaners: u32,
     fails: bool,
     late: u32,
+    /// Whether the last attempt to end stale flows has failed.
+    has_kept: bool,
     /// The flows that have appeared again. They do not do so twice.
     repeated: BTreeSet<u32>,
 }
@@ -63,6 +62,7 @@ impl Flows {
             cleaners: 0,
             fails: false,
             late: 0,
+            has_kept: false,
             repeated: BTreeSet::new(),
         })))
     }
@@ -120,15 +120,33 @@ impl Flows {
         self.lock().late = count;
     }
 
+    /// Ends the flows to endpoints that are stale, as a backend does that chooses endpoints for sockets. `is_stale` gets the VIP and
+    /// the endpoint. Returns whether that was possible.
+    pub fn end(&self, is_stale: impl Fn(SocketAddr, SocketAddr) -> bool) -> bool {
+        let mut state = self.lock();
+        state.has_kept = state.fails;
+        if !state.fails {
+            state.flows.retain(|flow| !is_translated(flow) || !is_stale(flow.original.destination, flow.reply.source));
+        }
+        !state.fails
+    }
+
+    /// Forgets all flows: nothing can end them any more.
+    pub fn lose(&self) {
+        self.lock().flows.clear();
+    }
+
     /// Checks that no flow is stale. The kernel must hold `state`, and the backend must have nothing left to do.
     fn check_stale(&self, state: &Snapshot) {
         let inner = self.lock();
-        if inner.ledger.is_damaged() {
+        let profile = inner.ledger.profile();
+        if !profile.has_flows || inner.ledger.is_damaged() || inner.has_kept {
             return;
         }
         // A backend knows only those former VIPs that it or the tables have held.
         let knows_former = inner.cleaners == 1 && !inner.ledger.was_damaged();
-        for flow in &inner.flows {
+        let known = inner.flows.iter().filter(|flow| profile.sees_all_flows || is_translated(flow));
+        for flow in known {
             let destination = flow.original.destination;
             let service = state.services.values().find(|service| {
                 service.cluster_ips.contains(&destination.ip())
@@ -143,13 +161,17 @@ impl Flows {
                     let mut addresses = endpoint.ports.iter().map(|port| SocketAddr::new(endpoint.address, port.port));
                     may_answer && addresses.any(|address| address == flow.reply.source)
                 }),
-                None => knows_former && flow.status.has(Status::DESTINATION_NAT),
+                None => knows_former && is_translated(flow),
             };
             if is_stale {
                 inner.ledger.violated("no-stale-flow", format!("{flow} remains"));
             }
         }
     }
+}
+
+fn is_translated(flow: &Flow) -> bool {
+    flow.status.has(Status::DESTINATION_NAT)
 }
 
 fn is_cluster_ip(vip: &VipKey) -> bool {
@@ -200,7 +222,8 @@ impl Conntrack for Flows {
 #[derive(Debug)]
 pub struct Cleaning {
     reconciler: Reconciler,
-    recheck: Recheck,
+    /// The commits since the last run.
+    inbox: Vec<Commit>,
     flows: Flows,
     next: Option<Instant>,
     /// The state that the kernel holds; `None` after a sync that has failed, or that lacks Services.
@@ -211,36 +234,31 @@ impl Cleaning {
     /// Knows no frontend yet.
     pub fn new(flows: Flows) -> Self {
         flows.lock().cleaners += 1;
-        Self { reconciler: Reconciler::new(), recheck: Recheck::default(), flows, next: None, state: None }
+        Self { reconciler: Reconciler::new(), inbox: Vec::new(), flows, next: None, state: None }
     }
 
-    /// Records that rules may have been changed.
-    pub fn rules_changed(&mut self) {
-        self.recheck.rules_changed();
+    /// Queues a commit whose rules are in force.
+    pub fn committed(&mut self, commit: Commit) {
+        self.inbox.push(commit);
     }
 
-    /// A sync has failed for both families.
-    pub fn sync_failed(&mut self) {
-        self.state = None;
-    }
-
-    /// Cleans up after a sync of `state`.
-    pub fn after_sync(&mut self, state: &Snapshot, synced: &Synced, commit: Commit) {
-        let (failed, read) = (!synced.failed.is_empty(), !synced.full.is_empty());
-        self.state = (!failed && synced.refused.is_empty()).then(|| state.clone());
-        let Commit { frontends, remembered, recheck, .. } = self.recheck.after_sync(failed, read, commit);
-        remembered.into_iter().for_each(|frontend| self.reconciler.remember(frontend));
-        for (frontend, endpoints) in frontends {
-            if self.reconciler.overwrites_unchecked(&frontend, endpoints.as_ref()) {
-                self.reconciler.remember(frontend);
+    /// Cleans up after a sync. `state`: what the kernel holds completely, if anything.
+    pub fn after_sync(&mut self, state: Option<&Snapshot>) {
+        self.state = state.cloned();
+        for Commit { frontends, remembered, recheck, .. } in std::mem::take(&mut self.inbox) {
+            remembered.into_iter().for_each(|frontend| self.reconciler.remember(frontend));
+            for (frontend, endpoints) in frontends {
+                if self.reconciler.overwrites_unchecked(&frontend, endpoints.as_ref()) {
+                    self.reconciler.remember(frontend);
+                }
+                match endpoints {
+                    Some(endpoints) => self.reconciler.set(frontend, endpoints),
+                    None => self.reconciler.remove(&frontend),
+                }
             }
-            match endpoints {
-                Some(endpoints) => self.reconciler.set(frontend, endpoints),
-                None => self.reconciler.remove(&frontend),
+            if recheck {
+                self.reconciler.recheck();
             }
-        }
-        if recheck {
-            self.reconciler.recheck();
         }
         match self.reconciler.due() {
             Due::Now => self.run(),

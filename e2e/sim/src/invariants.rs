@@ -3,37 +3,46 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use localnet_brain::{feed::State, reports::Reports};
 use localnet_client::{
     Synced,
-    served::{Entry, Expected, Served, To},
-    vips::{Config, VipKey},
+    served::{Entry, Expected, Lacks, Served, To},
+    vips::VipKey,
 };
 use localnet_cluster::objects::Kind;
-use localnet_linux::{
-    conntrack::Flow,
-    nft::{SetDump, TableDump},
-};
-use localnet_nft::{
-    NftBackend,
-    plan::{substitute, table},
-    served,
-    testing::{FakeKernel, FakeTable},
-};
-use localnet_proto::{ByFamily, Changes, Digest, Family, Revision, ServiceKey, Snapshot, wire::IpFamily};
+use localnet_linux::conntrack::Flow;
+use localnet_proto::{ByFamily, Digest, Family, Revision, ServiceKey, Snapshot, wire::IpFamily};
 use tokio::time::Instant;
 
-use crate::{api::Counts, truth::Truth};
+use crate::{api::Counts, backends::Subsystem, truth::Truth};
 
 /// The ledger. Clones share it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Ledger(Arc<Mutex<Inner>>);
 
-#[derive(Debug, Default)]
+/// The constants of a [`Subsystem`].
+#[derive(Clone, Copy, Debug)]
+pub struct Profile {
+    /// The name of the backend.
+    pub name: &'static str,
+    /// Whether the backend has to delete stale flows.
+    pub has_flows: bool,
+    /// Whether it sees all flows.
+    pub sees_all_flows: bool,
+    is_atomic: bool,
+    names_reads: bool,
+    has_gaps: bool,
+}
+
 struct Inner {
+    profile: Profile,
+    lacks: Lacks,
+    /// What a new backend makes an empty kernel serve for a state.
+    fresh: Box<dyn Fn(&Snapshot) -> Served + Send>,
     violation: Option<String>,
     truth: Truth,
     /// When each instance of the brain started.
@@ -56,15 +65,61 @@ struct Inner {
     repaired: ByFamily<u64>,
     /// What the kernel serves.
     has: Served,
-    /// The number of tables that packets of each family enter.
-    entered: ByFamily<usize>,
-    /// Whether the kernel refuses some elements.
+    /// The families of which packets meet the rules.
+    entered: ByFamily<bool>,
+    /// Whether the kernel refuses some objects.
     hates: bool,
     established: BTreeMap<String, (u64, Option<Revision>, bool)>,
     delivered: Option<(Instant, BTreeMap<Kind, Counts>)>,
 }
 
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner").field("profile", &self.profile).finish_non_exhaustive()
+    }
+}
+
 impl Ledger {
+    /// An empty ledger for a kernel that is still `empty`.
+    pub fn new<S: Subsystem + Sync>(empty: S) -> Self {
+        let profile = Profile {
+            name: S::NAME,
+            has_flows: S::HAS_FLOWS,
+            sees_all_flows: S::SEES_ALL_FLOWS,
+            is_atomic: S::IS_ATOMIC,
+            names_reads: S::NAMES_READS,
+            has_gaps: S::HAS_GAPS,
+        };
+        Self(Arc::new(Mutex::new(Inner {
+            profile,
+            lacks: S::LACKS.iter().copied().collect(),
+            fresh: Box::new(move |state| empty.clone().after(state).served()),
+            violation: None,
+            truth: Truth::default(),
+            started: HashMap::new(),
+            digests: HashMap::new(),
+            published: HashMap::new(),
+            received: HashMap::new(),
+            plans: HashMap::new(),
+            possible: ByFamily::default(),
+            applied: ByFamily::default(),
+            refused: BTreeSet::new(),
+            damage: ByFamily::default(),
+            seen: ByFamily::default(),
+            repaired: ByFamily::default(),
+            has: Served::default(),
+            entered: ByFamily::default(),
+            hates: false,
+            established: BTreeMap::new(),
+            delivered: None,
+        })))
+    }
+
+    /// The constants of the subsystem.
+    pub fn profile(&self) -> Profile {
+        self.lock().profile
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -112,8 +167,13 @@ impl Ledger {
     pub fn sync_starts(&self, state: &Snapshot) {
         let mut inner = self.lock();
         let refused = inner.refused.clone();
+        let is_atomic = inner.profile.is_atomic;
         for plan in [inner.plan(state, &BTreeSet::new()), inner.plan(state, &refused)] {
             for possible in inner.possible.values_mut() {
+                if possible.is_empty() && !is_atomic {
+                    // The first load changes an empty kernel step by step.
+                    possible.push(Arc::default());
+                }
                 if possible.last() != Some(&plan) {
                     possible.push(Arc::clone(&plan));
                 }
@@ -133,8 +193,14 @@ impl Ledger {
             }
             inner.possible[family] = vec![Arc::clone(&plan)];
             inner.applied[family] = state.revision;
-            if synced.full.contains(&family) {
+            let of = |served: &Served| {
+                let of_family = served.0.iter().filter(|(vip, _)| vip.family() == family);
+                of_family.map(|(vip, entry)| (*vip, entry.clone())).collect::<Vec<_>>()
+            };
+            if inner.profile.names_reads && synced.full.contains(&family) {
                 inner.repaired[family] = inner.seen[family];
+            } else if !inner.profile.names_reads && of(&inner.has) == of(&plan) {
+                inner.repaired[family] = inner.damage[family];
             }
         }
         if synced.failed.is_empty() && !inner.is_damaged() && synced.refused.is_empty() {
@@ -142,20 +208,20 @@ impl Ledger {
         }
     }
 
-    /// The backend reads a table.
+    /// The backend reads everything of a family.
     pub fn read(&self, family: Family) {
         let mut inner = self.lock();
         inner.seen[family] = inner.damage[family];
     }
 
-    /// Another program has damaged the table of a family.
-    pub fn damaged(&self, family: Family, kernel: &FakeKernel) {
+    /// Another program has damaged objects of these families.
+    pub fn damaged<S: Subsystem>(&self, families: &BTreeSet<Family>, kernel: &S) {
         let mut inner = self.lock();
-        inner.damage[family] += 1;
+        families.iter().for_each(|family| inner.damage[*family] += 1);
         inner.see(kernel);
     }
 
-    /// Whether another program has ever damaged the tables.
+    /// Whether another program has ever damaged objects.
     pub fn was_damaged(&self) -> bool {
         self.lock().damage.values().iter().any(|damage| *damage > 0)
     }
@@ -170,7 +236,7 @@ impl Ledger {
         self.lock().check_flow_stays(flow);
     }
 
-    /// Whether the kernel now refuses some elements.
+    /// Whether the kernel now refuses some objects.
     pub fn hates(&self, hates: bool) {
         self.lock().hates = hates;
     }
@@ -185,12 +251,15 @@ impl Ledger {
         self.lock().applied
     }
 
-    /// The kernel has committed a transaction of the backend.
-    pub fn committed(&self, kernel: &FakeKernel) {
+    /// The kernel has committed a change of the backend.
+    pub fn committed<S: Subsystem>(&self, kernel: &S) {
         let mut inner = self.lock();
         let before = inner.entered;
         inner.see(kernel);
-        inner.check_one_table(before);
+        let damaged = ByFamily::from_fn(|family| inner.damage[family] != inner.repaired[family]);
+        if let Some((invariant, what)) = kernel.check(before, damaged) {
+            inner.violated(invariant, what);
+        }
         inner.check_known_plan();
     }
 
@@ -216,16 +285,15 @@ impl Inner {
         self.violation.get_or_insert_with(|| format!("{invariant}: {what}"));
     }
 
-    fn see(&mut self, kernel: &FakeKernel) {
-        self.has = serves(kernel);
-        self.entered = ByFamily::from_fn(|family| tables(kernel, family).count());
+    fn see<S: Subsystem>(&mut self, kernel: &S) {
+        (self.has, self.entered) = (kernel.served(), kernel.entered());
     }
 
     fn is_damaged(&self) -> bool {
         Family::BOTH.into_iter().any(|family| self.damage[family] != self.repaired[family])
     }
 
-    /// What the tables serve after a sync of a state without some Services.
+    /// What the kernel serves after a sync of a state without some Services.
     fn plan(&mut self, state: &Snapshot, without: &BTreeSet<ServiceKey>) -> Arc<Served> {
         let key = (Digest::of(state), without.iter().cloned().collect::<Vec<_>>());
         if let Some(plan) = self.plans.get(&key) {
@@ -233,7 +301,7 @@ impl Inner {
         }
         let mut state = state.clone();
         state.services.retain(|key, _| !without.contains(key));
-        let plan = Arc::new(serves(&fresh(&state)));
+        let plan = Arc::new((self.fresh)(&state));
         self.plans.insert(key, Arc::clone(&plan));
         plan
     }
@@ -269,19 +337,6 @@ impl Inner {
         }
     }
 
-    /// Packets of a family enter one table, and never none after the first load.
-    fn check_one_table(&mut self, before: ByFamily<usize>) {
-        for family in Family::BOTH {
-            let entered = self.entered[family];
-            if entered > 1 {
-                self.violated("one-table", format!("packets of {family:?} enter {entered} tables"));
-            }
-            if entered == 0 && before[family] > 0 && self.damage[family] == self.repaired[family] {
-                self.violated("one-table", format!("packets of {family:?} enter no table"));
-            }
-        }
-    }
-
     /// Each VIP in the kernel has the content that it has in the last state that was applied, or in a later one whose sync
     /// has not succeeded yet.
     fn check_known_plan(&mut self) {
@@ -293,13 +348,15 @@ impl Inner {
                 continue;
             }
             let possible = &self.possible[family];
-            // Before the first load has ended, packets enter no table. The backend removes Services that the kernel refuses.
-            let may_lack = lenient || self.entered[family] == 0;
+            // Before the first load has ended, packets meet no rules. The backend removes Services that the kernel refuses.
+            let may_lack = lenient || !self.entered[family];
+            let may_mix = !self.profile.is_atomic && (lenient || possible.len() > 1);
             let all = possible.iter().flat_map(|plan| plan.0.keys()).chain(has.0.keys());
             let unknown = all.filter(|vip| vip.family() == family).find(|vip| {
                 let entry: Option<&Entry> = has.0.get(*vip);
                 let is_known = possible.iter().any(|plan| plan.0.get(*vip) == entry);
-                !(is_known || entry.is_none() && may_lack)
+                let is_mixed = may_mix && entry.is_none_or(|entry| mixes(entry, possible, vip));
+                !(is_known || is_mixed || entry.is_none() && may_lack)
             });
             if let Some(vip) = unknown {
                 let expected: Vec<_> = possible.iter().map(|plan| plan.0.get(vip)).collect();
@@ -313,7 +370,7 @@ impl Inner {
 
     /// After a sync, new connections reach exactly the endpoints that the oracle derives from the state.
     fn check_no_gone_endpoint(&mut self, state: &Snapshot) {
-        let differences = Expected::of(state).differences(&self.has);
+        let differences = Expected::without(state, &self.lacks).differences(&self.has);
         if !differences.is_empty() {
             self.violated("no-gone-endpoint", format!("after the sync of revision {}:{differences}", state.revision));
         }
@@ -334,7 +391,7 @@ impl Inner {
 
     /// A report claims no revision that the kernel has not committed, and its digest is that of the revision.
     fn check_honest_reports(&mut self, reports: &Reports) {
-        let Some(report) = reports.last("nft").map(|received| received.report) else { return };
+        let Some(report) = reports.last(self.profile.name).map(|received| received.report) else { return };
         for family in Family::BOTH {
             let number = i32::from(IpFamily::from(family));
             let Some(claim) = report.families.iter().find(|claim| claim.family == number) else { continue };
@@ -356,7 +413,8 @@ impl Inner {
     /// A Service that was programmed stays programmed as long as it has an endpoint that is always ready.
     fn check_stays_served(&mut self, newest: Option<Revision>, counts: &BTreeMap<Kind, Counts>) {
         let is_damaged = self.damage[Family::V4] != self.repaired[Family::V4];
-        if is_damaged || self.hates || !self.refused.is_empty() {
+        let in_gap = self.profile.has_gaps && self.possible[Family::V4].len() != 1;
+        if is_damaged || in_gap || self.hates || !self.refused.is_empty() {
             return;
         }
         // What was delivered at an earlier time is in the newest state.
@@ -404,32 +462,15 @@ impl Inner {
     }
 }
 
-/// The tables of a family that packets enter.
-fn tables(kernel: &FakeKernel, family: Family) -> impl Iterator<Item = &FakeTable> {
-    let names = [table(family), substitute(family)];
-    let of_family = kernel.tables.iter().filter(move |(name, _)| names.contains(name)).map(|(_, content)| content);
-    of_family.filter(|content| content.chains.values().any(|chain| chain.hook.is_some()))
-}
-
-/// What the tables serve that packets enter.
-pub fn serves(kernel: &FakeKernel) -> Served {
-    let mut all = Served::default();
-    for content in Family::BOTH.into_iter().flat_map(|family| tables(kernel, family)) {
-        let sets = content.sets.values().map(|(set, elements)| SetDump {
-            name: set.name.clone(),
-            set: Some(Arc::clone(set)),
-            elements: elements.values().cloned().collect(),
-        });
-        let dump = TableDump { chains: Vec::new(), sets: sets.collect(), generation: 0 };
-        all.0.append(&mut served::of(&dump).0);
-    }
-    all
-}
-
-/// A kernel to which a new backend has applied a state.
-pub fn fresh(state: &Snapshot) -> FakeKernel {
-    let mut backend = NftBackend::new(Config::default(), FakeKernel::default());
-    // An error leaves the kernel empty, and the comparison shows it.
-    _ = backend.apply(state, &Changes::everything());
-    backend.kernel().clone()
+/// Whether each endpoint of a VIP is one that it has in some plan.
+fn mixes(entry: &Entry, plans: &[Arc<Served>], vip: &VipKey) -> bool {
+    let plans: Vec<_> = plans.iter().filter_map(|plan| plan.0.get(vip)).collect();
+    let is_known = |to: &Option<To>, of: fn(&Entry) -> &Option<To>| match to {
+        Some(To::Endpoints(endpoints)) => endpoints.iter().all(|endpoint| {
+            let all = plans.iter().flat_map(|plan| [&plan.to, of(plan)]);
+            all.flatten().any(|to| matches!(to, To::Endpoints(known) if known.contains(endpoint)))
+        }),
+        _ => true,
+    };
+    is_known(&entry.to, |plan| &plan.to) && is_known(&entry.outside, |plan| &plan.outside)
 }

@@ -1,88 +1,108 @@
-//! The fake kernel of the nft backend, with faults. The backend may crash; the kernel stays.
+//! The kernel of a run: a fake kernel, its faults and its flows. The backend may crash; the kernel stays.
 
 use std::{
-    collections::BTreeSet,
-    fmt,
+    fmt::{self, Display},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use localnet_linux::nft::{Chain, Element, Error, Kernel as Nft, LiveTable, Set, Table, Transaction, TransactionSize};
-use localnet_nft::{plan, testing::FakeKernel};
 use localnet_proto::Family;
-use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use tokio::sync::mpsc;
 
-use crate::{flows::Flows, invariants::Ledger, trace::Trace};
+use crate::{
+    backends::{Edit, Subsystem},
+    flows::Flows,
+    invariants::Ledger,
+    trace::Trace,
+};
 
 /// What happens to the next commits of the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommitFault {
-    /// The kernel refuses the transaction for lack of memory or space (`ENOMEM`, `ENOBUFS`).
+    /// The kernel refuses the commit for lack of memory or space.
     Short,
-    /// The transaction is lost, and so is the answer.
+    /// The commit is lost, and so is the answer.
     Unanswered,
-    /// The kernel commits the transaction, but the answer is lost.
+    /// The kernel commits, but the answer is lost.
     AnswerLost,
     /// The backend crashes before the commit.
     CrashBefore,
     /// The backend crashes after the commit.
     CrashAfter,
-    /// Another program changes the tables immediately before the commit.
+    /// Another program changes the backend's objects immediately before the commit.
     EditBefore,
-    /// Another program changes the tables immediately after the commit.
+    /// Another program changes the backend's objects immediately after the commit.
     EditAfter,
 }
 
-/// A notification about the commit of another program.
-#[derive(Clone, Debug)]
-pub enum Notice {
-    /// The tables that the commit changed, and its generation.
-    Committed(BTreeSet<Table>, u32),
-    /// Notifications were dropped.
-    Lost,
+/// Why the kernel does not do what the backend asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The backend lacks its privileges.
+    Denied,
+    /// The kernel is short of memory or space.
+    Short,
+    /// The answer is lost.
+    Unanswered,
+    /// A read fails.
+    Unreadable,
 }
 
 /// The kernel. Clones share it.
-#[derive(Clone)]
-pub struct Kernel(Arc<Mutex<State>>);
+pub struct Kernel<S: Subsystem>(Arc<Mutex<State<S>>>);
 
-struct State {
-    flows: Flows,
-    /// How long the backend waits before it requests a state, as on an overloaded node.
-    pause: Duration,
-    fake: FakeKernel,
-    faults: Vec<CommitFault>,
-    rng: StdRng,
-    commits: usize,
-    subscriber: Option<mpsc::UnboundedSender<Notice>>,
-    ledger: Ledger,
-    trace: Trace,
+impl<S: Subsystem> Clone for Kernel<S> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
 }
 
-impl fmt::Debug for Kernel {
+impl<S: Subsystem> fmt::Debug for Kernel<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Kernel")
     }
 }
 
-impl Kernel {
-    /// An empty kernel whose faults follow from `seed`. It reports its commits to `ledger`.
-    pub fn new(seed: u64, ledger: Ledger, trace: Trace) -> Self {
-        let fake = FakeKernel { generation: Some(1), ..FakeKernel::default() };
+struct State<S: Subsystem> {
+    fake: S,
+    flows: Flows,
+    /// How long the backend waits before it requests a state, as on an overloaded node.
+    pause: Duration,
+    faults: Vec<CommitFault>,
+    is_denied: bool,
+    is_unreadable: bool,
+    rng: StdRng,
+    commits: usize,
+    subscriber: Option<mpsc::UnboundedSender<S::Notice>>,
+    ledger: Ledger,
+    trace: Trace,
+}
+
+impl<S: Subsystem> Kernel<S> {
+    /// A kernel with this subsystem, whose faults follow from `seed`. It reports its commits to `ledger`.
+    pub fn new(fake: S, seed: u64, ledger: Ledger, trace: Trace) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let flows = Flows::new(rng.random(), ledger.clone(), trace.clone());
-        let (faults, commits, subscriber, pause) = (Vec::new(), 0, None, Duration::ZERO);
-        Self(Arc::new(Mutex::new(State { flows, pause, fake, faults, rng, commits, subscriber, ledger, trace })))
+        let (faults, is_denied, is_unreadable, pause) = (Vec::new(), false, false, Duration::ZERO);
+        let (commits, subscriber) = (0, None);
+        Self(Arc::new(Mutex::new(State {
+            fake,
+            flows,
+            pause,
+            faults,
+            is_denied,
+            is_unreadable,
+            rng,
+            commits,
+            subscriber,
+            ledger,
+            trace,
+        })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State<S>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Changes the switches of the fake kernel.
-    pub fn set(&self, change: impl FnOnce(&mut FakeKernel)) {
-        change(&mut self.lock().fake);
     }
 
     /// The tracked flows.
@@ -100,8 +120,8 @@ impl Kernel {
         self.lock().pause = pause;
     }
 
-    /// A copy of the contents.
-    pub fn contents(&self) -> FakeKernel {
+    /// A copy of the subsystem.
+    pub fn contents(&self) -> S {
         self.lock().fake.clone()
     }
 
@@ -115,96 +135,139 @@ impl Kernel {
         self.lock().faults = faults;
     }
 
+    /// Takes the backend's privileges.
+    pub fn deny(&self) {
+        self.lock().is_denied = true;
+    }
+
+    /// Lets reads fail.
+    pub fn hide(&self) {
+        self.lock().is_unreadable = true;
+    }
+
     /// Ends all faults.
     pub fn heal(&self) {
-        let State { flows, pause, fake, faults, ledger, .. } = &mut *self.lock();
+        let State { flows, pause, fake, faults, ledger, is_denied, is_unreadable, .. } = &mut *self.lock();
         *pause = Duration::ZERO;
         flows.set_failing(false);
         flows.set_late(0);
         ledger.hates(false);
         faults.clear();
-        (fake.denied, fake.blind, fake.short, fake.vague) = (false, false, false, false);
-        fake.hated.clear();
+        (*is_denied, *is_unreadable) = (false, false);
+        fake.heal();
     }
 
-    /// Lets the kernel refuse some of its elements if they are added again.
-    pub fn hate(&self, short: bool, vague: bool) {
+    /// Lets the kernel refuse some of its objects if they are written again.
+    pub fn hate(&self) {
         let State { fake, rng, ledger, .. } = &mut *self.lock();
         ledger.hates(true);
-        let keys: Vec<_> = fake
-            .tables
-            .values()
-            .flat_map(|table| table.sets.values().flat_map(|(_, elements)| elements.keys().cloned()))
-            .collect();
-        fake.hated.extend(keys.choose(rng).cloned());
-        (fake.short, fake.vague) = (short, vague);
+        fake.hate(rng);
     }
 
-    /// Another program changes a table of the backend, or, if `elsewhere` is set, a table of its own. If `silent` is set,
-    /// the kernel drops the notification.
+    /// Another program changes objects of the backend, or, if `elsewhere` is set, objects of its own. If `silent` is set, the backend
+    /// gets no notice of it.
     pub fn edit(&self, elsewhere: bool, silent: bool) {
         self.lock().edit(elsewhere, silent);
     }
 
-    /// The notifications from now on.
-    pub fn subscribe(&self) -> mpsc::UnboundedReceiver<Notice> {
+    /// The notices from now on.
+    pub fn subscribe(&self) -> mpsc::UnboundedReceiver<S::Notice> {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.lock().subscriber = Some(sender);
         receiver
     }
+
+    /// Asks the kernel something that always has an answer.
+    pub fn ask<T>(&self, question: impl FnOnce(&mut S) -> T) -> T {
+        question(&mut self.lock().fake)
+    }
+
+    /// Reads something. `whole`: the families of which the backend thereby sees everything.
+    ///
+    /// # Errors
+    /// Returns what `error` makes of a failure.
+    pub fn read<T, E>(
+        &self,
+        whole: &[Family],
+        error: impl FnOnce(Failure) -> E,
+        read: impl FnOnce(&mut S) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut state = self.lock();
+        if state.is_denied || state.is_unreadable {
+            return Err(error(if state.is_denied { Failure::Denied } else { Failure::Unreadable }));
+        }
+        let answer = read(&mut state.fake)?;
+        whole.iter().for_each(|family| state.ledger.read(*family));
+        Ok(answer)
+    }
+
+    /// Commits a change, with the next fault.
+    ///
+    /// # Errors
+    /// Returns what `error` makes of a failure, or the error of the change.
+    pub fn commit<T, E: Display>(
+        &self,
+        what: impl Display,
+        error: impl Fn(Failure) -> E,
+        change: impl FnOnce(&mut S) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut state = self.lock();
+        if state.is_denied {
+            return Err(error(Failure::Denied));
+        }
+        let fault = state.faults.pop();
+        if let Some(fault) = fault {
+            state.trace.add(format_args!("fault in a commit: {fault:?}"));
+        }
+        match fault {
+            None => return state.commit(what, change),
+            Some(CommitFault::Short) => return Err(error(Failure::Short)),
+            Some(CommitFault::Unanswered) => return Err(error(Failure::Unanswered)),
+            Some(CommitFault::AnswerLost) => return state.commit(what, change).and(Err(error(Failure::Unanswered))),
+            Some(CommitFault::EditBefore) => {
+                state.edit(false, false);
+                return state.commit(what, change);
+            }
+            Some(CommitFault::EditAfter) => {
+                let result = state.commit(what, change);
+                state.edit(false, false);
+                return result;
+            }
+            Some(CommitFault::CrashBefore) => {}
+            Some(CommitFault::CrashAfter) => _ = state.commit(what, change),
+        }
+        drop(state);
+        std::panic::resume_unwind(Box::new(Crash))
+    }
 }
 
-impl State {
+impl<S: Subsystem> State<S> {
     fn edit(&mut self, elsewhere: bool, silent: bool) {
-        let Self { fake, rng, .. } = self;
-        let mut tables = BTreeSet::new();
-        let names: Vec<_> = fake.tables.keys().cloned().collect();
-        let mut what = "another program changes its own table".to_owned();
-        if elsewhere {
-            tables.insert(Table::new(Family::V4, "foreign"));
-        } else if let Some(table) = names.choose(rng) {
-            tables.insert(table.clone());
-            let content = fake.tables.get_mut(table);
-            let sets = content.into_iter().flat_map(|content| content.sets.values_mut());
-            let mut sets: Vec<_> = sets.map(|(set, elements)| (set.name.clone(), elements)).collect();
-            let filled: Vec<_> = (0..sets.len()).filter(|index| !sets[*index].1.is_empty()).collect();
-            match (rng.random_range(0..3_u8), filled.choose(rng)) {
-                (0, Some(index)) => {
-                    sets[*index].1.clear();
-                    what = format!("another program flushes {} of {:?}", sets[*index].0, table.family);
-                }
-                (1, Some(index)) => {
-                    let place = rng.random_range(0..sets[*index].1.len());
-                    if let Some(key) = sets[*index].1.keys().nth(place).cloned() {
-                        sets[*index].1.remove(&key);
-                    }
-                    what = format!("another program deletes an element of {} of {:?}", sets[*index].0, table.family);
-                }
-                _ => {
-                    fake.tables.remove(table);
-                    what = format!("another program deletes the table of {:?}", table.family);
-                }
+        let Edit { what, damages, notice } = self.fake.edit(&mut self.rng, elsewhere, silent);
+        if !damages.is_empty() {
+            self.ledger.damaged(&damages, &self.fake);
+            if !S::SEES_ALL_FLOWS {
+                self.flows.lose();
             }
-            self.ledger.damaged(table.family, fake);
             self.flows.send();
         }
-        self.fake.generation = self.fake.generation.map(|generation| generation + 1);
-        self.trace.add(&what);
-        let generation = self.fake.generation.unwrap_or_default();
-        let notice = if silent { Notice::Lost } else { Notice::Committed(tables, generation) };
-        if let Some(subscriber) = &self.subscriber {
+        self.trace.add(format_args!("another program {what}"));
+        if let (Some(subscriber), Some(notice)) = (&self.subscriber, notice) {
             // This fails while the backend does not run.
             _ = subscriber.send(notice);
         }
     }
 
-    fn commit(&mut self, transaction: &Transaction) -> Result<TransactionSize, Error> {
-        let result = self.fake.apply(transaction);
-        self.fake.log.clear();
+    fn commit<T, E: Display>(
+        &mut self,
+        what: impl Display,
+        change: impl FnOnce(&mut S) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let result = change(&mut self.fake);
         match &result {
             Ok(_) => {
                 self.commits += 1;
-                self.trace.add(format_args!("commit of {} changes", transaction.changes().len()));
+                self.trace.add(format_args!("commit of {what}"));
                 self.ledger.committed(&self.fake);
             }
             Err(error) => self.trace.add(format_args!("the kernel refuses a commit: {error}")),
@@ -216,59 +279,3 @@ impl State {
 /// What a simulated crash unwinds with. It differs from a panic in that no hook reports it.
 #[derive(Debug)]
 pub struct Crash;
-
-impl Nft for Kernel {
-    fn apply(&mut self, transaction: &Transaction) -> Result<TransactionSize, Error> {
-        let mut state = self.lock();
-        let fault = state.faults.pop();
-        if let Some(fault) = fault {
-            state.trace.add(format_args!("fault in a commit: {fault:?}"));
-        }
-        let result = match fault {
-            None => return state.commit(transaction),
-            Some(CommitFault::Short) => {
-                let errno = if state.rng.random() { 12 } else { 105 };
-                return Err(Error::TransactionRefused { errno, message: None });
-            }
-            Some(CommitFault::Unanswered) => return Err(Error::Unanswered),
-            Some(CommitFault::EditBefore) => {
-                state.edit(false, false);
-                return state.commit(transaction);
-            }
-            Some(CommitFault::EditAfter) => {
-                let result = state.commit(transaction);
-                state.edit(false, false);
-                return result;
-            }
-            Some(CommitFault::AnswerLost) => return state.commit(transaction).and(Err(Error::Unanswered)),
-            Some(CommitFault::CrashBefore) => None,
-            Some(CommitFault::CrashAfter) => Some(state.commit(transaction)),
-        };
-        drop((state, result));
-        std::panic::resume_unwind(Box::new(Crash))
-    }
-
-    fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<LiveTable>, Error> {
-        let mut state = self.lock();
-        if state.fake.blind {
-            return Err(Error::Changing);
-        }
-        let live = state.fake.read(table, wanted)?;
-        if *table == plan::table(table.family) {
-            state.ledger.read(table.family);
-        }
-        Ok(live)
-    }
-
-    fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error> {
-        self.lock().fake.elements(table, set)
-    }
-
-    fn has_family(&self, _: Family) -> bool {
-        true
-    }
-
-    fn generation(&mut self) -> Option<u32> {
-        self.lock().fake.generation()
-    }
-}

@@ -10,12 +10,15 @@ use std::{
 };
 
 use anyhow::Context as _;
-use clap::{Parser, Subcommand};
-use localnet_sim::run::{run, schedule};
+use clap::{Parser, Subcommand, ValueEnum as _};
+use localnet_sim::{
+    backends::Name,
+    run::{Outcome, run, schedule},
+};
 use tokio::runtime;
 use tracing_subscriber::{EnvFilter, fmt};
 
-/// Simulate a whole node: brain, client and nft backend
+/// Simulate a whole node: brain, client and a backend
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]
@@ -28,6 +31,9 @@ enum Action {
     Run {
         /// The seed
         seed: u64,
+        /// The backend [default: the seed selects it]
+        #[arg(long)]
+        backend: Option<Name>,
         /// Leave out the steps with these indexes
         #[arg(long, value_delimiter = ',')]
         without: Vec<usize>,
@@ -43,6 +49,9 @@ enum Action {
         /// The first seed [default: from the clock]
         #[arg(long)]
         first: Option<u64>,
+        /// The backend [default: each seed selects one]
+        #[arg(long)]
+        backend: Option<Name>,
         /// Do not reduce the steps of a seed that violates an invariant
         #[arg(long)]
         no_shrink: bool,
@@ -54,15 +63,19 @@ enum Action {
 
 fn main() -> anyhow::Result<ExitCode> {
     match Arguments::parse().command {
-        Action::Run { seed, without, trace } => run_one(seed, &without, trace),
-        Action::Search { seeds, first, no_shrink, fail_fast } => search(seeds, first, !no_shrink, fail_fast),
+        Action::Run { seed, backend, without, trace } => {
+            run_one(seed, backend.unwrap_or_else(|| Name::of_seed(seed)), &without, trace)
+        }
+        Action::Search { seeds, first, backend, no_shrink, fail_fast } => {
+            search(seeds, first, backend, !no_shrink, fail_fast)
+        }
     }
 }
 
 /// The longest run, in real time.
 const LONGEST: Duration = Duration::from_secs(120);
 
-fn run_one(seed: u64, without: &[usize], trace: bool) -> anyhow::Result<ExitCode> {
+fn run_one(seed: u64, backend: Name, without: &[usize], trace: bool) -> anyhow::Result<ExitCode> {
     // A task that never waits would keep the simulated clock from advancing.
     thread::spawn(move || {
         thread::sleep(LONGEST);
@@ -78,11 +91,12 @@ fn run_one(seed: u64, without: &[usize], trace: bool) -> anyhow::Result<ExitCode
     let simulation = thread::spawn(move || {
         localnet_sim_entropy::seed(seed);
         let runtime = runtime::Builder::new_current_thread().enable_all().start_paused(true).build()?;
-        runtime.block_on(run(seed, &without, trace))
+        runtime.block_on(run(seed, backend, &without, trace))
     });
     let outcome = simulation.join().map_err(|_| anyhow::anyhow!("the simulation has panicked"))??;
-    println!("digest {:016x} changes {} ms {}", outcome.digest, outcome.changes, outcome.time.as_millis());
-    Ok(match outcome.violation {
+    let Outcome { digest, changes, time, violation } = outcome;
+    println!("digest {digest:016x} changes {changes} ms {} backend {backend:?}", time.as_millis());
+    Ok(match violation {
         Some(violation) => {
             println!("seed {seed} violates {violation}");
             ExitCode::FAILURE
@@ -100,10 +114,15 @@ fn child(seed: u64, options: &[String]) -> anyhow::Result<(String, String, bool)
     Ok((text(&output.stdout), text(&output.stderr), output.status.success()))
 }
 
-/// The options of a run that leave out these steps.
-fn leave_out(without: &[usize]) -> Vec<String> {
+/// The options of a run with this backend that leaves out these steps.
+fn options(backend: Option<Name>, without: &[usize]) -> Vec<String> {
+    let name = backend.and_then(|backend| backend.to_possible_value()).map(|value| value.get_name().to_owned());
+    let mut options: Vec<_> = name.into_iter().flat_map(|name| ["--backend".to_owned(), name]).collect();
     let indexes: Vec<_> = without.iter().map(ToString::to_string).collect();
-    if indexes.is_empty() { Vec::new() } else { vec!["--without".to_owned(), indexes.join(",")] }
+    if !indexes.is_empty() {
+        options.extend(["--without".to_owned(), indexes.join(",")]);
+    }
+    options
 }
 
 /// The name of the invariant that a run has violated, or the whole output if the program has failed.
@@ -117,7 +136,13 @@ fn number(output: &str, name: &str) -> u64 {
     words.nth(1).and_then(|word| word.parse().ok()).unwrap_or_default()
 }
 
-fn search(seeds: u64, first: Option<u64>, shrinks: bool, fail_fast: bool) -> anyhow::Result<ExitCode> {
+fn search(
+    seeds: u64,
+    first: Option<u64>,
+    backend: Option<Name>,
+    shrinks: bool,
+    fail_fast: bool,
+) -> anyhow::Result<ExitCode> {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
     let first = first.unwrap_or(clock * 1000);
     println!("seeds {first} to {}", first + seeds.saturating_sub(1));
@@ -130,12 +155,12 @@ fn search(seeds: u64, first: Option<u64>, shrinks: bool, fail_fast: bool) -> any
             if index >= seeds {
                 return Ok(());
             }
-            let (output, errors, passes) = child(first + index, &[])?;
+            let (output, errors, passes) = child(first + index, &options(backend, &[]))?;
             changes.fetch_add(number(&output, "changes"), Ordering::Relaxed);
             millis.fetch_add(number(&output, "ms"), Ordering::Relaxed);
             if !passes {
                 failures.fetch_add(1, Ordering::Relaxed);
-                report(first + index, &(output + &errors), shrinks)?;
+                report(first + index, backend, &(output + &errors), shrinks)?;
                 if fail_fast {
                     next.store(seeds, Ordering::Relaxed);
                 }
@@ -161,7 +186,7 @@ fn search(seeds: u64, first: Option<u64>, shrinks: bool, fail_fast: bool) -> any
 }
 
 /// Reports a seed, with the smallest set of steps that still violates the same invariant.
-fn report(seed: u64, output: &str, shrinks: bool) -> anyhow::Result<()> {
+fn report(seed: u64, backend: Option<Name>, output: &str, shrinks: bool) -> anyhow::Result<()> {
     let all = schedule(seed).len();
     let mut without = Vec::new();
     if shrinks {
@@ -171,7 +196,10 @@ fn report(seed: u64, output: &str, shrinks: bool) -> anyhow::Result<()> {
             for first in (0..all).step_by(size) {
                 let mut more = without.clone();
                 more.extend((first..(first + size).min(all)).filter(|index| !without.contains(index)));
-                if more.len() > without.len() && violated(&child(seed, &leave_out(&more))?.0) == violated(output) {
+                if more.len() == without.len() {
+                    continue;
+                }
+                if violated(&child(seed, &options(backend, &more))?.0) == violated(output) {
                     without = more;
                 }
             }
@@ -179,7 +207,7 @@ fn report(seed: u64, output: &str, shrinks: bool) -> anyhow::Result<()> {
         }
     }
     without.sort_unstable();
-    let mut options = leave_out(&without);
+    let mut options = options(backend, &without);
     options.push("--trace".to_owned());
     let (result, trace, _) = child(seed, &options)?;
     let steps: String =

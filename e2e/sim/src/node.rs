@@ -1,8 +1,9 @@
-//! The node: a brain and the nft backend as they run on a real node, each of which may crash and start again.
+//! The node: a brain and a backend as they run on a real node, each of which may crash and start again.
 
 use std::{
+    net::IpAddr,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -13,15 +14,15 @@ use localnet_brain::{
     serve::{self, Listener, ServerState},
 };
 use localnet_client::{
-    Backend, Changes, Mode, Options, Report, Revision, Snapshot, Source, SourceError, Synced, grpc,
-    vips::{Config, Effective},
+    Backend, Changes, Counts, Diagnostic, Mode, Options, Report, Revision, Snapshot, Source, SourceError, Synced, grpc,
+    vips::Effective,
 };
 use localnet_cluster::localize::NodeIps;
-use localnet_linux_backend::{live::LinuxBackend as _, portions::Limits};
-use localnet_nft::NftBackend;
+use localnet_linux::conntrack::Commit;
+use localnet_linux_backend::live;
 use localnet_proto::{Address, Update};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::watch,
     task::{AbortHandle, JoinHandle, JoinSet},
     time::{self, Instant},
 };
@@ -29,9 +30,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     api::Api,
+    backends::Subsystem,
     flows::Cleaning,
     invariants::Ledger,
-    kernel::{Crash, Kernel, Notice},
+    kernel::{Crash, Kernel},
     trace::Trace,
     world::NODE,
 };
@@ -104,13 +106,13 @@ pub struct RunningBackend {
 
 impl RunningBackend {
     /// Starts the backend and its supervisor.
-    pub fn start(kernel: Kernel, socket: &Path, limits: Limits, ledger: Ledger, trace: Trace) -> Self {
+    pub fn start<S: Subsystem>(kernel: Kernel<S>, socket: &Path, ledger: Ledger, trace: Trace) -> Self {
         let current = Arc::new(Mutex::new(None));
         let (handle, address) = (Arc::clone(&current), Address::Unix(socket.to_owned()));
         let supervisor = tokio::spawn(async move {
             loop {
                 trace.add("the backend starts");
-                let running = tokio::spawn(run(kernel.clone(), address.clone(), limits, ledger.clone()));
+                let running = tokio::spawn(run(kernel.clone(), address.clone(), ledger.clone()));
                 *handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(running.abort_handle());
                 match running.await {
                     Ok(Ok(())) => ledger.violated("no-panic", "the backend has ended by itself"),
@@ -144,25 +146,23 @@ impl Drop for RunningBackend {
     }
 }
 
-async fn run(kernel: Kernel, address: Address, limits: Limits, ledger: Ledger) -> anyhow::Result<()> {
+async fn run<S: Subsystem>(kernel: Kernel<S>, address: Address, ledger: Ledger) -> anyhow::Result<()> {
     let source = grpc::Brain::new(address, None).context("failed to connect")?;
     let source = Recorded { source, state: Mutex::default(), kernel: kernel.clone(), ledger: ledger.clone() };
-    let (notices, cleaning) = (kernel.subscribe(), Cleaning::new(kernel.flows()));
-    let mut backend = NftBackend::new(Config::default(), kernel).with_limits(limits);
-    backend.check()?;
-    let backend = Live { backend, notices, cleaning, repairs: false, ledger };
+    let node = Node(Arc::new(Mutex::new(Cleaning::new(kernel.flows()))));
+    let backend = Observed { backend: S::open(kernel, node.clone()).await?, node, ledger };
     localnet_client::run(backend, source, Options::default(), std::future::pending()).await
 }
 
 /// Records the states that a source delivers.
-struct Recorded<S> {
-    source: S,
+struct Recorded<T, S: Subsystem> {
+    source: T,
     state: Mutex<Snapshot>,
-    kernel: Kernel,
+    kernel: Kernel<S>,
     ledger: Ledger,
 }
 
-impl<S: Source> Source for Recorded<S> {
+impl<T: Source, S: Subsystem> Source for Recorded<T, S> {
     async fn next(&self, have: Revision, fold: bool) -> Result<Update, SourceError> {
         time::sleep(self.kernel.pause()).await;
         let update = self.source.next(have, fold).await?;
@@ -181,18 +181,38 @@ impl<S: Source> Source for Recorded<S> {
     }
 }
 
-/// The backend on a live node. Unlike the real `Live`, it does not follow the addresses of interfaces, and it repairs changes
-/// by other programs without a pause.
-struct Live {
-    backend: NftBackend<Kernel>,
-    notices: mpsc::UnboundedReceiver<Notice>,
-    cleaning: Cleaning,
-    /// Whether the next sync repairs something.
-    repairs: bool,
+/// The node around a backend. The addresses of its interfaces are unknown. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Node(Arc<Mutex<Cleaning>>);
+
+impl Node {
+    fn cleaning(&self) -> MutexGuard<'_, Cleaning> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl live::Node for Node {
+    async fn addresses(&mut self) -> Option<Vec<IpAddr>> {
+        None
+    }
+
+    async fn changed_addresses(&mut self) -> Vec<IpAddr> {
+        std::future::pending().await
+    }
+
+    fn committed(&mut self, commit: Commit) {
+        self.cleaning().committed(commit);
+    }
+}
+
+/// Records the syncs of a backend, and deletes stale flows.
+struct Observed<B> {
+    backend: B,
+    node: Node,
     ledger: Ledger,
 }
 
-impl Backend for Live {
+impl<B: Backend> Backend for Observed<B> {
     fn name(&self) -> &'static str {
         self.backend.name()
     }
@@ -201,20 +221,25 @@ impl Backend for Live {
         self.backend.mode()
     }
 
+    fn warnings(&self) -> Vec<Diagnostic> {
+        self.backend.warnings()
+    }
+
+    fn counts(&self) -> Option<watch::Receiver<Counts>> {
+        self.backend.counts()
+    }
+
     fn configuration(&self) -> Option<Effective> {
         self.backend.configuration()
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
-        if std::mem::take(&mut self.repairs) {
-            self.cleaning.rules_changed();
-        }
         self.ledger.sync_starts(state);
         let result = self.backend.sync(state, changes).await;
         self.ledger.sync_ends(state, &result);
-        let synced = result.inspect_err(|_| self.cleaning.sync_failed())?;
-        self.cleaning.after_sync(state, &synced, self.backend.take_commit());
-        Ok(synced)
+        let is_complete = result.as_ref().is_ok_and(|synced| synced.failed.is_empty() && synced.refused.is_empty());
+        self.node.cleaning().after_sync(is_complete.then_some(state));
+        result
     }
 
     fn retry_refused(&mut self) {
@@ -227,21 +252,11 @@ impl Backend for Live {
 
     async fn disturbed(&mut self) {
         loop {
-            let needs_repair = tokio::select! {
+            let next = self.node.cleaning().next();
+            tokio::select! {
                 biased;
-                Some(notice) = self.notices.recv() => match notice {
-                    Notice::Committed(tables, generation) => self.backend.committed_elsewhere(&tables, generation),
-                    Notice::Lost => self.backend.lost_sight(),
-                },
-                () = at(self.cleaning.next()) => {
-                    self.cleaning.run();
-                    false
-                }
-            };
-            if needs_repair {
-                self.backend.forget();
-                self.repairs = true;
-                return;
+                () = self.backend.disturbed() => return,
+                () = at(next) => self.node.cleaning().run(),
             }
         }
     }

@@ -7,8 +7,6 @@ use localnet_cluster::{
     localize::Localized,
     objects::{Event as Change, Kind, Object},
 };
-use localnet_linux_backend::portions::Limits;
-use localnet_nft::testing::FakeKernel;
 use localnet_proto::{Digest, Family, Revision, Snapshot};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
 use serde_json::Value;
@@ -16,8 +14,9 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::{
     api::{Api, Backup, Mood},
+    backends::{Name, Subsystem, nft::Nft},
     faults::{FAULTS, Fault, Todo, inject},
-    invariants::{Ledger, fresh, serves},
+    invariants::Ledger,
     kernel::Kernel,
     node::{RunningBackend, RunningBrain},
     trace::Trace,
@@ -87,7 +86,7 @@ enum Due {
     StartBrain,
 }
 
-struct Driver {
+struct Driver<S: Subsystem> {
     rng: StdRng,
     start: Instant,
     queue: BTreeMap<(Instant, u64), Due>,
@@ -104,7 +103,9 @@ struct Driver {
     restored_from: Option<u64>,
     changes: u64,
     api: Api,
-    kernel: Kernel,
+    kernel: Kernel<S>,
+    /// The kernel at the start.
+    empty: S,
     ledger: Ledger,
     trace: Trace,
     socket: PathBuf,
@@ -117,17 +118,23 @@ struct Driver {
 ///
 /// # Errors
 /// Returns an error if the folder of the socket cannot be created.
-pub async fn run(seed: u64, without: &[usize], prints: bool) -> anyhow::Result<Outcome> {
+pub async fn run(seed: u64, backend: Name, without: &[usize], prints: bool) -> anyhow::Result<Outcome> {
+    match backend {
+        Name::Nft => run_on::<Nft>(seed, without, prints).await,
+    }
+}
+
+async fn run_on<S: Subsystem + Sync>(seed: u64, without: &[usize], prints: bool) -> anyhow::Result<Outcome> {
     let trace = Trace::new(prints);
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("brain.sock");
     let mut rng = StdRng::seed_from_u64(seed ^ 0x5eed);
-    let ledger = Ledger::default();
     let api = Api::new(rng.random(), trace.clone());
-    let kernel = Kernel::new(rng.random(), ledger.clone(), trace.clone());
-    let limit = rng.random_range(4..60);
-    let limits = if rng.random() { Limits { entered: limit, filled: limit } } else { Limits::default() };
-    let backend = RunningBackend::start(kernel.clone(), &socket, limits, ledger.clone(), trace.clone());
+    let seed_of_kernel = rng.random();
+    let empty = S::new(&mut rng);
+    let ledger = Ledger::new(empty.clone());
+    let kernel = Kernel::new(empty.clone(), seed_of_kernel, ledger.clone(), trace.clone());
+    let backend = RunningBackend::start(kernel.clone(), &socket, ledger.clone(), trace.clone());
     let world = World::new(&mut rng);
     let mut driver = Driver {
         rng,
@@ -144,6 +151,7 @@ pub async fn run(seed: u64, without: &[usize], prints: bool) -> anyhow::Result<O
         changes: 0,
         api,
         kernel,
+        empty,
         ledger,
         trace,
         socket,
@@ -170,7 +178,7 @@ pub async fn run(seed: u64, without: &[usize], prints: bool) -> anyhow::Result<O
     Ok(Outcome { digest, changes: driver.changes, time, violation })
 }
 
-impl Driver {
+impl<S: Subsystem> Driver<S> {
     fn queue(&mut self, after: Duration, due: Due) {
         self.queued += 1;
         self.queue.insert((Instant::now() + after, self.queued), due);
@@ -354,9 +362,8 @@ impl Driver {
         // Nothing happens without a reason, and a new backend finds nothing to change.
         let commits = self.kernel.commits();
         let revision = self.brain.as_ref().map(|running| running.brain.feed().state().revision());
-        // With session affinity, what a new backend does depends on what it finds (docs/backends/nft.md).
         let is_affine = |object: &Value| object["spec"]["sessionAffinity"] == "ClientIP";
-        let has_affinity = self.api.with_objects(|objects| objects.values().any(is_affine));
+        let has_affinity = S::KEEPS_SLOTS && self.api.with_objects(|objects| objects.values().any(is_affine));
         for restarts in [false, true] {
             if restarts && has_affinity {
                 break;
@@ -394,7 +401,10 @@ impl Driver {
         if self.ledger.is_damaged() {
             return Some("the backend has not repaired the changes of another program".to_owned());
         }
-        let report = running.reports.last("nft").map(|received| received.report).unwrap_or_default();
+        if let Some(unsettled) = self.kernel.ask(|kernel| kernel.unsettled()) {
+            return Some(unsettled);
+        }
+        let report = running.reports.last(S::NAME).map(|received| received.report).unwrap_or_default();
         let reported = |family: &localnet_proto::wire::FamilyReport| {
             let revision = Revision { instance: report.instance_id, rev: family.applied_rev };
             revision == state.revision() && family.error.is_empty()
@@ -405,24 +415,20 @@ impl Driver {
         (!report.skipped.is_empty()).then(|| format!("the backend skips {:?}", report.skipped))
     }
 
-    /// The kernel serves what a new backend programs on an empty kernel, and its other sets and rules are equal, too.
+    /// The kernel serves what a new backend programs on an empty kernel, and its other objects are equal, too.
     fn check_fresh_plan(&self) {
-        let (has, wants) = (self.kernel.contents(), fresh(&self.api.with_objects(snapshot)));
-        if serves(&has) != serves(&wants) {
-            self.ledger.violated("fresh-plan", format!("{}\nand not\n{}", serves(&has), serves(&wants)));
+        let state = self.api.with_objects(snapshot);
+        let (has, wants) = (self.kernel.contents(), self.empty.clone().after(&state));
+        if has.served() != wants.served() {
+            self.ledger.violated("fresh-plan", format!("{}\nand not\n{}", has.served(), wants.served()));
         }
-        let objects = |kernel: &FakeKernel| {
-            let tables = kernel.tables.iter();
-            let all = tables.flat_map(|(table, content)| {
-                let sets = content.sets.iter().filter(|(name, _)| !name.contains("affin") && !name.contains("client"));
-                let sets = sets.map(|(name, (_, elements))| format!("{table:?} {name}: {elements:?}"));
-                sets.chain(content.chains.values().map(|chain| format!("{table:?} {chain:?}"))).collect::<Vec<_>>()
-            });
-            all.collect::<Vec<_>>()
-        };
-        let uses_affinity = wants.tables.values().any(|table| table.sets.keys().any(|name| name.contains("affin")));
-        if !uses_affinity && objects(&has) != objects(&wants) {
-            self.ledger.violated("fresh-plan", format!("{:#?}\nand not\n{:#?}", objects(&has), objects(&wants)));
+        let (has, wants) = (has.objects(&state), wants.objects(&state));
+        if has != wants {
+            let only = |one: &[String], other: &[String]| {
+                one.iter().filter(|line| !other.contains(line)).fold(String::new(), |all, line| all + "\n  " + line)
+            };
+            let text = format!("the kernel has{}\nand not{}", only(&has, &wants), only(&wants, &has));
+            self.ledger.violated("fresh-plan", text);
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use std::process::Command;
 
-/// The number of seeds that run twice.
+/// The number of seeds that run twice: one for each backend.
 const TWICE: u64 = 5;
 /// The number of seeds in the fixed range.
 const FIXED: &str = "60";
@@ -27,12 +27,12 @@ fn a_seed_always_gives_the_same_trace() {
     }
 }
 
-/// Each line of the corpus is a seed that once violated an invariant, and the bug that it found.
+/// Each line of the corpus is a seed that once violated an invariant, its backend, and the bug that it found.
 #[test]
 fn seeds_that_once_failed_pass() {
     for line in include_str!("corpus.txt").lines().filter(|line| !line.starts_with('#')) {
-        let seed = line.split_whitespace().next().unwrap();
-        let (passes, text) = run(&["run", seed]);
+        let [seed, backend] = line.split_whitespace().take(2).collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let (passes, text) = run(&["run", seed, "--backend", backend]);
         assert!(passes, "{line}\n{text}");
     }
 }

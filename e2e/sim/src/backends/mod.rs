@@ -1,0 +1,110 @@
+//! The backends under test. To add one, implement [`Subsystem`] in a file of its own, and add a variant to [`Name`].
+
+pub mod nft;
+
+use std::{collections::BTreeSet, fmt::Debug};
+
+use clap::ValueEnum;
+use localnet_client::{
+    Backend,
+    served::{Lack, Served},
+};
+use localnet_proto::{ByFamily, Family, Snapshot};
+use rand::rngs::StdRng;
+
+use crate::{kernel::Kernel, node::Node};
+
+/// A backend under test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Name {
+    /// `localnet-nft`
+    Nft,
+}
+
+impl Name {
+    /// The backend that a seed selects.
+    pub fn of_seed(seed: u64) -> Self {
+        let all = Self::value_variants();
+        all[usize::try_from(seed).unwrap_or_default() % all.len()]
+    }
+}
+
+/// A subsystem of the kernel, and the backend that programs it. An implementor wraps the fake kernel of the backend's unit tests, and
+/// implements the backend's kernel trait for [`Kernel`] of itself.
+pub trait Subsystem: Clone + Send + 'static {
+    /// The name of the backend in its reports.
+    const NAME: &'static str;
+    /// What the subsystem cannot hold.
+    const LACKS: &'static [Lack] = &[];
+    /// Whether a commit contains all changes of a VIP. Otherwise, a VIP may have some endpoints of an old state and some of a new one
+    /// until a sync succeeds.
+    const IS_ATOMIC: bool = true;
+    /// Whether the backend has to delete stale flows.
+    const HAS_FLOWS: bool = true;
+    /// Whether it sees all flows. Otherwise, it sees only those that began with its rules, until another program damages these.
+    const SEES_ALL_FLOWS: bool = true;
+    /// Whether [`Synced::full`](localnet_client::Synced::full) names each family that a sync has read. Otherwise, a sync repairs damage
+    /// if the kernel then serves the state.
+    const NAMES_READS: bool = true;
+    /// Whether a VIP that changes may be missing until a sync succeeds.
+    const HAS_GAPS: bool = false;
+    /// Whether what the backend writes for session affinity depends on what it finds.
+    const KEEPS_SLOTS: bool = false;
+    /// The backend on a live node.
+    type Backend: Backend + 'static;
+    /// What the subsystem tells the backend about a commit of another program.
+    type Notice: Debug + Send;
+
+    /// The empty subsystem of a node. A run may choose its properties.
+    fn new(rng: &mut StdRng) -> Self;
+
+    /// Opens the backend as on a live node.
+    fn open(kernel: Kernel<Self>, node: Node) -> impl Future<Output = anyhow::Result<Self::Backend>> + Send;
+
+    /// The empty subsystem after a new backend has applied `state`. An error leaves the subsystem incomplete.
+    #[must_use]
+    fn after(self, state: &Snapshot) -> Self;
+
+    /// What the subsystem serves.
+    fn served(&self) -> Served;
+
+    /// The families of which packets meet the rules. Before the first load has ended, they may not.
+    fn entered(&self) -> ByFamily<bool> {
+        ByFamily::new(true, true)
+    }
+
+    /// Everything that a new backend would program in the same way, as text.
+    fn objects(&self, state: &Snapshot) -> Vec<String>;
+
+    /// What the backend has put off, although a sync has succeeded.
+    fn unsettled(&self) -> Option<String> {
+        None
+    }
+
+    /// Checks the invariants of this subsystem after a commit: the name of an invariant, and what violates it. `before`: what packets
+    /// of each family entered before. `damaged`: the families that another program has damaged.
+    fn check(&self, _before: ByFamily<bool>, _damaged: ByFamily<bool>) -> Option<(&'static str, String)> {
+        None
+    }
+
+    /// Refuses some objects if they are written again.
+    fn hate(&mut self, rng: &mut StdRng);
+
+    /// Refuses nothing any more.
+    fn heal(&mut self);
+
+    /// Another program changes objects of the backend, or, if `elsewhere` is set, objects of its own. If `silent` is set, the backend
+    /// gets no notice of it.
+    fn edit(&mut self, rng: &mut StdRng, elsewhere: bool, silent: bool) -> Edit<Self::Notice>;
+}
+
+/// A change by another program.
+#[derive(Debug)]
+pub struct Edit<N> {
+    /// What it is.
+    pub what: String,
+    /// The families whose objects it damages.
+    pub damages: BTreeSet<Family>,
+    /// What the backend is told.
+    pub notice: Option<N>,
+}
