@@ -27,11 +27,11 @@ pub mod live;
 pub mod plan;
 pub mod program;
 pub mod served;
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
 
 pub use backend::NftBackend;
 pub use kernel::{Kernel, Netlink};
 pub use live::LiveBackend;
+#[cfg(any(test, feature = "testing"))]
+pub use localnet_linux::nft::testing;
 pub use localnet_linux_backend::{live::LinuxBackend, portions};
 pub use program::Nft;

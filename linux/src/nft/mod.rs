@@ -29,6 +29,8 @@ pub mod spread;
 mod statement;
 mod subscription;
 mod tape;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod text;
 mod text_value;
 mod transaction;

@@ -1,17 +1,16 @@
-//! A kernel for tests. It refuses what nf_tables refuses, and records the transactions.
+//! nf_tables in memory, for the tests of backends. It refuses what nf_tables refuses, and records the transactions.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use localnet_linux::nft::{
-    Chain, ChainKind, Change, Element, ElementData, ElementKey, Error, Name, Rule, Set, SetData, Statement, Table,
-    Transaction, TransactionSize, Verdict,
-};
-use localnet_proto::Family;
+use localnet_core::Family;
 
-use crate::kernel::{ChainMatch, Kernel, LiveTable};
+use super::{
+    Chain, ChainKind, ChainMatch, Change, Element, ElementData, ElementKey, Error, Kernel, LiveTable, Name, Rule, Set,
+    SetData, Statement, Table, Transaction, TransactionSize, Verdict,
+};
 
 /// The contents of the fake kernel, and the record of what it was sent.
 #[derive(Clone, Debug, Default)]
