@@ -82,11 +82,11 @@ impl World {
             for statement in &rule.statements {
                 let verdict = match statement {
                     Statement::Verdict(verdict) => verdict.clone(),
-                    Statement::VerdictMap(fields, map) => match held.find(map, &self.key(fields, packet)) {
+                    Statement::VerdictMap(fields, map) => match find(held, map, &self.key(fields, packet)) {
                         Some(Element { data: ElementData::Verdict(verdict), .. }) => verdict,
                         _ => continue 'rules,
                     },
-                    Statement::DnatMap(fields, map) => match held.find(map, &self.key(fields, packet)) {
+                    Statement::DnatMap(fields, map) => match find(held, map, &self.key(fields, packet)) {
                         Some(Element { data: ElementData::Value(value), .. }) => {
                             return End::Dnat(endpoint_of(&value));
                         }
@@ -102,7 +102,7 @@ impl World {
                         elements.insert(key.clone(), Element::expiring(key, Expiry { timeout, left: timeout }));
                         continue;
                     }
-                    Statement::PriorityMap(fields, map) => match held.find(map, &self.key(fields, packet)) {
+                    Statement::PriorityMap(fields, map) => match find(held, map, &self.key(fields, packet)) {
                         Some(Element { data: ElementData::Value(number), .. }) => {
                             self.priority = u32::from_ne_bytes(number.as_bytes().try_into().unwrap());
                             continue;
@@ -133,7 +133,7 @@ impl World {
     fn matches(&mut self, held: &FakeTable, statement: &Statement, packet: &Packet) -> bool {
         match statement {
             Statement::Lookup(fields, op, set) => {
-                held.find(set, &self.key(fields, packet)).is_some() == (*op == Op::Eq)
+                find(held, set, &self.key(fields, packet)).is_some() == (*op == Op::Eq)
             }
             Statement::Address(AddressField::Source, op, net) => net.contains(&packet.source) == (*op == Op::Eq),
             Statement::Local(AddressField::Source, op) => *op == Op::Ne,
@@ -170,10 +170,8 @@ enum End {
     Fell,
 }
 
-impl FakeTable {
-    fn find(&self, set: &Name, key: &ElementKey) -> Option<Element> {
-        self.sets[set].1.get(key).cloned()
-    }
+fn find(table: &FakeTable, set: &Name, key: &ElementKey) -> Option<Element> {
+    table.sets[set].1.get(key).cloned()
 }
 
 fn endpoint_of(value: &Tuple) -> std::net::SocketAddr {
