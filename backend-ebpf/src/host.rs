@@ -31,7 +31,7 @@ use tracing::{debug, info};
 use crate::{
     kernel::{Change, Content, Kernel},
     layout::Socket,
-    maps::Maps,
+    maps::{Maps, one_line},
 };
 
 /// The compiled programs. `make ebpf` builds them from `programs/main.rs`.
@@ -267,26 +267,8 @@ fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// An error of aya and its causes, without repetitions and without the verifier's log, which has many lines.
-pub(crate) fn one_line(error: impl std::error::Error) -> anyhow::Error {
-    let mut text = String::new();
-    let mut cause: Option<&dyn std::error::Error> = Some(&error);
-    while let Some(error) = cause {
-        let line = error.to_string();
-        let line = line.lines().next().unwrap_or_default().trim_end_matches(':');
-        if !text.ends_with(line) {
-            let separator = if text.is_empty() { "" } else { ": " };
-            _ = write!(text, "{separator}{line}");
-        }
-        cause = error.source();
-    }
-    anyhow!(text)
-}
-
 #[cfg(test)]
 mod tests {
-    use aya::maps::MapError;
-
     use super::*;
 
     /// `make test` builds the object file again. This test needs no compiler for eBPF.
@@ -304,14 +286,5 @@ mod tests {
             files.push(file);
         }
         assert!(files.len() == 5 && files.contains(&"backend-ebpf/programs/programs.o"), "{files:?}");
-    }
-
-    #[test]
-    fn an_error_has_one_line_and_its_causes() {
-        let cause = io::Error::from_raw_os_error(1);
-        let error = MapError::SyscallError(aya::sys::SyscallError { call: "bpf_map_update_elem", io_error: cause });
-        let text = one_line(error).to_string();
-        assert!(text.contains("bpf_map_update_elem") && text.contains("Operation not permitted"), "{text}");
-        assert!(!text.contains('\n'));
     }
 }

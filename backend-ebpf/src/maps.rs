@@ -1,13 +1,12 @@
 //! [`Maps`]: the eBPF maps that the backend reads and writes.
 
-use std::mem;
+use std::{fmt::Write as _, mem};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use aya::maps::{HashMap, Map, MapData, MapError};
 
 use crate::{
     decide::UDP,
-    host::one_line,
     kernel::{Change, Content},
     layout::{OriginKey, Socket},
     words::{self, Words},
@@ -147,5 +146,37 @@ impl<const K: usize, const V: usize> Table<K, V> {
 
     fn refusal(&self) -> String {
         format!("cannot change the map {}", self.name)
+    }
+}
+
+/// An error of aya and its causes, without repetitions and without the verifier's log, which has many lines.
+pub(crate) fn one_line(error: impl std::error::Error) -> anyhow::Error {
+    let mut text = String::new();
+    let mut cause: Option<&dyn std::error::Error> = Some(&error);
+    while let Some(error) = cause {
+        let line = error.to_string();
+        let line = line.lines().next().unwrap_or_default().trim_end_matches(':');
+        if !text.ends_with(line) {
+            let separator = if text.is_empty() { "" } else { ": " };
+            _ = write!(text, "{separator}{line}");
+        }
+        cause = error.source();
+    }
+    anyhow!(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn an_error_has_one_line_and_its_causes() {
+        let cause = io::Error::from_raw_os_error(1);
+        let error = MapError::SyscallError(aya::sys::SyscallError { call: "bpf_map_update_elem", io_error: cause });
+        let text = one_line(error).to_string();
+        assert!(text.contains("bpf_map_update_elem") && text.contains("Operation not permitted"), "{text}");
+        assert!(!text.contains('\n'));
     }
 }

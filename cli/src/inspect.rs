@@ -2,7 +2,6 @@
 //! do this with types, because they also read single elements.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     net::{IpAddr, SocketAddr},
 };
@@ -19,16 +18,17 @@ use localnet_linux::{
     ipvs::{self, Change, Frontend},
     nft::family_name,
 };
-use localnet_proto::{Family, Protocol, sysdump};
+use localnet_proto::{Family, Protocol};
 
 use crate::{
     explain::PathRow,
+    listings::Listings,
     shadow::{iptables::Tables, verdict::Unknown},
     world::World,
 };
 
 /// A backend whose plan and live state are read as text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inspected {
     /// iptables, with either flavour of the tools.
     Iptables,
@@ -41,15 +41,6 @@ pub enum Inspected {
 /// The maximum number of a VIP's endpoints whose elements are listed.
 const MOST_ENDPOINTS: usize = 256;
 
-/// What the kernel should hold, and what it holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listings {
-    /// The plan for the state.
-    pub planned: Listing,
-    /// The live state.
-    pub live: Listing,
-}
-
 impl Inspected {
     /// The backend that programs this machine; `None` if it is nft, or if its kernel objects cannot be read.
     pub fn of(world: &World) -> Option<Self> {
@@ -58,7 +49,7 @@ impl Inspected {
 
     /// The ebpf backend, if it translates connections of this machine's processes beside the rules of another backend.
     pub fn beside(world: &World) -> Option<Self> {
-        let is_known = world.is_here || world.listings.contains_key(&Self::Ebpf);
+        let is_known = world.is_here || world.listings.contains_key(Self::Ebpf.name());
         (is_known && world.has_ebpf && Self::of(world) != Some(Self::Ebpf)).then_some(Self::Ebpf)
     }
 
@@ -81,7 +72,7 @@ impl Inspected {
     /// # Errors
     /// Returns an error if the kernel cannot be read.
     pub async fn read(self, world: &World) -> anyhow::Result<Listings> {
-        if let Some(listings) = world.listings.get(&self) {
+        if let Some(listings) = world.listings.get(self.name()) {
             return Ok(listings.clone());
         }
         match self {
@@ -112,41 +103,7 @@ impl Inspected {
     }
 }
 
-/// The lists in a sysdump.
-pub fn recorded(sysdump: &sysdump::Sysdump) -> BTreeMap<Inspected, Listings> {
-    let known = |of: &sysdump::Listing| Some((Inspected::named(&of.backend)?, Listings::from_wire(of)));
-    sysdump.listings.iter().filter_map(known).collect()
-}
-
 impl Listings {
-    /// The lists for a sysdump.
-    pub fn to_wire(&self, backend: Inspected) -> sysdump::Listing {
-        let lines = |lines: &Vec<String>| sysdump::Lines { lines: lines.clone() };
-        let places: BTreeSet<&Place> = self.planned.keys().chain(self.live.keys()).collect();
-        let place = |place: &Place| {
-            let (live, planned) = (self.live.get(place), self.planned.get(place));
-            sysdump::Place {
-                table: place.table.clone(),
-                name: place.name.clone(),
-                live: live.map(lines),
-                planned: planned.filter(|_| planned != live).map(lines),
-                is_planned: planned.is_some(),
-            }
-        };
-        sysdump::Listing { backend: backend.name().to_owned(), places: places.into_iter().map(place).collect() }
-    }
-
-    fn from_wire(of: &sysdump::Listing) -> Self {
-        let (mut planned, mut live) = (Listing::new(), Listing::new());
-        for of in &of.places {
-            let place = Place { table: of.table.clone(), name: of.name.clone() };
-            let lines = of.planned.as_ref().or(of.live.as_ref()).filter(|_| of.is_planned);
-            planned.extend(lines.map(|lines| (place.clone(), lines.lines.clone())));
-            live.extend(of.live.as_ref().map(|lines| (place, lines.lines.clone())));
-        }
-        Self { planned, live }
-    }
-
     /// The planned rules of iptables that a packet meets, in order. `local` are the addresses of the node's interfaces.
     ///
     /// # Errors
@@ -248,25 +205,6 @@ async fn read<I: Inspect>(world: &World) -> anyhow::Result<Listings> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lists_survive_a_sysdump() {
-        let of = |places: &[(&str, &[&str])]| -> Listing {
-            let place = |name: &str| Place { table: "ip nat".to_owned(), name: name.to_owned() };
-            let lines = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect();
-            places.iter().map(|(name, of)| (place(name), lines(of))).collect()
-        };
-        let listings = Listings {
-            planned: of(&[("equal", &["a", "b"]), ("different", &["a"]), ("empty", &[]), ("missing", &["a"])]),
-            live: of(&[("equal", &["a", "b"]), ("different", &[]), ("empty", &[]), ("unplanned", &["c"])]),
-        };
-        let unknown = sysdump::Listing { backend: "later".to_owned(), ..sysdump::Listing::default() };
-        let content = sysdump::Sysdump {
-            listings: vec![unknown, listings.to_wire(Inspected::Ipvs)],
-            ..sysdump::Sysdump::default()
-        };
-        assert_eq!(recorded(&content), BTreeMap::from([(Inspected::Ipvs, listings)]));
-    }
 
     #[test]
     fn objects_of_ipvs_are_those_of_the_destination() {

@@ -56,6 +56,7 @@ pub mod get;
 pub mod history;
 pub mod inspect;
 pub mod kernel;
+pub mod listings;
 pub mod moment;
 pub mod origin;
 pub mod output;

@@ -16,8 +16,8 @@ use localnet_proto::{Family, Protocol, Scopes, ServiceKey};
 
 use crate::{
     configuration::Configuration,
-    inspect::{Inspected, Listings},
     kernel::{self, Kernel, Observed},
+    listings::Listings,
     path::{self, Path, Step},
     question,
 };
@@ -41,8 +41,8 @@ pub struct World {
     pub other: Option<String>,
     /// The kernel, or why it is not read.
     pub kernel: Result<Kernel, Diagnostic>,
-    /// The plans and the live states in a sysdump, of backends other than nft.
-    pub listings: BTreeMap<Inspected, Listings>,
+    /// The plans and the live states in a sysdump, by the names of backends other than nft.
+    pub listings: BTreeMap<String, Listings>,
     /// What a sysdump contains about forwarding and tracked flows.
     pub dumped: Option<Observed>,
 }

@@ -8,8 +8,9 @@ use std::{
 
 use localnet::{
     configuration::Configuration,
-    inspect::{Listings, tables},
+    inspect::tables,
     kernel,
+    listings::Listings,
     shadow::{
         self, Mode,
         read::{OfFamily, Rules},

@@ -26,8 +26,9 @@ use localnet_client::Snapshot;
 use crate::{
     configuration::{Configuration, ConfigurationArgs},
     failure::Failure,
-    inspect::{self, Inspected},
+    inspect::Inspected,
     kernel::{self, Kernel, Observed},
+    listings,
     output::{self, Format, Show},
     peer::Peer,
     source::Global,
@@ -180,10 +181,10 @@ impl OfNode {
             None => dumped.map_or_else(Kernel::open, Kernel::of_sysdump),
         };
         let listings = match brain {
-            Some(Peer::Sysdump(sysdump)) if dumped.is_some() => inspect::recorded(sysdump),
+            Some(Peer::Sysdump(sysdump)) if dumped.is_some() => listings::recorded(sysdump),
             _ => BTreeMap::new(),
         };
-        let is_read = |name: &str| is_here || Inspected::named(name).is_some_and(|of| listings.contains_key(&of));
+        let is_read = |name: &str| is_here || listings.contains_key(name);
         let other = newest.filter(|backend| !backend.has_nft_tables() && is_read(&backend.name));
         let other = other.map(|backend| backend.name.clone());
         let dumped = dumped.filter(|_| !is_here).map(Observed::of_sysdump);

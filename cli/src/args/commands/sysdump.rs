@@ -55,7 +55,7 @@ pub(super) async fn run(flags: Sysdump, global: &Global) -> Answered {
         for backend in Inspected::of(&world).into_iter().chain(Inspected::beside(&world)) {
             // The archive contains the reason in diff.txt.
             let Ok(listings) = backend.read(&world).await else { continue };
-            content.listings.push(listings.to_wire(backend));
+            content.listings.push(listings.to_wire(backend.name()));
         }
     }
     if flags.anonymise {

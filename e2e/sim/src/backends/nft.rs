@@ -59,7 +59,7 @@ impl Watch<NftBackend<Kernel<Nft>>> for Notices {
                 return;
             }
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
