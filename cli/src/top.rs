@@ -110,7 +110,7 @@ pub fn count(state: &Snapshot, facts: &Facts, sample: &Sample, before: Option<&S
         row.unanswered += usize::from(!flow_row.answered);
         row.stale += usize::from(flow_row.stale);
         if let Some(counters) = counters {
-            row.bytes = Some(row.bytes.unwrap_or_default().saturating_add(counters.bytes));
+            row.bytes = Some(row.bytes.unwrap_or_default().saturating_add(counters.bytes()));
         }
         let Some((seconds, previous)) = &previous else { continue };
         let former = previous.get(&(flow.protocol, flow.original, flow.id));
@@ -118,7 +118,7 @@ pub fn count(state: &Snapshot, facts: &Facts, sample: &Sample, before: Option<&S
         row.new_per_second = Some(row.new_per_second.unwrap_or_default() + new / seconds);
         if let Some(counters) = counters {
             let former = former.copied().flatten().unwrap_or_default();
-            let more = counters.bytes.saturating_sub(former.bytes) as f64;
+            let more = counters.bytes().saturating_sub(former.bytes()) as f64;
             row.bytes_per_second = Some(row.bytes_per_second.unwrap_or_default() + more / seconds);
         }
     }
@@ -215,7 +215,7 @@ mod tests {
     use localnet_client::vips::Config;
     use std::time::Duration;
 
-    use localnet_linux::conntrack::{Status, Zone};
+    use localnet_linux::conntrack::{Status, Volume, Zone};
 
     use super::*;
 
@@ -269,7 +269,7 @@ services:
         assert_eq!((row.bytes, row.new_per_second, row.bytes_per_second), (None, None, None));
 
         // Two seconds later, two of the three flows have continued and one is new.
-        let counted = |bytes| Some(Counters { packets: 1, bytes });
+        let counted = |bytes| Some(Counters { original: Volume { packets: 1, bytes }, ..Counters::default() });
         let before = Sample { at, flows: vec![(flows[0], counted(1000)), (flows[2], counted(500))] };
         let now = [(flows[0], counted(5000)), (flows[1], counted(60)), (flows[2], counted(500))];
         let now = Sample { at: at + Duration::from_secs(2), flows: now.into() };

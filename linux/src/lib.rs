@@ -5,6 +5,7 @@
 //! | [`nft`] | nf_tables over netlink: plan, apply, read back, follow changes |
 //! | [`ipvs`] | IPVS over generic netlink |
 //! | [`conntrack`] | connection tracking: deletes stale flows, sets limits |
+//! | [`traffic`] | the connections, packets and bytes of each Service port and endpoint, counted by connection tracking |
 //! | [`nfacct`] | named packet counters, in which rules of iptables count |
 //! | [`addresses`], [`routes`], [`dummy`] | the node's addresses and routes, and a dummy interface for virtual addresses |
 //! | [`sockets`] | sockets of processes: ends those whose destination no longer exists |
@@ -27,3 +28,4 @@ pub mod setup;
 pub mod shortage;
 pub mod sockets;
 pub mod sysctl;
+pub mod traffic;

@@ -128,25 +128,38 @@ impl fmt::Display for Flow {
     }
 }
 
-/// Traffic of a flow since it began, both directions together.
+/// Packets in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct Volume {
     /// The number of packets.
     pub packets: u64,
     /// The total size of these packets in bytes, IP headers included.
     pub bytes: u64,
 }
 
+/// Traffic of a flow since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// From the client.
+    pub original: Volume,
+    /// To the client.
+    pub reply: Volume,
+}
+
 impl Counters {
+    /// The bytes of both directions together.
+    pub fn bytes(&self) -> u64 {
+        self.original.bytes.saturating_add(self.reply.bytes)
+    }
+
     /// Parses the attributes of a message; `None` if accounting (`nf_conntrack_acct`) was off when the flow began.
     pub(crate) fn parse(attributes: Attributes<'_>) -> Option<Self> {
         let direction = |kind| {
             let counters = attributes.nested(kind);
             let number = |kind| counters.find(kind).and_then(array).map(u64::from_be_bytes);
-            Some((number(attribute::COUNTER_PACKETS)?, number(attribute::COUNTER_BYTES)?))
+            Some(Volume { packets: number(attribute::COUNTER_PACKETS)?, bytes: number(attribute::COUNTER_BYTES)? })
         };
-        let (original, reply) = (direction(attribute::COUNTERS_ORIGINAL)?, direction(attribute::COUNTERS_REPLY)?);
-        Some(Self { packets: original.0.saturating_add(reply.0), bytes: original.1.saturating_add(reply.1) })
+        Some(Self { original: direction(attribute::COUNTERS_ORIGINAL)?, reply: direction(attribute::COUNTERS_REPLY)? })
     }
 }
 
@@ -241,10 +254,15 @@ impl Selection {
             writer.bytes(attribute::FILTER_ORIGINAL, &attribute::FILTER_PROTOCOL_NUMBER.to_ne_bytes());
         });
         if self.is_unanswered() {
-            writer.u32(attribute::STATUS, 0);
-            writer.u32(attribute::STATUS_MASK, Status::SEEN_REPLY.0);
+            write_status_filter(writer, Status(0), Status::SEEN_REPLY);
         }
     }
+}
+
+/// Writes a filter for the flows that have this status in the bits of `mask`.
+pub(super) fn write_status_filter(writer: &mut Writer, status: Status, mask: Status) {
+    writer.u32(attribute::STATUS, status.0);
+    writer.u32(attribute::STATUS_MASK, mask.0);
 }
 
 fn parse_tuple(tuple: Attributes<'_>) -> Option<(Protocol, Tuple, Option<u16>)> {

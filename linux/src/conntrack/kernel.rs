@@ -8,15 +8,15 @@ use localnet_core::Family;
 use netlink_sys::{Socket as Netlink, protocols::NETLINK_NETFILTER};
 use rustix::io::Errno;
 
-use super::{Counters, Flow, Selection};
+use super::{Counters, Flow, Selection, Status, flow::write_status_filter};
 use crate::netlink::{self, Head, Message, Writer, messages};
 
 /// `NFNL_SUBSYS_CTNETLINK`
-const SUBSYSTEM: u16 = 1;
+pub(crate) const SUBSYSTEM: u16 = 1;
 /// `IPCTNL_MSG_CT_GET`
 const GET: u16 = 1;
 /// `IPCTNL_MSG_CT_DELETE`
-const DELETE: u16 = 2;
+pub(crate) const DELETE: u16 = 2;
 /// How many times a dump is repeated if the kernel marks it as inconsistent.
 const ATTEMPTS: usize = 5;
 /// How many deletions are sent at a time. Their answers fit into a receive buffer of the default size.
@@ -44,7 +44,7 @@ pub trait Conntrack {
 /// Why the table could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The process lacks `CAP_NET_ADMIN`. The value is the denied action: `show` or `delete`.
+    /// The process lacks `CAP_NET_ADMIN`. The value is the denied action: `show`, `delete` or `follow`.
     #[error("not permitted to {0} tracked flows: CAP_NET_ADMIN is needed; run as root or grant the capability")]
     NotPermitted(&'static str),
     /// The kernel has no ctnetlink.
@@ -53,7 +53,7 @@ pub enum Error {
     /// The kernel refused the request for another reason.
     #[error("the kernel refused to {action} tracked flows: {errno}")]
     Refused {
-        /// The action: `show` or `delete`.
+        /// The action: `show`, `delete` or `follow`.
         action: &'static str,
         /// The kernel's error.
         errno: io::Error,
@@ -92,7 +92,17 @@ impl Kernel {
 
     /// Sends a request and calls `each` for every message of the answer, until `each` returns `false`. Never
     /// waits: the kernel answers within `send`, and continues a dump within `recv`.
-    fn exchange(&mut self, request: &[u8], mut each: impl FnMut(&Message<'_>) -> bool) -> Result<(), Error> {
+    fn exchange(&mut self, request: &[u8], each: impl FnMut(&Message<'_>) -> bool) -> Result<(), Error> {
+        self.exchange_in_parts(request, &mut || (), each)
+    }
+
+    /// As [`Self::exchange`]. Calls `part` after the kernel has written each part of the answer, before `each`.
+    fn exchange_in_parts(
+        &mut self,
+        request: &[u8],
+        part: &mut dyn FnMut(),
+        mut each: impl FnMut(&Message<'_>) -> bool,
+    ) -> Result<(), Error> {
         let netlink = match self.netlink.take() {
             Some(netlink) => netlink,
             None => connect()?,
@@ -100,6 +110,7 @@ impl Kernel {
         netlink::send(&netlink, request).map_err(io::Error::from)?;
         loop {
             let len = netlink::next_part(&netlink, &mut self.buffer)?.ok_or(Error::Unanswered)?;
+            part();
             for message in messages(&self.buffer[..len]) {
                 if !each(&message) {
                     self.netlink = Some(netlink);
@@ -123,22 +134,38 @@ impl Kernel {
     /// # Errors
     /// Returns the errors of [`Conntrack::dump`].
     pub fn counted(&mut self, family: Family, visit: &mut dyn FnMut(&Flow, Option<Counters>)) -> Result<(), Error> {
-        self.dump_of(family, None, visit)
+        self.dump_of(family, Wanted::All, &mut || (), visit)
     }
 
-    /// Dumps the flows of a selection. Without a selection, dumps all flows of the family.
+    /// As [`Self::counted`], for the flows whose destination was translated. `visit` gets `None` after the kernel has written each
+    /// part of the dump: the flows that follow existed then.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Conntrack::dump`].
+    pub fn translated(
+        &mut self,
+        family: Family,
+        visit: &mut dyn FnMut(Option<(&Flow, Option<Counters>)>),
+    ) -> Result<(), Error> {
+        let visit = std::cell::RefCell::new(visit);
+        let mut flow = |flow: &Flow, counters| (visit.borrow_mut())(Some((flow, counters)));
+        self.dump_of(family, Wanted::Translated, &mut || (visit.borrow_mut())(None), &mut flow)
+    }
+
+    /// Dumps the wanted flows of a family.
     fn dump_of(
         &mut self,
         family: Family,
-        selection: Option<Selection>,
+        wanted: Wanted,
+        part: &mut dyn FnMut(),
         visit: &mut dyn FnMut(&Flow, Option<Counters>),
     ) -> Result<(), Error> {
         for _ in 0..ATTEMPTS {
-            match self.dump_once(family, selection, visit)? {
+            match self.dump_once(family, wanted, part, visit)? {
                 Dumped::Complete => return Ok(()),
                 Dumped::Interrupted => {}
                 // This kernel supports filters, but not the filter of this request: read without a filter.
-                Dumped::Refused(Errno::INVAL | Errno::OPNOTSUPP) if selection.is_some() && self.filters => {
+                Dumped::Refused(Errno::INVAL | Errno::OPNOTSUPP) if wanted != Wanted::All && self.filters => {
                     self.filters = false;
                 }
                 Dumped::Refused(Errno::INVAL | Errno::OPNOTSUPP) => {
@@ -154,19 +181,20 @@ impl Kernel {
     fn dump_once(
         &mut self,
         family: Family,
-        selection: Option<Selection>,
+        wanted: Wanted,
+        part: &mut dyn FnMut(),
         visit: &mut dyn FnMut(&Flow, Option<Counters>),
     ) -> Result<Dumped, Error> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut request = Writer::default();
         request.message(head(GET, netlink::DUMP, self.sequence, family), |writer| {
-            if let Some(selection) = selection.filter(|_| self.filters) {
-                selection.write_filter(writer);
+            if self.filters {
+                wanted.write_filter(writer);
             }
         });
         let mut interrupted = false;
         let mut outcome = Dumped::Complete;
-        self.exchange(&request.bytes, |message| {
+        self.exchange_in_parts(&request.bytes, part, |message| {
             interrupted |= message.flags & netlink::DUMP_INTERRUPTED != 0;
             match message.kind {
                 netlink::DONE | netlink::ERROR => {
@@ -179,8 +207,7 @@ impl Kernel {
                     false
                 }
                 _ => {
-                    let admits = |flow: &Flow| selection.is_none_or(|selection| selection.admits(flow));
-                    if let Some(flow) = Flow::parse(message.attributes()).filter(admits) {
+                    if let Some(flow) = Flow::parse(message.attributes()).filter(|flow| wanted.admits(flow)) {
                         visit(&flow, Counters::parse(message.attributes()));
                     }
                     true
@@ -193,7 +220,7 @@ impl Kernel {
 
 impl Conntrack for Kernel {
     fn dump(&mut self, selection: Selection, visit: &mut dyn FnMut(&Flow)) -> Result<(), Error> {
-        self.dump_of(selection.family, Some(selection), &mut |flow, _| visit(flow))
+        self.dump_of(selection.family, Wanted::Of(selection), &mut || (), &mut |flow, _| visit(flow))
     }
 
     fn delete(&mut self, flows: &[Flow]) -> Result<usize, Error> {
@@ -226,6 +253,33 @@ impl Conntrack for Kernel {
     }
 }
 
+/// The flows that a dump shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    All,
+    /// The flows whose destination was translated.
+    Translated,
+    Of(Selection),
+}
+
+impl Wanted {
+    fn admits(self, flow: &Flow) -> bool {
+        match self {
+            Self::All => true,
+            Self::Translated => flow.status.has(Status::DESTINATION_NAT),
+            Self::Of(selection) => selection.admits(flow),
+        }
+    }
+
+    fn write_filter(self, writer: &mut Writer) {
+        match self {
+            Self::All => {}
+            Self::Translated => write_status_filter(writer, Status::DESTINATION_NAT, Status::DESTINATION_NAT),
+            Self::Of(selection) => selection.write_filter(writer),
+        }
+    }
+}
+
 /// The outcome of a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dumped {
@@ -234,7 +288,7 @@ enum Dumped {
     Refused(Errno),
 }
 
-fn connect() -> Result<Netlink, Error> {
+pub(crate) fn connect() -> Result<Netlink, Error> {
     netlink::connect(NETLINK_NETFILTER).map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::PROTONOSUPPORT) => Error::Unsupported,
         _ => Error::Io(error),
@@ -261,6 +315,7 @@ mod tests {
     use localnet_core::Protocol;
 
     use super::*;
+    use crate::conntrack::Volume;
 
     const RULES: &str = "add table inet t; add chain inet t c { type filter hook output priority 0; }; \
                          add rule inet t c ct state new";
@@ -352,7 +407,8 @@ mod tests {
             send();
             let counters: Vec<_> = counted().into_iter().flatten().collect();
             // IP and UDP headers add 28 bytes.
-            assert_eq!(counters, [Counters { packets: 1, bytes: 32 }]);
+            let original = Volume { packets: 1, bytes: 32 };
+            assert_eq!(counters, [Counters { original, reply: Volume::default() }]);
         });
     }
 

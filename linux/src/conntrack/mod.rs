@@ -16,18 +16,19 @@ mod cleaner;
 mod closing;
 mod flow;
 mod frontends;
-mod kernel;
+pub(crate) mod kernel;
 mod limits;
 mod recheck;
 mod reconciler;
 mod stale;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use cleaner::processor_time;
 pub use cleaner::{Cleaner, Commit};
-pub use flow::{Counters, Flow, Selection, Status, TcpState, Tuple, Zone};
+pub use flow::{Counters, Flow, Selection, Status, TcpState, Tuple, Volume, Zone};
 pub use frontends::{Endpoints, Frontend, Frontends, Serving};
 pub use kernel::{Conntrack, Error, Kernel};
 pub use limits::Limits;

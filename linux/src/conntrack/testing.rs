@@ -8,18 +8,18 @@ use super::{Conntrack, Endpoints, Error, Flow, Frontend, Selection, Status, TcpS
 
 /// The kernel's table, with faults on demand.
 #[derive(Debug, Default)]
-pub(super) struct Fake {
-    pub(super) flows: Vec<Flow>,
+pub(crate) struct Fake {
+    pub(crate) flows: Vec<Flow>,
     /// The selections that were dumped, in order.
-    pub(super) dumps: Vec<Selection>,
-    pub(super) dump_fails: bool,
-    pub(super) delete_fails: bool,
+    pub(crate) dumps: Vec<Selection>,
+    pub(crate) dump_fails: bool,
+    pub(crate) delete_fails: bool,
     /// Whether a dump shows each flow twice, as when the kernel interrupts it.
-    pub(super) shows_twice: bool,
+    pub(crate) shows_twice: bool,
 }
 
 impl Fake {
-    pub(super) fn new(flows: impl IntoIterator<Item = Flow>) -> Self {
+    pub(crate) fn new(flows: impl IntoIterator<Item = Flow>) -> Self {
         Self { flows: flows.into_iter().collect(), ..Self::default() }
     }
 }
@@ -45,25 +45,25 @@ impl Conntrack for Fake {
 
 /// Whether a flow has seen packets in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(crate) enum Stage {
     Unanswered,
     Answered,
 }
 
-pub(super) fn address(text: &str) -> SocketAddr {
+pub(crate) fn address(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-pub(super) fn frontend(protocol: Protocol, text: &str) -> Frontend {
+pub(crate) fn frontend(protocol: Protocol, text: &str) -> Frontend {
     Frontend::new(protocol, address(text))
 }
 
-pub(super) fn endpoints(all: &[&str]) -> Endpoints {
+pub(crate) fn endpoints(all: &[&str]) -> Endpoints {
     all.iter().map(|text| address(text)).collect()
 }
 
 /// A flow to `destination` that ends at `endpoint`, as the kernel records it after the rules translated it.
-pub(super) fn flow(protocol: Protocol, stage: Stage, destination: SocketAddr, endpoint: SocketAddr) -> Flow {
+pub(crate) fn flow(protocol: Protocol, stage: Stage, destination: SocketAddr, endpoint: SocketAddr) -> Flow {
     let client: IpAddr =
         if destination.is_ipv4() { [10, 0, 0, 9].into() } else { [0xfd00, 0, 0, 0, 0, 0, 0, 9].into() };
     let client = SocketAddr::new(client, 40_000);
@@ -91,7 +91,7 @@ pub(super) fn flow(protocol: Protocol, stage: Stage, destination: SocketAddr, en
 
 impl Flow {
     /// The same flow, entered by a packet of the reply direction.
-    pub(super) fn reversed(self) -> Self {
+    pub(crate) fn reversed(self) -> Self {
         Self { original: self.reply, reply: self.original, ..self }
     }
 }

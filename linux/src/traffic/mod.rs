@@ -1,0 +1,18 @@
+//! Traffic: counts the connections, packets and bytes of each Service port and endpoint.
+//!
+//! The kernel counts the packets and bytes of every flow itself (`nf_conntrack_acct`), so counting costs no rule and no map
+//! lookup for any packet. A thread adds the flows up: those that end, from an event of the kernel, and those that last, from a
+//! regular dump of the table. No nf_tables object is involved, so replacing, adopting or repairing the tables loses no count.
+//!
+//! ```text
+//!  backend ─ Change ─▶ Counter (a thread) ─▶ Ledger (pure) ─▶ Traffic
+//!                         ▲         ▲
+//!          Ends (events) ─┘         └─ conntrack::Kernel::translated (a dump)
+//! ```
+
+mod counter;
+mod ends;
+mod ledger;
+
+pub use counter::Counter;
+pub use ledger::{Change, Ledger, PortName, PortTotals, Served, Total, Traffic};
