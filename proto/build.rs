@@ -9,10 +9,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=localv1.proto");
     println!("cargo:rerun-if-changed=historyv1alpha1.proto");
     println!("cargo:rerun-if-changed=sysdumpv1alpha1.proto");
+    println!("cargo:rerun-if-changed=trafficv1alpha1.proto");
     let descriptors = protox::Compiler::new(["."])?
         .include_imports(true)
         .include_source_info(true)
-        .open_files(["localnetv1.proto", "localv1.proto", "historyv1alpha1.proto", "sysdumpv1alpha1.proto"])?
+        .open_files([
+            "localnetv1.proto",
+            "localv1.proto",
+            "historyv1alpha1.proto",
+            "sysdumpv1alpha1.proto",
+            "trafficv1alpha1.proto",
+        ])?
         .file_descriptor_set();
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("localnetv1.binpb"), descriptors.encode_to_vec())?;

@@ -1,9 +1,12 @@
 //! Keeps the latest report of each backend in memory.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use localnet_config::Mode;
-use localnet_proto::wire::BackendReport;
+use localnet_proto::{
+    traffic::{BackendTraffic, TrafficReport},
+    wire::BackendReport,
+};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{feed::History, throttle::Throttle};
@@ -21,12 +24,23 @@ pub struct Received {
     pub report: BackendReport,
     /// When the brain received it.
     pub at: Instant,
+    /// The traffic that the backend has counted, and when the brain received the newest counts.
+    traffic: Option<(Arc<BackendTraffic>, Instant)>,
 }
+
+/// How old counts may be. Backends report traffic at intervals of a few seconds, or of a few minutes if there are a million flows.
+/// Older counts are from a run of the backend that counted, before one that does not.
+const MAX_AGE: Duration = Duration::from_secs(600);
 
 impl Received {
     /// The mode of kube-proxy that the backend corresponds to. `None` if it reports none, or an unknown one.
     pub fn mode(&self) -> Option<Mode> {
         Mode::named(&self.report.proxy_mode)
+    }
+
+    /// The traffic that the backend has counted; `None` if it counts none.
+    pub fn traffic(&self) -> Option<&BackendTraffic> {
+        self.traffic.as_ref().filter(|(_, at)| at.elapsed() < MAX_AGE).map(|(traffic, _)| &**traffic)
     }
 }
 
@@ -71,9 +85,23 @@ impl Reports {
                 }
                 reports.remove(&oldest);
             }
-            reports.insert(name, Received { report, at: Instant::now() });
+            let traffic = reports.remove(&name).and_then(|last| last.traffic);
+            reports.insert(name, Received { report, at: Instant::now(), traffic });
         });
         Ok(())
+    }
+
+    /// Stores the traffic that a backend has counted. Ignores backends that have not reported.
+    pub fn record_traffic(&self, report: TrafficReport) {
+        self.received.send_if_modified(|reports| {
+            if let Some(received) = reports.get_mut(&report.backend) {
+                let previous = received.traffic.take().and_then(|(traffic, _)| traffic.last.clone());
+                let traffic = BackendTraffic { last: Some(report), previous };
+                received.traffic = Some((Arc::new(traffic), Instant::now()));
+            }
+            // The readers that wait for reports wait for revisions.
+            false
+        });
     }
 
     /// The latest report of each backend, by name.
@@ -112,6 +140,26 @@ mod tests {
         assert_eq!(reports.last("ipvs").unwrap().report, report("ipvs", 1));
         assert_eq!(reports.last("iptables"), None);
         assert_eq!(reports.all().into_keys().collect::<Vec<_>>(), ["ipvs", "nft"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_two_counts_of_a_backend_are_kept() {
+        let reports = Reports::default();
+        let traffic =
+            |time_millis| TrafficReport { backend: "nft".to_owned(), time_millis, ..TrafficReport::default() };
+        let kept = || reports.last("nft").and_then(|received| received.traffic().cloned());
+        reports.record_traffic(traffic(1));
+        reports.record(report("nft", 1)).unwrap();
+        assert_eq!(kept(), None, "the backend was unknown");
+        let mut notices = reports.subscribe();
+        notices.mark_unchanged();
+        reports.record_traffic(traffic(1));
+        reports.record_traffic(traffic(2));
+        assert!(!notices.has_changed().unwrap());
+        reports.record(report("nft", 2)).unwrap();
+        assert_eq!(kept(), Some(BackendTraffic { last: Some(traffic(2)), previous: Some(traffic(1)) }));
+        tokio::time::advance(MAX_AGE).await;
+        assert_eq!(kept(), None, "the backend counts no more");
     }
 
     #[tokio::test]

@@ -1,11 +1,11 @@
 //! What a backend counts: its attempts, checks for stale flows, rules and repairs.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use localnet_proto::{ByFamily, wire};
+use localnet_proto::{ByFamily, traffic::TrafficReport, wire};
 
 /// A backend's counters besides those of its syncs, since its start.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counts {
     /// The checks for stale flows.
     pub flow_checks: ByFamily<FlowChecks>,
@@ -16,6 +16,8 @@ pub struct Counts {
     pub repairs: u64,
     /// The packets that rules of the backend have counted; `None` if they count no packets.
     pub packets: Option<wire::PacketCounts>,
+    /// The traffic of Services; `None` if the backend does not count it.
+    pub traffic: Option<Arc<TrafficReport>>,
 }
 
 impl Counts {

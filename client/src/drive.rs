@@ -19,12 +19,13 @@ use std::{
     convert::Infallible,
     io::{self, Write as _},
     pin::Pin,
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::Context as _;
 use localnet_core::{Code, Diagnostic, Subject};
-use localnet_proto::{ByFamily, Changes, Digest, Revision, Snapshot, Update};
+use localnet_proto::{ByFamily, Changes, Digest, Revision, Snapshot, Update, traffic::TrafficReport};
 use tokio::{
     pin, select,
     sync::{Notify, mpsc, watch},
@@ -174,10 +175,11 @@ async fn read(
 async fn report(source: &impl Source, mut reports: watch::Receiver<Option<Report>>, options: &Options) -> Infallible {
     let mut backoff = Backoff::new(options.max_backoff);
     let mut logged: Option<SourceError> = None;
+    let mut counted = None;
     loop {
         let newest = reports.borrow_and_update().clone();
         let delivered = match &newest {
-            Some(report) => source.report(report).await,
+            Some(report) => deliver(source, report, &mut counted).await,
             None => Ok(()),
         };
         match delivered {
@@ -204,6 +206,22 @@ async fn report(source: &impl Source, mut reports: watch::Receiver<Option<Report
             }
         }
     }
+}
+
+/// Delivers a report. Also delivers the traffic, if it was counted after `counted`, which was delivered last.
+async fn deliver(
+    source: &impl Source,
+    report: &Report,
+    counted: &mut Option<Arc<TrafficReport>>,
+) -> Result<(), SourceError> {
+    source.report(report).await?;
+    if let Some(traffic) = report.counts.as_ref().and_then(|counts| counts.traffic.as_ref())
+        && !counted.as_ref().is_some_and(|counted| Arc::ptr_eq(counted, traffic))
+    {
+        source.report_traffic(traffic).await?;
+        *counted = Some(traffic.clone());
+    }
+    Ok(())
 }
 
 struct Sync<'a, B> {

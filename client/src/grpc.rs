@@ -13,6 +13,7 @@ use localnet_proto::{
     encode,
     history::{Entry, HistoryRequest, history_client::HistoryClient},
     reasons::Reasons,
+    traffic::{NodeTraffic, TrafficReport, TrafficRequest, traffic_client::TrafficClient},
     wire,
 };
 use tokio::time::timeout;
@@ -100,6 +101,15 @@ impl Brain {
         Ok(client.status(wire::StatusRequest {}).await.map_err(|status| failed(&status))?.into_inner())
     }
 
+    /// The traffic that backends have counted; see `Traffic.Read` in `trafficv1alpha1.proto`.
+    ///
+    /// # Errors
+    /// Returns an error if the brain is unavailable, or is too old to know the call.
+    pub async fn traffic(&self) -> Result<NodeTraffic, SourceError> {
+        let mut client = TrafficClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
+        Ok(client.read(TrafficRequest {}).await.map_err(|status| failed(&status))?.into_inner())
+    }
+
     /// The last changes of the state, oldest first; see `History.Read` in `historyv1alpha1.proto`.
     ///
     /// # Errors
@@ -160,13 +170,12 @@ impl Source for Brain {
 
     async fn report(&self, report: &Report) -> Result<(), SourceError> {
         let mut client = BackendsClient::new(self.channel.clone());
-        match timeout(REPORT_TIMEOUT, client.report(wire::BackendReport::from(report))).await {
-            Ok(Ok(_)) => Ok(()),
-            // A brain that does not implement reports needs none.
-            Ok(Err(status)) if status.code() == Code::Unimplemented => Ok(()),
-            Ok(Err(status)) => Err(not_taken(&status)),
-            Err(_) => Err(SourceError::Unreachable(format!("no reply within {REPORT_TIMEOUT:?}"))),
-        }
+        taken(client.report(wire::BackendReport::from(report))).await
+    }
+
+    async fn report_traffic(&self, traffic: &TrafficReport) -> Result<(), SourceError> {
+        let mut client = TrafficClient::new(self.channel.clone());
+        taken(client.report(traffic.clone())).await
     }
 
     fn describe(&self) -> String {
@@ -180,6 +189,17 @@ fn configured(endpoint: Endpoint) -> Endpoint {
         .http2_keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)
         .keep_alive_while_idle(true)
+}
+
+/// Waits until the brain has accepted a report.
+async fn taken<T>(reply: impl Future<Output = Result<T, Status>>) -> Result<(), SourceError> {
+    match timeout(REPORT_TIMEOUT, reply).await {
+        Ok(Ok(_)) => Ok(()),
+        // A brain that does not implement reports needs none.
+        Ok(Err(status)) if status.code() == Code::Unimplemented => Ok(()),
+        Ok(Err(status)) => Err(not_taken(&status)),
+        Err(_) => Err(SourceError::Unreachable(format!("no reply within {REPORT_TIMEOUT:?}"))),
+    }
 }
 
 /// The error for a report that the brain did not accept. It is `Refused` if the code means that the brain would refuse

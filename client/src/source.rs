@@ -2,7 +2,7 @@
 
 use localnet_config::Mode;
 use localnet_core::{Code, Diagnostic};
-use localnet_proto::{Digest, Family, Revision, Update, wire};
+use localnet_proto::{Digest, Family, Revision, Update, traffic::TrafficReport, wire};
 
 use crate::{
     counts::{Attempts, Counts},
@@ -24,6 +24,14 @@ pub trait Source: Send + Sync {
     /// # Errors
     /// Returns an error if the brain did not accept the report.
     fn report(&self, report: &Report) -> impl Future<Output = Result<(), SourceError>> + Send;
+
+    /// Reports the traffic that the backend has counted. The default, for a source that does not keep it, does nothing.
+    ///
+    /// # Errors
+    /// Returns an error if the brain did not accept the report.
+    fn report_traffic(&self, _: &TrafficReport) -> impl Future<Output = Result<(), SourceError>> + Send {
+        std::future::ready(Ok(()))
+    }
 
     /// The address of the source, for messages to people.
     fn describe(&self) -> String;
@@ -47,7 +55,7 @@ pub enum SourceError {
 }
 
 /// The progress of a backend.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// The name of the backend.
     pub backend: &'static str,

@@ -14,7 +14,7 @@ use std::{
 use localnet_client::{
     Attempts, Backend, Changes, Code, Counts, Options, Report, Revision, Snapshot, Source, SourceError, Synced, run,
 };
-use localnet_proto::{ByFamily, Change, Digest, Family, Node, Service, ServiceKey, Update};
+use localnet_proto::{ByFamily, Change, Digest, Family, Node, Service, ServiceKey, Update, traffic::TrafficReport};
 use tokio::{
     sync::{Mutex, Notify, mpsc, watch},
     time::{Instant, timeout},
@@ -25,6 +25,8 @@ struct Script {
     answers: Mutex<mpsc::UnboundedReceiver<Result<Update, SourceError>>>,
     requested: Arc<StdMutex<Vec<(Revision, bool)>>>,
     reports: mpsc::UnboundedSender<Report>,
+    /// When the delivered traffic was counted.
+    traffic: Arc<StdMutex<Vec<u64>>>,
     /// How many of the next reports fail.
     deaf: AtomicUsize,
     /// The error of these reports.
@@ -48,6 +50,11 @@ impl Source for Script {
         Ok(())
     }
 
+    async fn report_traffic(&self, traffic: &TrafficReport) -> Result<(), SourceError> {
+        self.traffic.lock().unwrap().push(traffic.time_millis);
+        Ok(())
+    }
+
     fn describe(&self) -> String {
         "a script".to_owned()
     }
@@ -58,6 +65,7 @@ struct Hand {
     answers: mpsc::UnboundedSender<Result<Update, SourceError>>,
     requested: Arc<StdMutex<Vec<(Revision, bool)>>>,
     reports: mpsc::UnboundedReceiver<Report>,
+    traffic: Arc<StdMutex<Vec<u64>>>,
 }
 
 impl Hand {
@@ -75,8 +83,10 @@ fn script(deaf: usize) -> (Script, Hand) {
     let (sender, reports) = mpsc::unbounded_channel();
     let requested = Arc::new(StdMutex::new(Vec::new()));
     let (deaf, why) = (AtomicUsize::new(deaf), SourceError::Unreachable("not now".to_owned()));
-    let script = Script { answers: Mutex::new(answers), requested: Arc::clone(&requested), reports: sender, deaf, why };
-    (script, Hand { answers: give, requested, reports })
+    let traffic = Arc::new(StdMutex::default());
+    let (answers, requested_too, traffic_too) = (Mutex::new(answers), Arc::clone(&requested), Arc::clone(&traffic));
+    let script = Script { answers, requested: requested_too, reports: sender, traffic: traffic_too, deaf, why };
+    (script, Hand { answers: give, requested, reports, traffic })
 }
 
 /// A backend that fails its first syncs, and records the arguments of each call.
@@ -332,6 +342,28 @@ async fn counters_are_reported_at_most_once_a_second() {
     hand.give(Ok(delta(2, "b")));
     called.recv().await.unwrap();
     assert_eq!(ended(&hand.reports.recv().await.unwrap()), 24);
+}
+
+#[tokio::test(start_paused = true)]
+async fn counted_traffic_is_delivered_once() {
+    let (backend, mut called, _) = fake(0);
+    let counts = backend.counts.clone();
+    let (source, mut hand) = script(0);
+    tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
+    let traffic = |time_millis| Some(Arc::new(TrafficReport { time_millis, ..TrafficReport::default() }));
+    hand.give(Ok(full(1, &["a"])));
+    for time_millis in [1, 2] {
+        hand.reports.recv().await.unwrap();
+        counts.send_modify(|counts| counts.traffic = traffic(time_millis));
+    }
+    hand.reports.recv().await.unwrap();
+    // The report of a sync contains the same traffic as before.
+    hand.give(Ok(delta(2, "b")));
+    assert_eq!(called.recv().await.unwrap().0, revision(1));
+    hand.reports.recv().await.unwrap();
+    counts.send_modify(|counts| counts.repairs += 1);
+    hand.reports.recv().await.unwrap();
+    assert_eq!(*hand.traffic.lock().unwrap(), [1, 2]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,7 +15,7 @@ use localnet_client::{
     grpc::{Brain, TlsFiles},
     vips::{Config, Effective},
 };
-use localnet_proto::{Address, ByFamily, Node, ServiceKey, Snapshot, Update, encode, wire};
+use localnet_proto::{Address, ByFamily, Node, ServiceKey, Snapshot, Update, encode, traffic::TrafficReport, wire};
 use tokio::{
     net::{TcpListener, UnixListener},
     sync::Mutex,
@@ -252,6 +252,7 @@ async fn reports_contain_each_family() {
         rules: ByFamily::from_fn(|_| vec![wire::RuleCount { table: "nat".to_owned(), total: 70, last: 7 }]),
         repairs: 6,
         packets: Some(wire::PacketCounts { invalid_dropped: 8, localhost_node_ports_accepted: 9 }),
+        traffic: None,
     };
     let outcome = |error: Option<&str>| localnet_client::Outcome {
         applied: 3,
@@ -279,7 +280,9 @@ async fn reports_contain_each_family() {
         configuration,
         counts: Some(counts),
     };
-    Brain::new(Address::Unix(path), None).unwrap().report(&report).await.unwrap();
+    let brain = Brain::new(Address::Unix(path), None).unwrap();
+    brain.report(&report).await.unwrap();
+    assert_eq!(brain.report_traffic(&TrafficReport::default()).await, Ok(()), "an older brain ignores traffic");
     let family = |family: wire::IpFamily, error: &str| wire::FamilyReport {
         family: family.into(),
         applied_rev: 3,

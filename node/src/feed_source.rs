@@ -2,7 +2,7 @@
 
 use localnet_brain::{feed::Feed, reports::Reports};
 use localnet_client::{Report, Revision, Source, SourceError};
-use localnet_proto::Update;
+use localnet_proto::{Update, traffic::TrafficReport};
 
 /// A [`Source`] that reads states from a feed, and records the backend's reports together with those of other backends.
 #[derive(Clone, Debug)]
@@ -27,6 +27,11 @@ impl Source for FeedSource {
 
     async fn report(&self, report: &Report) -> Result<(), SourceError> {
         self.reports.record(report.into()).map_err(|error| SourceError::Invalid(error.to_string()))
+    }
+
+    async fn report_traffic(&self, traffic: &TrafficReport) -> Result<(), SourceError> {
+        self.reports.record_traffic(traffic.clone());
+        Ok(())
     }
 
     fn describe(&self) -> String {

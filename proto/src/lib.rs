@@ -12,6 +12,7 @@
 //! - [`history`] describes the changes of a state, and goes back to earlier states.
 //! - [`reasons`] explains a state: the typed form of the answers of `Reasons.Why`, and its conversions.
 //! - [`sysdump`] is everything that is needed to examine a node elsewhere.
+//! - [`traffic`] is the traffic of Services, as backends count it.
 //! - [`trace`] is a recorded history, which can be replayed.
 //! - [`encode`] (model → wire) and [`decode`] (wire → model) handle the items of an answer. The module `convert` converts
 //!   single objects in both directions.
@@ -57,6 +58,11 @@ mod historyv1alpha1 {
 /// The content of a sysdump, generated from `sysdumpv1alpha1.proto`. [`sysdump`] contains it as well.
 mod sysdumpv1alpha1 {
     tonic::include_proto!("sysdumpv1alpha1");
+}
+/// The traffic of Services, generated from `trafficv1alpha1.proto`.
+#[expect(clippy::allow_attributes, reason = "generated code; the proto file documents it")]
+pub mod traffic {
+    tonic::include_proto!("trafficv1alpha1");
 }
 // The generated code of these packages refers to the package `localnetv1`.
 use wire as localnetv1;

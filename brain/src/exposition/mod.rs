@@ -10,6 +10,7 @@ mod conntrack;
 mod families;
 mod page;
 mod process;
+mod traffic;
 
 use std::{collections::BTreeMap, fs};
 
@@ -44,6 +45,7 @@ fn families(
     families::of_state(&mut page, state);
     families::of_pending(&mut page, metrics);
     families::of_reports(&mut page, reports);
+    traffic::add(&mut page, reports);
     conntrack::add(&mut page, read);
     process::add(&mut page);
     let mut families: Vec<_> = metrics.gather().into_iter().chain(page.families()).collect();
@@ -122,6 +124,7 @@ mod tests {
         feed.publish(Localized::default()).unwrap();
         reports.record(report(1, "", vec![1])).unwrap();
         metrics.reported(&report(1, "", vec![1]), Instant::now());
+        reports.record_traffic(traffic::tests::report());
         metrics.certificate_expires(1);
         let troubles = metrics.troubles();
         troubles.is("files", Diagnostic::new(Code::YamlInvalid, Subject::text(1), "is wrong"));

@@ -6,6 +6,7 @@ use localnet_proto::{
     DESCRIPTORS,
     history::history_server,
     localv1,
+    traffic::traffic_server::TrafficServer,
     wire::{backends_server::BackendsServer, endpoints_server, reasons_server::ReasonsServer},
 };
 use tokio_util::sync::CancellationToken;
@@ -50,6 +51,7 @@ impl Routes {
         };
         let others = service::Routes::new(health)
             .add_service(BackendsServer::new(state.reports.clone()).max_decoding_message_size(LARGEST_REPORT))
+            .add_service(TrafficServer::new(state.reports.clone()).max_decoding_message_size(LARGEST_REPORT))
             .add_service(ReasonsServer::new(Explainer::new(state.clone())))
             .add_service(reflection().build_v1().expect("descriptors of the build are well-formed"))
             .add_service(reflection().build_v1alpha().expect("descriptors of the build are well-formed"));

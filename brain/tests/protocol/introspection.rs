@@ -2,7 +2,10 @@
 
 use futures::FutureExt as _;
 use localnet_cluster::localize::Localized;
-use localnet_proto::wire::{BackendReport, FamilyReport, IpFamily, backends_client::BackendsClient};
+use localnet_proto::{
+    traffic::{BackendTraffic, NodeTraffic, TrafficReport, TrafficRequest, traffic_client::TrafficClient},
+    wire::{BackendReport, FamilyReport, IpFamily, backends_client::BackendsClient},
+};
 use prost::Message as _;
 use tonic::{Code, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
@@ -10,7 +13,7 @@ use tonic_reflection::pb::{v1, v1alpha};
 
 use crate::server::{Server, soon};
 
-const SERVICES: [&str; 7] = [
+const SERVICES: [&str; 8] = [
     "grpc.health.v1.Health",
     "grpc.reflection",
     "historyv1alpha1.History",
@@ -18,6 +21,7 @@ const SERVICES: [&str; 7] = [
     "localnetv1.Endpoints",
     "localnetv1.Reasons",
     "localv1.Sets",
+    "trafficv1alpha1.Traffic",
 ];
 
 macro_rules! reflection {
@@ -118,6 +122,20 @@ async fn the_latest_report_of_a_backend_is_kept() {
     let error = soon(client.report(BackendReport::default())).await.unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument);
     assert_eq!(server.reports.all().len(), 1);
+}
+
+#[tokio::test]
+async fn counted_traffic_of_a_backend_is_returned() {
+    let server = Server::unix().await;
+    let mut client = TrafficClient::new(server.channel().await);
+    let report = |time_millis| TrafficReport { backend: "nft".to_owned(), time_millis, ..TrafficReport::default() };
+    server.reports.record(BackendReport { backend: "nft".to_owned(), ..BackendReport::default() }).unwrap();
+    assert_eq!(soon(client.read(TrafficRequest {})).await.unwrap().into_inner(), NodeTraffic::default());
+    for time_millis in [1, 2] {
+        soon(client.report(report(time_millis))).await.unwrap();
+    }
+    let backends = vec![BackendTraffic { last: Some(report(2)), previous: Some(report(1)) }];
+    assert_eq!(soon(client.read(TrafficRequest {})).await.unwrap().into_inner(), NodeTraffic { backends });
 }
 
 #[tokio::test]
