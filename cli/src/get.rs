@@ -20,6 +20,7 @@ use crate::{
     status::{Backend, Status, Versions},
     style::{NONE, Style, Tone},
     table::{Row, Table},
+    traffic::{self, Rates},
 };
 
 /// The kind of objects to list.
@@ -85,6 +86,9 @@ fn is_named(key: &ServiceKey, name: &str) -> bool {
 pub struct Services<'a> {
     /// The Services, as in the state.
     pub services: Vec<&'a Service>,
+    /// The rates of the counted traffic, for wide tables.
+    #[serde(skip)]
+    pub rates: Option<Rates>,
 }
 
 /// A port, as tables print it.
@@ -120,12 +124,17 @@ pub fn service_row(row: &mut Row<'_>, service: &Service) {
 impl Show for Services<'_> {
     fn human(&self, style: Style) -> String {
         let more: &[&str] = if style.wide { &["POLICY", "AFFINITY", "PORT-NAMES"] } else { &[] };
-        let mut table = Table::new(SERVICE_HEADINGS.into_iter().chain(more.iter().copied()));
+        let rates = self.rates.as_ref().filter(|_| style.wide);
+        let headings = SERVICE_HEADINGS.into_iter().chain(more.iter().copied());
+        let mut table = Table::new(headings.chain(rates.iter().flat_map(|_| Rates::HEADINGS)));
         for service in &self.services {
             table.add(|row| {
                 service_row(row, service);
                 if style.wide {
                     more_of_service(row, service);
+                }
+                if let Some(rates) = rates {
+                    traffic::cells(row, rates.service(&service.key));
                 }
             });
         }
@@ -137,7 +146,7 @@ impl Show for Services<'_> {
     }
 
     fn yaml(&self, out: &mut impl io::Write) -> anyhow::Result<()> {
-        yaml_list(&Services { services: Vec::new() }, &self.services, out)
+        yaml_list(&Services { services: Vec::new(), rates: None }, &self.services, out)
     }
 }
 
@@ -159,6 +168,9 @@ fn more_of_service(row: &mut Row<'_>, service: &Service) {
 pub struct Endpoints<'a> {
     /// One row per address and port.
     pub endpoints: Vec<EndpointRow<'a>>,
+    /// The rates of the counted traffic, for wide tables.
+    #[serde(skip)]
+    pub rates: Option<Rates>,
 }
 
 /// An endpoint of a port.
@@ -217,7 +229,7 @@ impl<'a> Endpoints<'a> {
                 }
             }
         }
-        Self { endpoints }
+        Self { endpoints, rates: None }
     }
 }
 
@@ -258,8 +270,17 @@ impl Show for Endpoints<'_> {
     fn human(&self, style: Style) -> String {
         let more: &[&str] = if style.wide { &["PORT-NAME", "ESTABLISHED"] } else { &[] };
         let headings = ["NAMESPACE", "SERVICE", "ENDPOINT", "PROTOCOL", "LOCAL", "STATE", "SERVES"];
-        let mut table = Table::new(headings.into_iter().chain(more.iter().copied()));
-        self.endpoints.iter().for_each(|endpoint| table.add(|row| endpoint.fill(row, style.wide)));
+        let rates = self.rates.as_ref().filter(|_| style.wide);
+        let headings = headings.into_iter().chain(more.iter().copied());
+        let mut table = Table::new(headings.chain(rates.iter().flat_map(|_| Rates::HEADINGS)));
+        for endpoint in &self.endpoints {
+            table.add(|row| {
+                endpoint.fill(row, style.wide);
+                if let Some(rates) = rates {
+                    traffic::cells(row, rates.endpoint_of(endpoint.service, endpoint.at()));
+                }
+            });
+        }
         table.text(style, 0)
     }
 
@@ -268,7 +289,7 @@ impl Show for Endpoints<'_> {
     }
 
     fn yaml(&self, out: &mut impl io::Write) -> anyhow::Result<()> {
-        yaml_list(&Endpoints { endpoints: Vec::new() }, &self.endpoints, out)
+        yaml_list(&Endpoints { endpoints: Vec::new(), rates: None }, &self.endpoints, out)
     }
 }
 
@@ -410,7 +431,7 @@ services:
             state.services.insert(key.clone(), Service { key, ..Service::clone(&template) }.into());
         }
         let (filter, nothing) = (Filter::default(), BTreeMap::new());
-        let services = Services { services: filter.services(&state).collect() };
+        let services = Services { services: filter.services(&state).collect(), rates: None };
         let endpoints = Endpoints::of(filter.services(&state), &nothing);
         check(&services, Format::Yaml, &serde_saphyr::to_string(&services).unwrap());
         check(&endpoints, Format::Yaml, &serde_saphyr::to_string(&endpoints).unwrap());
@@ -420,7 +441,7 @@ services:
     #[test]
     fn services_are_listed_in_every_format() {
         let (state, filter) = (state(), Filter::default());
-        let services = Services { services: filter.services(&state).collect() };
+        let services = Services { services: filter.services(&state).collect(), rates: None };
         check(
             &services,
             Format::Table,
@@ -436,6 +457,25 @@ services:
         assert_eq!(json["services"][1]["service"], "shop/web");
         assert_eq!(json["services"][1]["endpoints"][0]["scopes"]["internal"], true);
         assert!(render(&services, Format::Yaml).starts_with("services:\n"));
+    }
+
+    #[test]
+    fn wide_tables_show_the_rates_that_a_backend_has_counted() {
+        let (state, filter, nothing) = (state(), Filter::default(), BTreeMap::new());
+        let services = || filter.services(&state);
+        let rates = || Some(crate::traffic::tests::rates());
+        let services = render(&Services { services: services().collect(), rates: rates() }, Format::Wide)
+            + &render(&Endpoints { rates: rates(), ..Endpoints::of(services(), &nothing) }, Format::Wide);
+        let last_two = |line: &str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words[words.len() - 2..].join(" ")
+        };
+        let (headings, none, some) = ("CONNS/S BYTES/S", "- -", "4.0 8.0K");
+        assert_eq!(
+            services.lines().map(last_two).collect::<Vec<_>>(),
+            [headings, none, some, headings, some, none],
+            "{services}"
+        );
     }
 
     #[test]

@@ -24,6 +24,7 @@
 //! | [`path`] | the chains, rules and elements that a packet meets; pure |
 //! | [`world`] | the evidence that answers are computed from, and the outcome that the state determines for a packet |
 //! | [`flows`] | flows in connection tracking |
+//! | [`traffic`] | the rates of the traffic that backends have counted; pure |
 //! | [`explain`] | follows one packet from the state to the kernel |
 //! | [`why_not`], [`evidence`] | gathers the evidence about a Service that does not answer |
 //! | [`causes`], [`answer`] | ranks what is wrong, and prints it; pure |
@@ -70,6 +71,7 @@ pub mod style;
 pub mod table;
 pub mod takeover;
 pub mod top;
+pub mod traffic;
 pub mod watch;
 pub mod why_not;
 pub mod world;

@@ -4,7 +4,9 @@ use std::{fs::File, io::Read as _, path::Path};
 
 use anyhow::Context as _;
 use localnet_client::{Snapshot, Source as _, SourceError, grpc::Brain};
-use localnet_proto::{Revision, ServiceKey, history::Entry, reasons::Reasons, sysdump::Sysdump, wire};
+use localnet_proto::{
+    Revision, ServiceKey, history::Entry, reasons::Reasons, sysdump::Sysdump, traffic::NodeTraffic, wire,
+};
 
 /// The file in the archive that this command reads. All other files are for people.
 pub const CONTENT: &str = "sysdump.pb";
@@ -84,6 +86,14 @@ impl Peer {
         match self {
             Self::Brain(brain) => brain.status().await,
             Self::Sysdump(sysdump) => Ok(sysdump.status.clone().unwrap_or_default()),
+        }
+    }
+
+    /// The traffic that backends have counted; empty if the brain is too old to know it.
+    pub async fn traffic(&self) -> NodeTraffic {
+        match self {
+            Self::Brain(brain) => brain.traffic().await.unwrap_or_default(),
+            Self::Sysdump(_) => NodeTraffic::default(),
         }
     }
 

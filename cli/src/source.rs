@@ -17,6 +17,7 @@ use crate::{
     moment::{Moment, state_at},
     peer::Peer,
     status::Status,
+    traffic::Rates,
 };
 
 /// The source of the state and the style of the output. All commands have these flags.
@@ -114,6 +115,12 @@ impl Global {
     /// Returns the brain if its reasons belong to the state. The brain knows the reasons of the newest state only.
     pub fn reasoning<'a>(&self, brain: Option<&'a Peer>) -> Option<&'a Peer> {
         brain.filter(|_| self.at.is_none())
+    }
+
+    /// Returns the rates of the counted traffic; `None` if no backend counts it, or if an earlier state is used.
+    pub async fn rates(&self, brain: Option<&Peer>) -> Option<Rates> {
+        let brain = self.reasoning(brain)?;
+        Rates::of(&timeout(self.patience(), brain.traffic()).await.ok()?)
     }
 
     /// Returns which revision the brain and its backends have reached.

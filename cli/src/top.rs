@@ -1,7 +1,7 @@
 //! `localnet top`: lists the Services, endpoints or clients with the most flows in connection tracking. Counting is pure.
 //!
-//! Rates cover the flows that both samples contain, and the flows that are new in the second sample. Rates do not
-//! include flows that ended between the samples.
+//! If a backend counts traffic, rates are those that it has counted. Otherwise, rates cover the flows that both samples contain, and the
+//! flows that are new in the second sample, but not the flows that ended between the samples.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Instant};
 
@@ -18,6 +18,7 @@ use crate::{
     output::Show,
     style::{NONE, Style, Tone},
     table::Table,
+    traffic::{Rate, Rates, short},
 };
 
 /// The object to count flows by.
@@ -134,6 +135,24 @@ pub fn count(state: &Snapshot, facts: &Facts, sample: &Sample, before: Option<&S
     }
 }
 
+impl Top {
+    /// Sets the rates that backends have counted. They also cover flows that have ended.
+    pub fn set_rates(&mut self, rates: &Rates, by: By) {
+        for row in &mut self.rows {
+            let rate = match by {
+                By::Service => rates.port(&row.name),
+                By::Endpoint => rates.endpoint(&row.name),
+                By::Client => return,
+            };
+            if let Some(Rate { connections, bytes }) = rate {
+                (row.new_per_second, row.bytes_per_second) = (Some(connections), Some(bytes));
+                // Flows without counters are older than the kernel's accounting.
+                row.bytes.get_or_insert(0);
+            }
+        }
+    }
+}
+
 /// Returns the number of flows to Services, and those whose endpoint is not eligible.
 pub fn stale(state: &Snapshot, facts: &Facts, flows: &[Flow]) -> (usize, Vec<FlowRow>) {
     let wanted: std::collections::HashSet<SocketAddr> = flows.iter().map(|flow| flow.original.destination).collect();
@@ -160,19 +179,6 @@ fn owners(state: &Snapshot, facts: &Facts, wanted: impl Fn(&SocketAddr) -> bool)
         }
     }
     owners
-}
-
-/// Formats a number of bytes with a unit and at most three digits: 1.2K is about 1,200.
-fn short(number: f64) -> String {
-    let mut number = number;
-    for unit in ["", "K", "M", "G", "T"] {
-        if number < 999.5 {
-            let places = if unit.is_empty() || number >= 99.95 { 0 } else { 1 };
-            return format!("{number:.places$}{unit}");
-        }
-        number /= 1000.0;
-    }
-    format!("{number:.0}P")
 }
 
 impl Show for Top {
@@ -284,11 +290,24 @@ services:
     }
 
     #[test]
-    fn numbers_are_short() {
-        for (number, expected) in
-            [(0.0, "0"), (999.0, "999"), (999.6, "1.0K"), (1234.0, "1.2K"), (123_456.0, "123K"), (5.0e9, "5.0G")]
-        {
-            assert_eq!(short(number), expected);
-        }
+    fn counted_rates_replace_those_of_the_samples() {
+        let rates = crate::traffic::tests::rates();
+        let row = |name: &str| Row { name: name.to_owned(), new_per_second: Some(9.0), ..Row::default() };
+        let top = |by, name| {
+            let mut top = Top {
+                time: String::new(),
+                rows: vec![row(name)],
+                flows: 0,
+                others: 0,
+                counts_bytes: true,
+                configuration: Origin::default(),
+            };
+            top.set_rates(&rates, by);
+            (top.rows[0].new_per_second, top.rows[0].bytes_per_second)
+        };
+        assert_eq!(top(By::Service, "shop/web:http"), (Some(2.0), Some(4_000.0)));
+        assert_eq!(top(By::Endpoint, "10.0.0.1:8080"), (Some(4.0), Some(8_000.0)));
+        assert_eq!(top(By::Service, "shop/other:http"), (Some(9.0), None));
+        assert_eq!(top(By::Client, "10.0.0.1"), (Some(9.0), None));
     }
 }

@@ -44,15 +44,19 @@ pub(super) async fn run(flags: Get, global: &Global) -> Answered {
     }
     let state = global.snapshot(brain.as_ref()).await?;
     let filter = flags.filter;
+    let rates = match flags.output.output {
+        Format::Wide => global.rates(brain.as_ref()).await,
+        _ => None,
+    };
     match flags.kind {
         Kind::Services => {
-            flags.output.print(global, &Services { services: filter.services(&state).collect() })?;
+            flags.output.print(global, &Services { services: filter.services(&state).collect(), rates })?;
         }
         Kind::Endpoints => {
             // The format `name` prints only endpoints of the state, so the brain's conditions are not needed.
             let brain = global.reasoning(brain.as_ref()).filter(|_| flags.output.output != Format::Name);
             let reasons = conditions(brain, filter.services(&state)).await;
-            flags.output.print(global, &Endpoints::of(filter.services(&state), &reasons))?;
+            flags.output.print(global, &Endpoints { rates, ..Endpoints::of(filter.services(&state), &reasons) })?;
         }
         Kind::Node => flags.output.print(global, &NodeFacts(&state.node))?,
         Kind::State | Kind::Revision => flags.output.print(global, &state)?,

@@ -56,6 +56,9 @@ pub(super) async fn run(flags: &Top, global: &Global) -> Answered {
         let sample = Sample { at: Instant::now(), flows };
         let mut top = top::count(&state, &facts, &sample, before.as_ref(), flags.by);
         top.rows.truncate(flags.most);
+        if let Some(rates) = global.rates(brain.as_ref()).await {
+            top.set_rates(&rates, flags.by);
+        }
         (top.time, top.counts_bytes) = (output::utc(Timestamp::now()), kernel::counts_bytes());
         top.configuration = configuration.origin.clone();
         print(global, &flags.output, &top, samples)?;
