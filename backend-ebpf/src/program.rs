@@ -74,7 +74,7 @@ impl BackendProgram for Ebpf {
         Ok(())
     }
 
-    fn init(config: &Config) -> anyhow::Result<()> {
+    fn init(&self, config: &Config) -> anyhow::Result<()> {
         setup::init(config, Self::MODE)
     }
 

@@ -87,7 +87,7 @@ impl BackendProgram for Iptables {
         Ok(())
     }
 
-    fn init(config: &Config) -> anyhow::Result<()> {
+    fn init(&self, config: &Config) -> anyhow::Result<()> {
         setup::init(config, Self::MODE)
     }
 

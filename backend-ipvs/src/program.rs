@@ -116,7 +116,7 @@ impl BackendProgram for Ipvs {
         IpvsBackend::new(vips::Config::default(), options, Host::open()?).remove_all().await
     }
 
-    fn init(config: &Config) -> anyhow::Result<()> {
+    fn init(&self, config: &Config) -> anyhow::Result<()> {
         setup::init(config, Self::MODE)
     }
 

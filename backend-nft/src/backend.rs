@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context as _;
 use localnet_client::{
-    Backend, Mode, Synced,
+    Backend, Counts, Mode, Synced,
     vips::{self, Config, Effective},
 };
 use localnet_linux::{
@@ -20,6 +20,7 @@ use localnet_linux_backend::{
     elements::live_vips,
     live::LinuxBackend,
     portions::{Limits, Portions},
+    traffic::TrafficCounter,
 };
 use localnet_proto::{ByFamily, Changes, Family, ServiceKey, Snapshot};
 use tracing::{debug, info, warn};
@@ -41,6 +42,8 @@ pub struct NftBackend<K> {
     desired: Desired,
     /// Whether another proxy serves the Services that the state does not contain.
     is_canary: bool,
+    /// Counts the traffic of Services, if the operator wants that.
+    traffic: Option<TrafficCounter>,
     /// Whether no sync has run yet.
     first: bool,
     /// The VIPs in each table when it was last read.
@@ -82,12 +85,19 @@ impl<K: Kernel> NftBackend<K> {
         Self { is_canary, ..self }
     }
 
+    /// The backend with a counter of the Services' traffic.
+    #[must_use]
+    pub fn counting(self, traffic: Option<TrafficCounter>) -> Self {
+        Self { traffic, ..self }
+    }
+
     /// A backend that has neither read nor written anything yet.
     pub fn new(config: Config, kernel: K) -> Self {
         Self {
             kernel,
             desired: Desired::new(config),
             is_canary: false,
+            traffic: None,
             first: true,
             found: ByFamily::default(),
             generations: Generations::default(),
@@ -484,10 +494,18 @@ impl<K: Kernel> LinuxBackend for NftBackend<K> {
         let found = std::mem::take(&mut self.found);
         // Beside another proxy, that proxy may serve them now.
         let remembered = if self.is_canary { Vec::new() } else { found.values().concat() };
-        let (frontends, removed): (Vec<_>, Vec<_>) =
-            self.desired.take_moved().into_iter().partition(|(_, now)| now.is_some() || !self.is_canary);
+        let moved = self.desired.take_moved();
+        if let Some(traffic) = &self.traffic {
+            traffic.changed(moved.iter().cloned());
+        }
+        let moved = moved.into_iter().map(|(frontend, now)| (frontend, now.map(|served| served.endpoints)));
+        let (frontends, removed): (Vec<_>, Vec<_>) = moved.partition(|(_, now)| now.is_some() || !self.is_canary);
         let handed_over = removed.into_iter().map(|(frontend, _)| frontend).collect();
         Commit { frontends, remembered, handed_over, recheck: false }
+    }
+
+    fn count(&self, counts: &mut Counts) {
+        counts.traffic = self.traffic.as_ref().and_then(TrafficCounter::counted);
     }
 }
 

@@ -14,10 +14,11 @@ use localnet_client::{
     vips::{Config, Facts, Hairpin, Program, Vip, VipKey, Vips},
 };
 use localnet_linux::{
-    conntrack::{Endpoints, Frontend},
+    conntrack::Frontend,
     nft::{Element, TableContent},
+    traffic::Served,
 };
-use localnet_linux_backend::{elements::frontend, table::TableState};
+use localnet_linux_backend::{elements::frontend, table::TableState, traffic};
 use localnet_proto::{ByFamily, Changes, Family, Service, ServiceKey, Snapshot};
 
 use crate::{
@@ -39,9 +40,8 @@ pub struct Desired {
 struct Tables {
     names: ChainNames,
     tables: ByFamily<TableState<SetId>>,
-    /// The VIPs that changed since the last call of `take_moved`, each with the endpoints that may answer now, or
-    /// `None` if it was removed.
-    moved: HashMap<VipKey, Option<Endpoints>>,
+    /// The VIPs that changed since the last call of `take_moved`, each with what it belongs to now, or `None` if it was removed.
+    moved: HashMap<VipKey, Option<Served>>,
     affinity: Affinity,
     /// The pools, sizes and timeouts that session affinity uses.
     shapes: ByFamily<Shape>,
@@ -60,9 +60,9 @@ impl Desired {
         Self { vips: Vips::new(config), tables }
     }
 
-    /// The VIPs whose endpoints may have changed since the last call, each with its present endpoints, or `None` if it
-    /// was removed.
-    pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Endpoints>)> {
+    /// The VIPs whose endpoints may have changed since the last call, each with what it belongs to now, or `None` if it was
+    /// removed.
+    pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Served>)> {
         std::mem::take(&mut self.tables.moved).into_iter().map(|(vip, now)| (frontend(&vip), now)).collect()
     }
 
@@ -193,7 +193,7 @@ impl Program for Tables {
 
 impl Tables {
     fn add(&mut self, key: &VipKey, vip: &Vip) {
-        self.moved.insert(*key, Some(Endpoints::from(vip.serving.clone()).closing(vip.close_after)));
+        self.moved.insert(*key, Some(traffic::served(key, vip)));
         self.affinity.program(key, vip);
         self.change(key, vip, true);
     }

@@ -8,7 +8,10 @@ use localnet_linux::{
     addresses::NodeAddresses,
     nft::{Commit, Event, Subscription},
 };
-use localnet_linux_backend::live::{Live, Watch};
+use localnet_linux_backend::{
+    live::{Live, Watch},
+    traffic,
+};
 use tokio::{select, time};
 use tracing::{info, warn};
 
@@ -19,15 +22,22 @@ pub type LiveBackend = Live<NftBackend<Netlink>, Tables>;
 
 /// Opens the backend, which programs nothing yet. `resync_every` is the interval of the periodic checks, which find changes
 /// that no notification reported. A check is cheap if no program has changed the tables. `canary`: another proxy serves the Services that
-/// the state does not contain. Must be called in a tokio runtime.
+/// the state does not contain. `max_counted`: how many Service ports' traffic is counted separately; 0 to count none. Must be called in a tokio runtime.
 ///
 /// # Errors
 /// Returns an error if nf_tables cannot be used at all, for instance without privileges.
-pub async fn open(config: Config, resync_every: Option<Duration>, canary: bool) -> anyhow::Result<LiveBackend> {
+pub async fn open(
+    config: Config,
+    resync_every: Option<Duration>,
+    canary: bool,
+    max_counted: usize,
+) -> anyhow::Result<LiveBackend> {
     let kernel = Netlink::open()?;
     let tables = Tables::new(Subscription::subscribe(kernel.port()), resync_every);
     let mut backend = NftBackend::new(config, kernel).canary(canary);
     backend.check().context("cannot program nf_tables")?;
+    // The backend's use of nf_tables makes the kernel load connection tracking, which counts the traffic.
+    let backend = backend.counting(traffic::start("nft", max_counted));
     Ok(Live::new(backend, tables, NodeAddresses::default()).await)
 }
 

@@ -10,7 +10,8 @@ use localnet_client::{
     vips::{self, flags::ConfigArgs},
 };
 use localnet_config::Config;
-use localnet_linux::{addresses::NodeAddresses, setup};
+use localnet_linux::{addresses::NodeAddresses, setup, sysctl::Settings};
+use localnet_linux_backend::traffic;
 
 use crate::{LiveBackend, NftBackend, desired::Desired, kernel::Netlink, kube_proxy, live, served};
 
@@ -21,6 +22,10 @@ pub struct Nft {
     /// the other proxy serves it
     #[arg(long)]
     canary: bool,
+    /// Count the connections, packets and bytes of at most N Service ports, and those of all other ports together; 0 counts nothing.
+    /// The backend then sets the sysctl net.netfilter.nf_conntrack_acct
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=traffic::MAX_PORTS))]
+    traffic: u16,
 }
 
 /// The flags of the command `cleanup`.
@@ -51,7 +56,7 @@ impl BackendProgram for Nft {
     async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
         let mut vips = flags.config(config);
         vips.node_port_addresses.localhost = setup::route_localhost(config, Self::MODE, NOT_ON_LOCALHOST);
-        let backend = live::open(vips, Some(config.sync_period), self.canary).await?;
+        let backend = live::open(vips, Some(config.sync_period), self.canary, self.traffic.into()).await?;
         // This comes after the backend's start, because the backend's use of nf_tables makes the kernel load connection
         // tracking.
         if flags.kube_proxy.configures_node() {
@@ -80,8 +85,10 @@ impl BackendProgram for Nft {
         NftBackend::new(vips::Config::default(), Netlink::open()?).remove_all()
     }
 
-    fn init(config: &Config) -> anyhow::Result<()> {
-        setup::init(config, Self::MODE)
+    fn init(&self, config: &Config) -> anyhow::Result<()> {
+        let settings = setup::init(config, Self::MODE);
+        traffic::init(self.traffic.into(), &Settings::default())?;
+        settings
     }
 
     fn command(command: Infallible) -> anyhow::Result<()> {

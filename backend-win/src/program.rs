@@ -76,7 +76,7 @@ impl<K: Kernel + 'static> BackendProgram for Win<K> {
         backend::<K>(flags, config)?.remove_all(more.everything)
     }
 
-    fn init(_: &Config) -> anyhow::Result<()> {
+    fn init(&self, _: &Config) -> anyhow::Result<()> {
         bail!("--init-only: Windows has no settings that need more privileges; remove the flag");
     }
 

@@ -83,7 +83,7 @@ pub trait BackendProgram: Args + Send + Sync + 'static {
     ///
     /// # Errors
     /// Returns an error if a setting could not be applied.
-    fn init(config: &Config) -> anyhow::Result<()>;
+    fn init(&self, config: &Config) -> anyhow::Result<()>;
 
     /// Runs a command that only this backend has.
     ///
@@ -130,7 +130,7 @@ pub enum Command<P: BackendProgram> {
     /// Print the VIPs in the kernel, one line for each address and port
     Dump(P),
     /// Apply the settings of the node that need full root privileges, such as limits of connection tracking, and exit
-    Init(Box<ConfigArgs>),
+    Init(Box<InitArgs<P>>),
     /// A command that only this backend has.
     #[command(flatten)]
     Own(P::Command),
@@ -146,6 +146,16 @@ pub struct CleanupArgs<P: BackendProgram> {
     own: P,
     #[command(flatten)]
     more: P::Cleanup,
+}
+
+/// The flags of the command `init`.
+#[derive(Args)]
+#[group(skip)]
+pub struct InitArgs<P: BackendProgram> {
+    #[command(flatten)]
+    flags: ConfigArgs,
+    #[command(flatten)]
+    own: P,
 }
 
 /// What a command line requests. `C`: the flags of the command `cleanup`.
@@ -181,9 +191,10 @@ pub async fn execute<P: BackendProgram>(
             flags.only("cleanup")?;
             (flags, own, Task::Cleanup(more))
         }
-        Some(Command::Init(flags)) => {
+        Some(Command::Init(arguments)) => {
+            let InitArgs { flags, own } = *arguments;
             flags.only("init")?;
-            (*flags, own, Task::Init)
+            (flags, own, Task::Init)
         }
         None => {
             let to_do = flags.to_do(dry_run)?;
@@ -201,7 +212,7 @@ pub async fn execute<P: BackendProgram>(
     running.log_warnings();
     match task {
         Task::Cleanup(more) => return own.cleanup(&flags, config, more).await,
-        Task::Init => return P::init(config),
+        Task::Init => return own.init(config),
         Task::Serve => {}
     }
     flags.warn_of_brain_flags();

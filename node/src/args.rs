@@ -80,7 +80,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         return (backend.cleanup)(&arguments.backend.own, &arguments.config, config).await;
     }
     if to_do.init_only {
-        return (backend.init)(config);
+        return (backend.init)(&arguments.backend.own, config);
     }
     serve(&arguments, *running, backend).await
 }

@@ -48,7 +48,7 @@ pub struct Entry {
     /// See [`BackendProgram::cleanup`].
     pub cleanup: for<'a> fn(own: &'a ArgMatches, &'a ConfigArgs, &'a Config) -> Work<'a>,
     /// See [`BackendProgram::init`].
-    pub init: fn(&Config) -> anyhow::Result<()>,
+    pub init: fn(own: &ArgMatches, &Config) -> anyhow::Result<()>,
     /// Runs the backend until the program should end, or with [`Options::once`] until one state is applied.
     pub run: for<'a> fn(own: &'a ArgMatches, &'a ConfigArgs, Current, FeedSource, Options) -> Work<'a>,
 }
@@ -63,7 +63,7 @@ impl Entry {
             program: Arguments::<P>::command,
             with_flags: P::augment_args,
             cleanup: cleanup::<P>,
-            init: P::init,
+            init: |own, config| P::from_arg_matches(own)?.init(config),
             run: run::<P>,
         }
     }

@@ -1,12 +1,17 @@
 //! Runs the backend's loop in a node, with states that a test sets.
 
-use std::{cell::RefCell, sync::Arc, thread::JoinHandle, time::Duration};
+use std::{
+    cell::RefCell,
+    sync::Arc,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
 
 use localnet_client::vips::Config;
 use localnet_client::{Options, Report, Revision, Source, SourceError};
 use localnet_lab::Network;
 use localnet_nft::live;
-use localnet_proto::{Snapshot, Update};
+use localnet_proto::{Snapshot, Update, traffic::TrafficReport};
 use tokio::sync::{oneshot, watch};
 
 /// The longest wait for an expected event, with a margin for a busy machine.
@@ -18,6 +23,7 @@ pub(crate) struct Live {
     syncs: std::sync::mpsc::Receiver<Report>,
     /// The attempts in the last report. A report with equal attempts was not caused by a sync.
     attempts: RefCell<String>,
+    traffic: watch::Receiver<TrafficReport>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -25,20 +31,28 @@ pub(crate) struct Live {
 impl Live {
     /// Starts the backend and waits until `state` is applied.
     pub(crate) fn start(network: &Arc<Network>, config: Config, state: Snapshot) -> Self {
+        Self::counting(network, config, state, 0)
+    }
+
+    /// Starts the backend, which counts the traffic of `max_counted` ports, and waits until `state` is applied.
+    pub(crate) fn counting(network: &Arc<Network>, config: Config, state: Snapshot, max_counted: usize) -> Self {
         let (states, receiver) = watch::channel(Snapshot::default());
         let (reports, syncs) = std::sync::mpsc::channel();
+        let (count, traffic) = watch::channel(TrafficReport::default());
         let (stop, stopped) = oneshot::channel::<()>();
         let network = network.clone();
         let work = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
-                let source = States { states: receiver, reports };
+                let source = States { states: receiver, reports, traffic: count };
                 let shutdown = async { _ = stopped.await };
-                localnet_client::run(live::open(config, None, false).await?, source, Options::default(), shutdown).await
+                let backend = live::open(config, None, false, max_counted).await?;
+                localnet_client::run(backend, source, Options::default(), shutdown).await
             })
         };
         let thread = std::thread::spawn(move || network.node().run(work).unwrap());
-        let live = Self { states, syncs, attempts: RefCell::default(), stop: Some(stop), thread: Some(thread) };
+        let live =
+            Self { states, syncs, attempts: RefCell::default(), traffic, stop: Some(stop), thread: Some(thread) };
         live.set(state);
         live
     }
@@ -49,6 +63,19 @@ impl Live {
         let rev = self.states.borrow().revision.rev + 1;
         self.states.send(Snapshot { revision: Revision { instance: 1, rev }, ..state }).unwrap();
         1 + std::iter::from_fn(|| Some(self.next_sync())).take_while(|report| report.received.rev < rev).count()
+    }
+
+    /// The traffic as reported last.
+    pub(crate) fn traffic(&self) -> TrafficReport {
+        self.traffic.borrow().clone()
+    }
+
+    /// Waits for the first report of traffic.
+    pub(crate) fn await_traffic(&self) {
+        let began = Instant::now();
+        while self.traffic().time_millis == 0 {
+            assert!(began.elapsed() < PATIENCE);
+        }
     }
 
     /// Waits for the next sync.
@@ -80,6 +107,7 @@ impl Drop for Live {
 struct States {
     states: watch::Receiver<Snapshot>,
     reports: std::sync::mpsc::Sender<Report>,
+    traffic: watch::Sender<TrafficReport>,
 }
 
 impl Source for States {
@@ -96,6 +124,11 @@ impl Source for States {
     async fn report(&self, report: &Report) -> Result<(), SourceError> {
         // At the end of a test nothing receives the reports.
         _ = self.reports.send(report.clone());
+        Ok(())
+    }
+
+    async fn report_traffic(&self, traffic: &TrafficReport) -> Result<(), SourceError> {
+        self.traffic.send_replace(traffic.clone());
         Ok(())
     }
 

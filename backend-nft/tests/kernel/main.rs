@@ -7,6 +7,7 @@ mod flows;
 mod live;
 mod node_facts;
 mod repair;
+mod traffic;
 
 use std::{net::IpAddr, process::Command, sync::Arc};
 

@@ -52,6 +52,8 @@ pub struct Vip {
     pub service: ServiceKey,
     /// The name of the service's port; may be empty.
     pub port_name: Arc<str>,
+    /// The number of the service's port. Unlike the port of a NodePort's [`VipKey`], it is the same for all VIPs of the port.
+    pub port_number: u16,
     /// `namespace/name:port` for the comments of rules, at most 128 printable bytes without quotes. A port without a
     /// name is represented by its number. All VIPs of the port share the text.
     pub comment: Arc<str>,
@@ -202,6 +204,7 @@ impl Planner<'_> {
         let vip = Vip {
             service: service.key.clone(),
             port_name: port.name.clone(),
+            port_number: port.port,
             comment: comment(service, port),
             by_node_port: false,
             exposure: Exposure::Internal,

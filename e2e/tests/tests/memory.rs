@@ -60,7 +60,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[test]
 fn memory_is_the_same_after_a_hundred_thousand_changes() -> anyhow::Result<()> {
     let changes = env::var("CHANGES").ok().map_or(Ok(100_000), |text| text.parse()).context("CHANGES")?;
-    let open = async || localnet_nft::live::open(Config::default(), None, false).await;
+    let open = async || localnet_nft::live::open(Config::default(), None, false, 0).await;
     in_a_process_of_its_own(|| measure(SERVICES, (WARMING_UP, changes), open))
 }
 

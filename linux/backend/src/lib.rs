@@ -6,6 +6,7 @@
 //!  elements  the elements of VIPs in these sets, and how to read the elements back
 //!  rules     rules and chains of VIPs
 //!  table ──► portions   the transactions from the applied state to the desired state
+//!  traffic   the traffic of Services, as a backend counts and reports it
 //! ```
 
 pub mod elements;
@@ -14,6 +15,7 @@ pub mod portions;
 pub mod rules;
 pub mod sets;
 pub mod table;
+pub mod traffic;
 
 /// Runs `work`, which may block for a while, such as a large transaction. The other tasks of this thread move to another
 /// thread.
