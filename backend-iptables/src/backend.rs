@@ -16,7 +16,7 @@ use localnet_linux::{
     conntrack::{Commit, Frontend},
     shortage::message_is_shortage,
 };
-use localnet_linux_backend::{blocking, elements::frontend, live::LinuxBackend};
+use localnet_linux_backend::{blocking, elements::frontend, live::LinuxBackend, traffic::TrafficCounter};
 use localnet_proto::{
     ByFamily, Changes, Family, ServiceKey, Snapshot,
     wire::{PacketCounts, RuleCount},
@@ -38,6 +38,8 @@ use crate::{
 pub struct IptablesBackend<K> {
     kernel: K,
     desired: Desired,
+    /// Counts the traffic of Services, if the operator wants that.
+    traffic: Option<TrafficCounter>,
     /// Whether nothing has been applied yet.
     first: bool,
     /// The VIPs that the tables contained when they were last read.
@@ -61,11 +63,18 @@ impl<K: Kernel> IptablesBackend<K> {
         Self {
             kernel,
             desired,
+            traffic: None,
             first: true,
             found: Default::default(),
             written: Default::default(),
             read: BTreeSet::new(),
         }
+    }
+
+    /// The backend with a counter of the Services' traffic.
+    #[must_use]
+    pub fn counting(self, traffic: Option<TrafficCounter>) -> Self {
+        Self { traffic, ..self }
     }
 
     /// The kernel that the backend programs.
@@ -340,7 +349,12 @@ impl<K: Kernel> LinuxBackend for IptablesBackend<K> {
 
     fn take_commit(&mut self) -> Commit {
         let remembered = std::mem::take(&mut self.found).values().concat();
-        Commit { frontends: self.desired.take_moved(), remembered, ..Commit::default() }
+        let moved = self.desired.take_moved();
+        if let Some(traffic) = &self.traffic {
+            traffic.changed(moved.iter().cloned());
+        }
+        let frontends = moved.into_iter().map(|(frontend, now)| (frontend, now.map(|served| served.endpoints)));
+        Commit { frontends: frontends.collect(), remembered, ..Commit::default() }
     }
 
     fn count(&self, counts: &mut Counts) {
@@ -356,6 +370,7 @@ impl<K: Kernel> LinuxBackend for IptablesBackend<K> {
         };
         counts.rules = ByFamily::from_fn(of_family);
         counts.packets = self.packets();
+        counts.traffic = self.traffic.as_ref().and_then(TrafficCounter::counted);
     }
 }
 

@@ -14,7 +14,7 @@ use localnet_client::{
     Diagnostic,
     vips::{Config, Vips},
 };
-use localnet_linux::conntrack::{Endpoints, Frontend};
+use localnet_linux::{conntrack::Frontend, traffic::Served};
 use localnet_linux_backend::elements::frontend;
 use localnet_proto::{Changes, Family, ServiceKey, Snapshot};
 
@@ -129,9 +129,9 @@ impl Desired {
         self.tables.rulesets[family].keep(chain);
     }
 
-    /// The VIPs whose endpoints may have changed since the last call, each with its present endpoints, or `None` if the VIP no
+    /// The VIPs whose endpoints may have changed since the last call, each with what it belongs to now, or `None` if the VIP no
     /// longer exists.
-    pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Endpoints>)> {
+    pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Served>)> {
         std::mem::take(&mut self.tables.moved).into_iter().map(|(vip, now)| (frontend(&vip), now)).collect()
     }
 

@@ -8,6 +8,7 @@ use localnet_linux::addresses::NodeAddresses;
 use localnet_linux_backend::{
     blocking,
     live::{Live, Verdict},
+    traffic,
 };
 use localnet_proto::{Changes, Family};
 use tracing::{info, warn};
@@ -20,14 +21,17 @@ use crate::{
 /// The iptables backend of the node, or network namespace, in which it was opened.
 pub type LiveBackend = Live<IptablesBackend<Tools>, Tables>;
 
-/// Opens the backend, which programs nothing yet. Must be called in a tokio runtime.
+/// Opens the backend, which programs nothing yet. `max_counted`: how many Service ports' traffic is counted separately; 0 to count
+/// none. Must be called in a tokio runtime.
 ///
 /// # Errors
 /// Returns an error if the tables cannot be read, for instance without privileges.
-pub async fn open(mut backend: IptablesBackend<Tools>) -> anyhow::Result<LiveBackend> {
+pub async fn open(mut backend: IptablesBackend<Tools>, max_counted: usize) -> anyhow::Result<LiveBackend> {
     let watch = Watch::new(backend.kernel().flavour());
     // Reading needs the same privileges as writing, so this finds missing privileges at the start.
     backend.kernel_mut().save(Family::V4, &mut |_| {}).context("cannot read the tables (CAP_NET_ADMIN is needed)")?;
+    // Reading the table `nat` makes the kernel load connection tracking, which counts the traffic.
+    let backend = backend.counting(traffic::start("iptables", max_counted));
     let tables = Tables { watch, before: None, unreadable: false };
     Ok(Live::new(backend, tables, NodeAddresses::default()).await)
 }

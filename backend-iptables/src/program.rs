@@ -11,6 +11,7 @@ use localnet_client::{
 };
 use localnet_config::Config;
 use localnet_linux::{addresses::NodeAddresses, nfacct, setup, sysctl::Settings};
+use localnet_linux_backend::traffic;
 use tracing::info;
 
 use crate::{Flavour, IptablesBackend, LiveBackend, Tools, desired::Desired, live, served};
@@ -21,6 +22,10 @@ pub struct Iptables {
     /// Variant of iptables [default: the variant that already has rules on this host]
     #[arg(long, value_enum)]
     iptables_flavour: Option<Flavour>,
+    /// Count the connections, packets and bytes of at most N Service ports, and those of all other ports together; 0 counts nothing.
+    /// The backend then sets the sysctl net.netfilter.nf_conntrack_acct
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=traffic::MAX_PORTS))]
+    traffic: u16,
 }
 
 impl BackendProgram for Iptables {
@@ -52,7 +57,7 @@ impl BackendProgram for Iptables {
         let mut vips = flags.config(config);
         vips.node_port_addresses.localhost = setup::route_localhost(config, Self::MODE, NOT_ON_LOCALHOST);
         let desired = desired(vips, liberal);
-        let backend = live::open(IptablesBackend::new(desired, tools)).await?;
+        let backend = live::open(IptablesBackend::new(desired, tools), self.traffic.into()).await?;
         if flags.kube_proxy.configures_node() {
             setup::start(&config.linux);
         }
@@ -88,7 +93,9 @@ impl BackendProgram for Iptables {
     }
 
     fn init(&self, config: &Config) -> anyhow::Result<()> {
-        setup::init(config, Self::MODE)
+        let settings = setup::init(config, Self::MODE);
+        traffic::init(self.traffic.into(), &Settings::default())?;
+        settings
     }
 
     fn command(command: Infallible) -> anyhow::Result<()> {

@@ -117,10 +117,14 @@ impl BackendArgs {
     /// Returns an error if a flag was given that only another backend has. The error contains the flag and that backend.
     pub fn check(&self) -> anyhow::Result<()> {
         let Some(chosen) = self.chosen else { return Ok(()) };
+        let accepted = (chosen.with_flags)(Command::default());
+        let is_foreign = |arg: &&Arg| accepted.get_arguments().all(|of| of.get_id() != arg.get_id());
         for entry in BACKENDS.iter().filter(|entry| entry.name != chosen.name) {
             let flags = (entry.with_flags)(Command::default());
             let is_given = |arg: &&Arg| self.own.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
-            if let Some(flag) = flags.get_arguments().find(is_given).and_then(Arg::get_long) {
+            if let Some(flag) =
+                flags.get_arguments().find(|arg| is_foreign(arg) && is_given(arg)).and_then(Arg::get_long)
+            {
                 let backend = entry.name;
                 bail!("--{flag} needs --backend {backend}; choose that backend or remove --{flag}");
             }
@@ -138,7 +142,10 @@ impl Args for BackendArgs {
             .help("Backend to run [default: the backend for the configured mode; nft if no mode is configured]");
         BACKENDS.iter().fold(command.arg(backend), |command, entry| {
             let own = (entry.with_flags)(Command::default());
-            command.args(own.get_arguments().map(|arg| arg.clone().help_heading(entry.program_name)))
+            // Several backends may have the same flag.
+            let new = own.get_arguments().filter(|arg| command.get_arguments().all(|of| of.get_id() != arg.get_id()));
+            let new: Vec<_> = new.map(|arg| arg.clone().help_heading(entry.program_name)).collect();
+            command.args(new)
         })
     }
 
@@ -196,6 +203,12 @@ mod tests {
             (
                 &["--backend", "ipvs", "--iptables-flavour", "nft"],
                 Some("--iptables-flavour needs --backend iptables; choose that backend or remove --iptables-flavour"),
+            ),
+            (&["--backend", "nft", "--traffic", "5"], None),
+            (&["--backend", "iptables", "--traffic", "5"], None),
+            (
+                &["--backend", "ipvs", "--traffic", "5"],
+                Some("--traffic needs --backend nft; choose that backend or remove --traffic"),
             ),
             (
                 &["--backend", "nft", "--scheduler", "mh"],

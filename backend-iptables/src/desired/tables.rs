@@ -8,7 +8,8 @@ use std::{
 
 use ipnet::IpNet;
 use localnet_client::vips::{Facts, Hairpin, Program, Vip, VipKey};
-use localnet_linux::conntrack::Endpoints;
+use localnet_linux::traffic::Served;
+use localnet_linux_backend::traffic;
 use localnet_proto::{ByFamily, Changes, Family, Protocol, Service, ServiceKey, Snapshot};
 
 use crate::{
@@ -38,8 +39,8 @@ pub(super) struct Tables {
     moved_cluster_ips: BTreeSet<IpAddr>,
     /// The lines for health check node ports.
     health_checks: BTreeMap<ServiceKey, Vec<(Family, Line)>>,
-    /// The VIPs that changed, each with the endpoints that may answer now, or `None` if the VIP no longer exists.
-    pub(super) moved: HashMap<VipKey, Option<Endpoints>>,
+    /// The VIPs that changed, each with what it belongs to now, or `None` if the VIP no longer exists.
+    pub(super) moved: HashMap<VipKey, Option<Served>>,
     pub(super) facts: Option<Facts>,
     /// The number of endpoints and VIPs of all ports.
     counts: ByFamily<Counts>,
@@ -318,7 +319,7 @@ impl Tables {
 
 impl Program for Tables {
     fn program(&mut self, key: &VipKey, vip: &Vip, service: &Service) {
-        self.moved.insert(*key, Some(Endpoints::from(vip.serving.clone()).closing(vip.close_after)));
+        self.moved.insert(*key, Some(traffic::served(key, vip)));
         let comment = self.no_comment.clone();
         let port = self.changing(key, vip);
         port.head = Head {

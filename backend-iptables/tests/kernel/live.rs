@@ -1,6 +1,7 @@
 //! Runs the backend's loop in a node, with one state.
 
 use std::{
+    fmt::Debug,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -10,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use localnet_client::{Options, Report, Revision, Source, SourceError, vips::Config};
+use localnet_client::{Counts, Options, Report, Revision, Source, SourceError, vips::Config};
 use localnet_iptables::{Flavour, IptablesBackend, Tools, desired::Desired, live};
 use localnet_lab::Network;
 use localnet_proto::{Snapshot, Update, wire::PacketCounts};
@@ -38,7 +39,7 @@ impl Live {
             runtime.block_on(async {
                 let state = Snapshot { revision: Revision { instance: 1, rev: 1 }, ..state };
                 let source = OneState { state, given: AtomicBool::new(false), reports };
-                let backend = live::open(IptablesBackend::new(Desired::new(config), Tools::find(flavour)?)).await?;
+                let backend = live::open(IptablesBackend::new(Desired::new(config), Tools::find(flavour)?), 1).await?;
                 let shutdown = async { _ = stopped.await };
                 localnet_client::run(backend, source, Options::default(), shutdown).await
             })
@@ -51,10 +52,22 @@ impl Live {
 
     /// Waits until the backend reports these counted packets.
     pub(crate) fn await_packets(&mut self, expected: PacketCounts) {
-        let packets = |report: &Report| report.counts.as_ref().and_then(|counts| counts.packets);
-        while packets(&self.newest) != Some(expected) {
+        self.await_counts(Some(expected), |counts| counts.packets);
+    }
+
+    /// Waits until the backend has counted so many connections of one port.
+    pub(crate) fn await_connections(&mut self, expected: u64) {
+        self.await_counts(Some(expected), |counts| {
+            let totals = counts.traffic.as_ref()?.ports.iter().filter_map(|port| port.total);
+            Some(totals.map(|total| total.connections).sum())
+        });
+    }
+
+    fn await_counts<T: PartialEq + Debug>(&mut self, expected: T, counted: impl Fn(&Counts) -> T) {
+        let counted = |report: &Report| report.counts.as_ref().map(&counted);
+        while counted(&self.newest).as_ref() != Some(&expected) {
             let next = self.reports.recv_timeout(PATIENCE);
-            self.newest = next.unwrap_or_else(|_| panic!("{:?} instead of {expected:?}", packets(&self.newest)));
+            self.newest = next.unwrap_or_else(|_| panic!("{:?} instead of {expected:?}", counted(&self.newest)));
         }
     }
 }

@@ -226,6 +226,7 @@ services:
         let packets = |accepted| PacketCounts { invalid_dropped: 0, localhost_node_ports_accepted: accepted };
         let mut live = Live::start(&network, config(), flavour, state.clone());
         live.await_packets(packets(0));
+        live.await_connections(0);
         assert!(!list(node, flavour).join("\n").contains("KUBE-NODEPORTS -d 127.0.0.0/8"), "{flavour:?}");
         for to in ["127.0.0.1", "127.0.0.1", "192.168.0.2", "127.0.0.1"] {
             let probe = Probe::new(Protocol::Tcp, format!("{to}:30080").parse().unwrap());
@@ -233,6 +234,7 @@ services:
             assert!(matches!(outcome, Outcome::Answer { .. }), "{flavour:?} {to}: {outcome:?}");
         }
         live.await_packets(packets(3));
+        live.await_connections(4);
         drop(live);
         Live::start(&network, config(), flavour, state.clone()).await_packets(packets(3));
     }

@@ -69,7 +69,7 @@ fn so_it_is_with_iptables() -> anyhow::Result<()> {
     let (services, changes) = BY_TOOLS;
     let open = async || {
         let tools = Tools::find(Flavour::Legacy)?;
-        localnet_iptables::live::open(IptablesBackend::new(Desired::new(Config::default()), tools)).await
+        localnet_iptables::live::open(IptablesBackend::new(Desired::new(Config::default()), tools), 0).await
     };
     in_a_process_of_its_own(|| measure(services, changes, open))
 }
