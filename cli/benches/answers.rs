@@ -211,7 +211,7 @@ fn measure(services: usize) -> anyhow::Result<()> {
     ];
     for (option, format) in formats {
         rows.add_all(format!("get services{option}"), || {
-            show(&Services { services: filter.services(&state).collect() }, format)
+            show(&Services { services: filter.services(&state).collect(), rates: None }, format)
         })?;
         rows.add_all(format!("get endpoints{option}"), || {
             show(&Endpoints::of(filter.services(&state), &BTreeMap::new()), format)
@@ -275,7 +275,7 @@ fn measure(services: usize) -> anyhow::Result<()> {
     })?;
     rows.add_all("top", || {
         let sample = top::Sample { at: Instant::now(), flows: kernel::counted_flows()? };
-        let top = top::count(&state, &explained_world.facts, &sample, None, By::Service);
+        let top = top::count(&state, &explained_world.facts, &sample, None, (By::Service, false));
         show(&top, Format::Table)
     })?;
     anyhow::ensure!(rows.slow.is_empty(), "longer than their limit: {}", rows.slow.join(", "));

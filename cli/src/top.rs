@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Instant};
 
 use clap::ValueEnum;
 use localnet_client::Snapshot;
-use localnet_client::vips::{Facts, service};
+use localnet_client::vips::{Facts, Vip, service};
 use localnet_linux::conntrack::{Counters, Flow, Tuple};
 use localnet_proto::Protocol;
 use serde::Serialize;
@@ -72,6 +72,8 @@ pub struct Row {
     pub unanswered: usize,
     /// The number of flows to endpoints that are no longer eligible.
     pub stale: usize,
+    /// The number of flows to endpoints that get no new connections, because they terminate, are not ready or were removed.
+    pub draining: usize,
     /// The bytes in both directions since each flow began; `None` if the kernel does not count them.
     pub bytes: Option<u64>,
     /// New flows per second since the previous sample.
@@ -80,14 +82,20 @@ pub struct Row {
     pub bytes_per_second: Option<f64>,
 }
 
-/// For each VIP: the name of the owner's port, and the eligible endpoints.
-type Owners = std::collections::HashMap<(Protocol, SocketAddr), (String, std::sync::Arc<[SocketAddr]>)>;
+/// For each VIP: the name of the owner's port, and the VIP.
+type Owners = std::collections::HashMap<(Protocol, SocketAddr), (String, Vip)>;
 
 /// The counters of each flow in the previous sample. Protocol, tuple and ID identify a flow.
 type Before = std::collections::HashMap<(Protocol, Tuple, u32), Option<Counters>>;
 
-/// Counts the flows of a sample. Also computes rates if there is a previous sample.
-pub fn count(state: &Snapshot, facts: &Facts, sample: &Sample, before: Option<&Sample>, by: By) -> Top {
+/// Counts the flows of a sample, or only those that drain. Also computes rates if there is a previous sample.
+pub fn count(
+    state: &Snapshot,
+    facts: &Facts,
+    sample: &Sample,
+    before: Option<&Sample>,
+    (by, only_draining): (By, bool),
+) -> Top {
     let wanted: std::collections::HashSet<SocketAddr> =
         sample.flows.iter().map(|(flow, _)| flow.original.destination).collect();
     let owners = owners(state, facts, |to| wanted.contains(to));
@@ -98,9 +106,13 @@ pub fn count(state: &Snapshot, facts: &Facts, sample: &Sample, before: Option<&S
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
     let mut counted = 0;
     for (flow, counters) in &sample.flows {
-        let Some((service, serving)) = owners.get(&(flow.protocol, flow.original.destination)) else { continue };
+        let Some((service, vip)) = owners.get(&(flow.protocol, flow.original.destination)) else { continue };
         counted += 1;
-        let flow_row = FlowRow::of(flow, serving);
+        let flow_row = FlowRow::of(flow, &vip.serving);
+        let drains = ![&vip.endpoints, &vip.local_endpoints].iter().any(|of| of.contains(&flow_row.endpoint));
+        if only_draining && !drains {
+            continue;
+        }
         let name = match by {
             By::Service => service.clone(),
             By::Endpoint => flow_row.endpoint.to_string(),
@@ -110,6 +122,7 @@ pub fn count(state: &Snapshot, facts: &Facts, sample: &Sample, before: Option<&S
         row.flows += 1;
         row.unanswered += usize::from(!flow_row.answered);
         row.stale += usize::from(flow_row.stale);
+        row.draining += usize::from(drains);
         if let Some(counters) = counters {
             row.bytes = Some(row.bytes.unwrap_or_default().saturating_add(counters.bytes()));
         }
@@ -157,7 +170,7 @@ impl Top {
 pub fn stale(state: &Snapshot, facts: &Facts, flows: &[Flow]) -> (usize, Vec<FlowRow>) {
     let wanted: std::collections::HashSet<SocketAddr> = flows.iter().map(|flow| flow.original.destination).collect();
     let owners = owners(state, facts, |to| wanted.contains(to));
-    let serving = |flow: &Flow| owners.get(&(flow.protocol, flow.original.destination)).map(|(_, serving)| serving);
+    let serving = |flow: &Flow| owners.get(&(flow.protocol, flow.original.destination)).map(|(_, vip)| &vip.serving);
     let rows: Vec<_> = flows.iter().filter_map(|flow| Some(FlowRow::of(flow, serving(flow)?))).collect();
     (rows.len(), rows.into_iter().filter(|row| row.stale).collect())
 }
@@ -175,7 +188,7 @@ fn owners(state: &Snapshot, facts: &Facts, wanted: impl Fn(&SocketAddr) -> bool)
             continue;
         }
         for (key, vip) in service::plan(service, facts).vips {
-            owners.entry((key.protocol, key.socket())).or_insert((vip.comment.to_string(), vip.serving));
+            owners.entry((key.protocol, key.socket())).or_insert((vip.comment.to_string(), vip));
         }
     }
     owners
@@ -185,7 +198,9 @@ impl Show for Top {
     fn human(&self, style: Style) -> String {
         let has_rates = self.rows.iter().any(|row| row.new_per_second.is_some());
         let has_bytes = self.rows.iter().any(|row| row.bytes.is_some());
+        let has_draining = self.rows.iter().any(|row| row.draining > 0);
         let mut headings = vec!["NAME", "FLOWS", "UNANSWERED", "STALE"];
+        headings.extend(has_draining.then_some("DRAINING"));
         headings.extend(has_rates.then_some("NEW/S"));
         headings.extend(has_bytes.then_some("BYTES"));
         headings.extend((has_rates && has_bytes).then_some("BYTES/S"));
@@ -196,6 +211,9 @@ impl Show for Top {
             table.add(|to| {
                 to.cell(&row.name).cell(row.flows);
                 to.toned(row.unanswered, tone(row.unanswered, Tone::Odd)).toned(row.stale, tone(row.stale, Tone::Bad));
+                if has_draining {
+                    to.cell(row.draining);
+                }
                 let rate = has_rates.then(|| format!("{:.1}", row.new_per_second.unwrap_or_default()));
                 let bytes = has_bytes.then(|| number(row.bytes.map(|bytes| bytes as f64)));
                 let bytes_rate = (has_rates && has_bytes).then(|| number(row.bytes_per_second));
@@ -258,7 +276,7 @@ services:
         let at = Instant::now();
         let sample = Sample { at, flows: flows.iter().map(|flow| (*flow, None)).collect() };
         let top = |by| {
-            let top = count(&state, &facts, &sample, None, by);
+            let top = count(&state, &facts, &sample, None, (by, false));
             assert_eq!((top.flows, top.others), (3, 1));
             top.rows
                 .iter()
@@ -271,7 +289,10 @@ services:
         let (count_of_flows, stale) = stale(&state, &facts, &flows);
         assert_eq!(count_of_flows, 3);
         assert_eq!(stale.iter().map(|row| row.endpoint.to_string()).collect::<Vec<_>>(), ["10.0.0.9:53"]);
-        let row = &count(&state, &facts, &sample, None, By::Service).rows[0];
+        let draining = count(&state, &facts, &sample, None, (By::Endpoint, true));
+        assert_eq!(draining.rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), ["10.0.0.9:53"]);
+        assert_eq!((draining.rows[0].draining, draining.flows), (1, 3));
+        let row = &count(&state, &facts, &sample, None, (By::Service, false)).rows[0];
         assert_eq!((row.bytes, row.new_per_second, row.bytes_per_second), (None, None, None));
 
         // Two seconds later, two of the three flows have continued and one is new.
@@ -279,13 +300,13 @@ services:
         let before = Sample { at, flows: vec![(flows[0], counted(1000)), (flows[2], counted(500))] };
         let now = [(flows[0], counted(5000)), (flows[1], counted(60)), (flows[2], counted(500))];
         let now = Sample { at: at + Duration::from_secs(2), flows: now.into() };
-        let top = count(&state, &facts, &now, Some(&before), By::Service);
+        let top = count(&state, &facts, &now, Some(&before), (By::Service, false));
         let row = &top.rows[0];
         assert_eq!((row.bytes, row.new_per_second, row.bytes_per_second), (Some(5560), Some(0.5), Some(2030.0)));
         let text = top.human(Style::default());
-        assert!(text.starts_with("NAME         FLOWS  UNANSWERED  STALE  NEW/S  BYTES  BYTES/S\n"), "{text}");
-        assert!(text.contains("dns/dns:dns  3      1           1      0.5    5.6K   2.0K\n"), "{text}");
-        let uncounted = Top { counts_bytes: false, ..count(&state, &facts, &sample, None, By::Service) };
+        assert!(text.starts_with("NAME         FLOWS  UNANSWERED  STALE  DRAINING  NEW/S  BYTES  BYTES/S\n"), "{text}");
+        assert!(text.contains("dns/dns:dns  3      1           1      1         0.5    5.6K   2.0K\n"), "{text}");
+        let uncounted = Top { counts_bytes: false, ..count(&state, &facts, &sample, None, (By::Service, false)) };
         assert!(uncounted.human(Style::default()).contains("nf_conntrack_acct=1"));
     }
 

@@ -52,20 +52,20 @@ impl Live {
 
     /// Waits until the backend reports these counted packets.
     pub(crate) fn await_packets(&mut self, expected: PacketCounts) {
-        self.await_counts(Some(expected), |counts| counts.packets);
+        self.await_counts(&Some(expected), |counts| counts.packets);
     }
 
     /// Waits until the backend has counted so many connections of one port.
     pub(crate) fn await_connections(&mut self, expected: u64) {
-        self.await_counts(Some(expected), |counts| {
+        self.await_counts(&Some(expected), |counts| {
             let totals = counts.traffic.as_ref()?.ports.iter().filter_map(|port| port.total);
             Some(totals.map(|total| total.connections).sum())
         });
     }
 
-    fn await_counts<T: PartialEq + Debug>(&mut self, expected: T, counted: impl Fn(&Counts) -> T) {
+    fn await_counts<T: PartialEq + Debug>(&mut self, expected: &T, counted: impl Fn(&Counts) -> T) {
         let counted = |report: &Report| report.counts.as_ref().map(&counted);
-        while counted(&self.newest).as_ref() != Some(&expected) {
+        while counted(&self.newest).as_ref() != Some(expected) {
             let next = self.reports.recv_timeout(PATIENCE);
             self.newest = next.unwrap_or_else(|_| panic!("{:?} instead of {expected:?}", counted(&self.newest)));
         }

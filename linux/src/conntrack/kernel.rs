@@ -69,6 +69,9 @@ pub enum Error {
     Io(#[from] io::Error),
 }
 
+/// A flow of a dump with its traffic, or `None` if the kernel has written the next part of the dump.
+pub type Part<'a> = Option<(&'a Flow, Option<Counters>)>;
+
 /// The conntrack table of a network namespace. Calls block while the kernel works.
 #[derive(Debug)]
 pub struct Kernel {
@@ -142,11 +145,7 @@ impl Kernel {
     ///
     /// # Errors
     /// Returns the errors of [`Conntrack::dump`].
-    pub fn translated(
-        &mut self,
-        family: Family,
-        visit: &mut dyn FnMut(Option<(&Flow, Option<Counters>)>),
-    ) -> Result<(), Error> {
+    pub fn translated(&mut self, family: Family, visit: &mut dyn FnMut(Part<'_>)) -> Result<(), Error> {
         let visit = std::cell::RefCell::new(visit);
         let mut flow = |flow: &Flow, counters| (visit.borrow_mut())(Some((flow, counters)));
         self.dump_of(family, Wanted::Translated, &mut || (visit.borrow_mut())(None), &mut flow)

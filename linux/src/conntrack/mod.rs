@@ -30,7 +30,7 @@ pub(crate) use cleaner::processor_time;
 pub use cleaner::{Cleaner, Commit};
 pub use flow::{Counters, Flow, Selection, Status, TcpState, Tuple, Volume, Zone};
 pub use frontends::{Endpoints, Frontend, Frontends, Serving};
-pub use kernel::{Conntrack, Error, Kernel};
+pub use kernel::{Conntrack, Error, Kernel, Part};
 pub use limits::Limits;
 pub use recheck::Recheck;
 pub use reconciler::{Due, FamilyReport, Reconciler, Report};

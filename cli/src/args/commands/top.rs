@@ -18,11 +18,15 @@ use crate::top::{self, By, Sample};
 #[command(after_help = "Examples:
   localnet top
   localnet top --by endpoint --most 5
+  localnet top --draining --by endpoint    # may a node or pod be removed?
   localnet top --interval 2")]
 pub(crate) struct Top {
     /// Object to count flows by
     #[arg(long, value_enum, default_value_t)]
     by: By,
+    /// Count only flows to endpoints that get no new connections, because they terminate, are not ready or were removed
+    #[arg(long)]
+    draining: bool,
     /// Maximum number of rows
     #[arg(long, default_value_t = 20, value_name = "NUMBER")]
     most: usize,
@@ -54,7 +58,7 @@ pub(super) async fn run(flags: &Top, global: &Global) -> Answered {
         let facts = configuration.facts(&state.node, Some(&local));
         let flows = kernel::counted_flows().map_err(|error| unreadable(global, &error.to_string()))?;
         let sample = Sample { at: Instant::now(), flows };
-        let mut top = top::count(&state, &facts, &sample, before.as_ref(), flags.by);
+        let mut top = top::count(&state, &facts, &sample, before.as_ref(), (flags.by, flags.draining));
         top.rows.truncate(flags.most);
         if let Some(rates) = global.rates(brain.as_ref()).await {
             top.set_rates(&rates, flags.by);

@@ -1,3 +1,5 @@
+//! Flows begin, end and repeat, and the ledger counts each packet once.
+
 use super::*;
 use crate::conntrack::testing::{Stage, address, endpoints, flow, frontend};
 
@@ -65,7 +67,8 @@ fn counting() -> Ledger {
 #[test]
 fn a_flow_counts_once_however_the_ledger_learns_of_it() {
     let (one, all) = (to(VIP, A, 1), packets(5));
-    let rows: [(&str, &dyn Fn(&mut Ledger)); 6] = [
+    type Row<'a> = (&'a str, &'a dyn Fn(&mut Ledger));
+    let rows: [Row<'_>; 6] = [
         ("its end only", &|ledger| ledger.end(one, all)),
         ("a dump, then its end", &|ledger| {
             ledger.dump(&[(one, packets(2))]);
