@@ -224,6 +224,22 @@ fn external_addresses_can_be_disabled() {
     }
 }
 
+/// kubernetes/kubernetes#128928: kube-proxy kept an entry for each deleted Service.
+#[test]
+fn nothing_remains_of_deleted_objects() {
+    let mut cluster = synced(vec![], vec![]);
+    for name in ["a", "b"] {
+        let slice = SliceObject { service: Some(name.into()), ..one(name, "10.1.0.1") };
+        cluster.handle(Event::Apply(Object::Service(named(name, "10.96.0.1"))));
+        cluster.handle(Event::Apply(Object::Slice(slice)));
+        cluster.handle(delete(Kind::Service, name));
+        cluster.handle(delete(Kind::Slice, name));
+    }
+    cluster.localize().unwrap();
+    let left = [cluster.services.len(), cluster.slices.len(), cluster.owners.len(), cluster.dirty.len()];
+    assert_eq!(left, [0; 4]);
+}
+
 /// A Node may be deleted while its machine still runs and its pods are still reachable. kube-proxy does the same.
 #[test]
 fn the_facts_of_a_deleted_node_stay() {
