@@ -273,7 +273,8 @@ fn tables_of_another_shape_are_replaced_in_one_transaction() {
     let mut other = FakeKernel::default();
     let table = plan::table(Family::V4);
     let mut transaction = Transaction::new();
-    let odd = Arc::new(localnet_linux::nft::Set::new("services", [localnet_linux::nft::FieldType::Mark]));
+    let odd = localnet_linux::nft::Set::new("services", [localnet_linux::nft::FieldType::Mark]);
+    let odd = Arc::new(localnet_linux::nft::Set { size: Some(64), ..odd });
     transaction.add_table(&table).add_set(&table, &odd);
     other.apply(&transaction).unwrap();
     let mut backend = NftBackend::new(config(), other);
@@ -283,6 +284,7 @@ fn tables_of_another_shape_are_replaced_in_one_transaction() {
         .whole()
         .unwrap();
     assert_eq!(backend.kernel.log.len(), 3, "that of the test, and one for each family");
+    assert_eq!(normal(&backend.kernel), planned(&backend));
     assert!(has(&backend, SetId::Services, ("172.30.0.41", 80)).is_some());
 }
 

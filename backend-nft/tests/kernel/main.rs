@@ -208,6 +208,7 @@ fn any_damage_to_the_tables_is_repaired_at_the_start() {
         "flush ruleset",
         "flush chain ip localnet services",
         "flush map ip localnet endpoints",
+        "delete element ip localnet services { 172.30.0.13 . tcp . 80 }; add element ip localnet services { 172.30.0.13 . tcp . 80 comment \"default/many:web\" : 0:1 }",
         "delete element ip6 localnet cluster-ips { fd00:172:30::10 }",
         "add element ip localnet cluster-ips { 10.0.0.1 }",
         "add chain ip localnet odd { type filter hook input priority 5; }",
