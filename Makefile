@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine ebpf python go examples cluster build demo test simulate simulate-mutants conformance-ipvs chart images packages release differential differential-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-scale instructions bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine ebpf python go examples cluster build demo test simulate simulate-mutants museum conformance-ipvs chart images packages release differential differential-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-scale instructions bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -91,6 +91,9 @@ simulate: ## Simulate a node with SEEDS (500) new seeds of changes and faults (F
 
 simulate-mutants: ## Plant each mutant of e2e/sim/mutants, and check that the simulation finds it within SEEDS (1000) seeds (docs/simulation.md)
 	@SEEDS=$(or $(SEEDS),1000) e2e/sim/mutants.sh
+
+museum: deps ## Plant each old bug of docs/museum.md, and check that its tests pass without it and fail with it (ROWS='B-02 …': a part; needs root)
+	@e2e/museum.sh $(ROWS)
 
 differential: deps controlplane ## Compare the oracle, our backends and kube-proxy on random clusters with N (20000) random packets (SEED=… repeats a run; PEER=previous: with kube-proxy of the previous minor version; EVALUATE=…: so many more packets in each state, which `localnet shadow` evaluates and nobody sends)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet-ebpf -p localnet

@@ -500,7 +500,7 @@ fn the_museum_names_tests_mutants_and_cases_that_exist() {
     let museum = fs::read_to_string(root().join("docs/museum.md")).unwrap();
     let sources = rust_sources();
     let mut missing = Vec::new();
-    for row in museum.lines().filter(|line| line.starts_with("| B-")) {
+    for row in museum.lines().filter(|line| line.starts_with("| B-") || line.starts_with("| L-")) {
         let parts: Vec<_> = row.split('`').collect();
         for [before, quoted] in parts.chunks(2).filter_map(|pair| <[&str; 2]>::try_from(pair).ok()) {
             let exists = match quoted.split_once("::") {
@@ -518,4 +518,41 @@ fn the_museum_names_tests_mutants_and_cases_that_exist() {
         }
     }
     assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// `make museum` takes minutes, so `make test` does not include it.
+#[test]
+fn each_row_of_the_museum_has_a_patch_that_applies_or_a_reason() {
+    let museum = fs::read_to_string(root().join("docs/museum.md")).unwrap();
+    let (covered, others) = museum.split_once("## Not covered").unwrap();
+    let number = |row: &str| row.split(' ').nth(1).unwrap_or_default().to_owned();
+    let rows: Vec<_> = covered.lines().filter(|line| line.starts_with("| B-") || line.starts_with("| L-")).collect();
+    let named: BTreeSet<_> = rows.iter().map(|row| number(row)).collect();
+    assert_eq!(named.len(), rows.len(), "two rows have the same number");
+    let mut wrong = Vec::new();
+    for row in rows {
+        let number = number(row);
+        let patch = fs::read_to_string(root().join(format!("e2e/museum/{number}.patch")));
+        let runs = row.split('`').skip(1).step_by(2).any(|name| name.contains("::") && !name.starts_with("e2e/"));
+        match patch {
+            Ok(_) if !runs && !row.contains("Case `") => wrong.push(format!("{number} names no test outside of e2e")),
+            Ok(text) if !text.contains(&format!("name == \"{number}\"")) => {
+                wrong.push(format!("e2e/museum/{number}.patch is not switched on by MUTANT={number}"));
+            }
+            Err(_) if !others.contains(&format!("| {number} |")) => {
+                wrong.push(format!("{number} has no patch in e2e/museum and no reason in \"Not covered\""));
+            }
+            Ok(_) | Err(_) => {}
+        }
+    }
+    let patches = fs::read_dir(root().join("e2e/museum")).unwrap().map(|entry| entry.unwrap().path());
+    let mut patches: Vec<_> = patches.collect();
+    patches.sort();
+    let stem = |path: &Path| path.file_stem().unwrap().to_string_lossy().into_owned();
+    wrong.extend(
+        patches.iter().filter(|path| !named.contains(&stem(path))).map(|path| format!("{} has no row", name(path))),
+    );
+    let check = Command::new("git").args(["apply", "--check"]).args(&patches).current_dir(root()).output().unwrap();
+    wrong.extend((!check.status.success()).then(|| String::from_utf8_lossy(&check.stderr).into_owned()));
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
