@@ -256,6 +256,7 @@ impl<K: Kernel> IpvsBackend<K> {
         let removal = self.desired.table(family).removal();
         match removal.iter().try_for_each(|transaction| self.kernel.nft().apply(transaction).map(drop)) {
             Ok(()) => self.desired.table(family).removed(),
+            Err(error) if error.hides_outcome() => self.desired.table(family).forget(),
             Err(error) => debug!(%error, "cannot delete unused chains yet"),
         }
     }

@@ -38,6 +38,8 @@ pub(crate) struct FakeKernel {
     pub(crate) short: bool,
     /// The family whose rules the kernel refuses.
     pub(crate) no_rules: Option<Family>,
+    /// After how many more transactions the answer to one is lost.
+    pub(crate) unanswered_after: Option<usize>,
     /// The requests as text, one line for each.
     pub(crate) log: Vec<String>,
 }
@@ -149,7 +151,9 @@ impl nft::Kernel for FakeKernel {
         }
         transaction.changes().iter().for_each(|change| self.write(change));
         self.log.push("rules".to_owned());
-        Ok(TransactionSize::default())
+        let is_lost = self.unanswered_after == Some(0);
+        self.unanswered_after = self.unanswered_after.and_then(|transactions| transactions.checked_sub(1));
+        if is_lost { Err(Error::Unanswered) } else { Ok(TransactionSize::default()) }
     }
 
     fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<LiveTable>, Error> {

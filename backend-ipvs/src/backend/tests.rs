@@ -449,3 +449,19 @@ fn an_annotation_selects_the_scheduler() {
     assert_eq!(synced(&mut backend, &named("wlc"), &web_changed()).1, []);
     assert_eq!(scheduler(&backend), "wlc");
 }
+
+/// The answer to the removal of an unused chain was lost. After each change, the backend tried in vain to remove the chain again.
+#[test]
+fn an_unused_chain_is_removed_once_even_if_the_answer_is_lost() {
+    let (with, without) = (state(), Snapshot { services: std::collections::BTreeMap::new(), ..state() });
+    let rules = |log: Vec<String>| log.iter().filter(|line| *line == "rules").count();
+    let mut backend = backend(Options::default());
+    sync(&mut backend, &with, &Changes::everything());
+    let tables = &mut backend.kernel.tables;
+    tables.values_mut().for_each(|table| _ = table.chains.insert("old".into(), localnet_linux::nft::Chain::new("old")));
+    let mut backend = restarted(&backend);
+    // The change itself, the rules of the chain, and the chain.
+    backend.kernel.unanswered_after = Some(2);
+    assert_eq!(rules(sync(&mut backend, &without, &Changes::everything())), 3);
+    assert_eq!(rules(sync(&mut backend, &with, &web_changed())), 1);
+}
