@@ -7,4 +7,4 @@ cd "$(dirname "$0")/../.."
 for crate in sim brain client cluster linux linux-backend nft proto; do
     set -- "$@" --config "profile.dev.package.localnet-$crate.opt-level=2"
 done
-exec "${CARGO:-cargo}" build --locked "$@" -p localnet-sim
+exec "${CARGO:-cargo}" build --locked "$@" --workspace --bin localnet-sim

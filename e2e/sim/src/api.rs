@@ -4,7 +4,7 @@
 //! clients of a real one see.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -20,7 +20,7 @@ use localnet_cluster::objects::Kind;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc, watch},
     time::{self, Instant},
 };
 use tower::BoxError;
@@ -32,6 +32,8 @@ type Line = Result<Frame<Bytes>, BoxError>;
 
 /// The most objects in one page. A real API server may also send less than the requested number.
 const PAGE: usize = 5;
+/// The time in which [`Counts::busiest`] counts requests.
+const RUSH: Duration = Duration::from_secs(10);
 /// The longest time between two bookmarks.
 const BOOKMARK: Duration = Duration::from_secs(60);
 
@@ -60,7 +62,7 @@ pub enum Mood {
     Refusing(u16),
     /// It answers nothing.
     Hanging,
-    /// It breaks off in the middle of each list.
+    /// It breaks off in the middle of some pages of lists.
     Truncating,
 }
 
@@ -82,12 +84,21 @@ struct State {
     epoch: u64,
     tokens: BTreeMap<String, (u64, u64, Vec<Value>)>,
     mood: Mood,
+    /// Whether watches are served from a cache, as by most versions of the API server, and not by etcd.
+    is_cached: bool,
     /// The longest delay of answers and changes, in milliseconds.
     latency: BTreeMap<Kind, u64>,
     /// The kinds whose open watches deliver nothing more.
     silent: BTreeMap<Kind, u64>,
     ends: BTreeMap<Kind, (u64, End)>,
     watches: u64,
+    /// The streams of watches that the API server has not ended.
+    streams: Vec<(Kind, mpsc::WeakUnboundedSender<Line>)>,
+    /// When the last requests arrived.
+    requests: BTreeMap<Kind, VecDeque<Instant>>,
+    /// After how many more requests the brain crashes.
+    crash_in: Option<u32>,
+    crash: Arc<Notify>,
     counts: BTreeMap<Kind, Counts>,
 }
 
@@ -110,6 +121,10 @@ pub struct Counts {
     pub lists: u64,
     /// The number of reasons for a list: restarts of the brain, restores, errors, and silent or broken watches.
     pub reasons: u64,
+    /// The largest number of requests within 10 s.
+    pub busiest: usize,
+    /// The number of watches that neither side has ended.
+    pub open: usize,
 }
 
 /// The contents of a backup.
@@ -119,8 +134,10 @@ pub struct Backup(u64, BTreeMap<Key, Value>, BTreeMap<Key, u64>);
 impl Api {
     /// An empty API server, whose delays follow from `seed`.
     pub fn new(seed: u64, trace: Trace) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
         Self(Arc::new(Mutex::new(State {
-            rng: StdRng::seed_from_u64(seed),
+            is_cached: rng.random(),
+            rng,
             trace,
             version: watch::Sender::new(100),
             objects: BTreeMap::new(),
@@ -134,6 +151,10 @@ impl Api {
             silent: BTreeMap::new(),
             ends: BTreeMap::new(),
             watches: 0,
+            streams: Vec::new(),
+            requests: BTreeMap::new(),
+            crash_in: None,
+            crash: Arc::default(),
             counts: BTreeMap::new(),
         })))
     }
@@ -247,9 +268,32 @@ impl Api {
         }
     }
 
+    /// Time has passed, and no task has run. Lists in progress and quiet watches may be too late now.
+    pub fn stood_still(&self) {
+        let state = &mut *self.lock();
+        Kind::ALL.into_iter().for_each(|kind| state.counts.entry(kind).or_default().reasons += 2);
+    }
+
     /// The counts of each kind.
     pub fn counts(&self) -> BTreeMap<Kind, Counts> {
-        self.lock().counts.clone()
+        let state = &mut *self.lock();
+        let is_open = |stream: &mpsc::WeakUnboundedSender<Line>| stream.upgrade().is_some_and(|open| !open.is_closed());
+        state.streams.retain(|(_, stream)| is_open(stream));
+        for (kind, counts) in &mut state.counts {
+            counts.open = state.streams.iter().filter(|(of, _)| of == kind).count();
+        }
+        state.counts.clone()
+    }
+
+    /// Lets [`Self::crash`] resolve after so many more requests, or, if `None`, no more.
+    pub fn crash_after(&self, requests: Option<u32>) {
+        self.lock().crash_in = requests;
+    }
+
+    /// Resolves when the brain has to crash, in the middle of a request.
+    pub async fn crash(&self) {
+        let crash = Arc::clone(&self.lock().crash);
+        crash.notified().await;
     }
 
     async fn answer(self, request: http::Request<Body>) -> Result<Answer, BoxError> {
@@ -266,6 +310,7 @@ impl Api {
         };
         let (delay, mood) = {
             let mut state = self.lock();
+            state.count_request(kind);
             (state.delay(kind), state.mood)
         };
         time::sleep(delay).await;
@@ -288,22 +333,28 @@ impl Api {
     }
 
     async fn watch(self, kind: Kind, version: u64, timeout: Duration) -> Answer {
-        if version > *self.lock().version.borrow() {
+        // Some versions of the API server refuse a version of the future. The others send only what is newer.
+        let is_cached = self.lock().is_cached;
+        if version > *self.lock().version.borrow() && !is_cached {
             time::sleep(Duration::from_secs(3)).await;
             self.lock().counts.entry(kind).or_default().reasons += 1;
             return status(504, "Too large resource version");
         }
         let (sender, receiver) = mpsc::unbounded_channel();
         let (epoch, watch, changed) = {
-            let mut state = self.lock();
-            if version < state.floor {
+            let state = &mut *self.lock();
+            // etcd refuses an old version with the status. The cache of the API server reports it in the stream, as `due` does.
+            if version < state.floor && !is_cached {
                 state.counts.entry(kind).or_default().reasons += 1;
                 return status(410, "too old resource version");
             }
             // The brain knows the objects of this version.
             let counts = state.counts.entry(kind).or_default();
-            counts.delivered = counts.delivered.max(version);
+            if (state.floor..=*state.version.borrow()).contains(&version) {
+                counts.delivered = counts.delivered.max(version);
+            }
             state.watches += 1;
+            state.streams.push((kind, sender.downgrade()));
             (state.epoch, state.watches, state.version.subscribe())
         };
         let watcher = Watcher { api: self, kind, version, epoch, watch, until: Instant::now() + timeout };
@@ -317,6 +368,22 @@ impl State {
     fn delay(&mut self, kind: Kind) -> Duration {
         let most = self.latency.get(&kind).copied().unwrap_or(5);
         Duration::from_millis(self.rng.random_range(0..=most))
+    }
+
+    fn count_request(&mut self, kind: Kind) {
+        let requests = self.requests.entry(kind).or_default();
+        requests.push_back(Instant::now());
+        while requests.front().is_some_and(|first| first.elapsed() > RUSH) {
+            requests.pop_front();
+        }
+        let counts = self.counts.entry(kind).or_default();
+        counts.busiest = counts.busiest.max(requests.len());
+        if let Some(left) = self.crash_in.take() {
+            self.crash_in = left.checked_sub(1);
+            if left == 0 {
+                self.crash.notify_one();
+            }
+        }
     }
 
     fn list(&mut self, kind: Kind, limit: usize, token: Option<&str>, truncates: bool) -> Answer {
@@ -341,7 +408,7 @@ impl State {
         let next = if rest.is_empty() { String::new() } else { format!("{epoch}-{version}-{kind}-{}", rest.len()) };
         self.trace.add(format_args!("list of {kind} at {version}: {} objects, {} more", page.len(), rest.len()));
         let text = json!({ "metadata": { "resourceVersion": version.to_string(), "continue": next }, "items": page });
-        if truncates {
+        if truncates && self.rng.random() {
             let half = text.to_string();
             let half = Bytes::from(half[..half.len() / 2].to_owned());
             let lines: [Line; 2] = [Ok(Frame::data(half)), Err("connection reset".into())];
@@ -417,6 +484,9 @@ impl Watcher {
             return (Some(format!("{status}\n")), Some(End::Expired));
         }
         let current = *state.version.borrow();
+        if current < self.version {
+            return (Some(String::new()), end);
+        }
         let new = state.history.iter().filter(|record| record.kind == self.kind && record.version > self.version);
         let new: Vec<_> = new.filter_map(|record| Some((record.version, record.line()?))).collect();
         let mut text: String = new.iter().map(|(_, line)| line.as_str()).collect();

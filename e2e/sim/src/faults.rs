@@ -9,6 +9,7 @@ use crate::{
     api::{Api, End, Mood},
     backends::Subsystem,
     kernel::{CommitFault, Kernel},
+    link::Link,
 };
 
 /// A kind of fault.
@@ -28,16 +29,28 @@ pub enum Fault {
     ApiRefuses,
     /// The API server accepts requests for a while, but answers none.
     ApiHangs,
-    /// The API server breaks off in the middle of each list for a while.
+    /// The API server breaks off in the middle of some pages of lists for a while.
     TruncatedLists,
     /// etcd is restored from a backup.
     Restore,
     /// The brain is killed or stopped, and starts again later.
     BrainEnds,
-    /// The backend is killed, and starts again later.
+    /// The brain crashes in the middle of one of its next requests to the API server, and starts again later.
+    BrainCrashes,
+    /// The brain is replaced by one of an older version, which sends no deltas and does not know reports.
+    Downgrade,
+    /// The configuration of the node's addresses changes.
+    Configuration,
+    /// The backend is killed at one of its next polls, and starts again later.
     BackendEnds,
+    /// Time passes, and no task runs, as if the machine was suspended.
+    StandStill,
+    /// The wall clock jumps.
+    ClockJump,
     /// Some of the next commits fail, in one of the ways of [`CommitFault`].
     FailedCommits,
+    /// The kernel lacks memory for some of the commits for a while.
+    ShortMemory,
     /// The backend lacks its privileges for a while.
     Denied,
     /// Reads of the kernel fail for a while.
@@ -48,6 +61,8 @@ pub enum Fault {
     ForeignEdit,
     /// The backend requests states late for a while.
     SlowReader,
+    /// Calls from the backend to the brain break off for a while, in one of the ways of `Cut`.
+    BrokenCalls,
     /// Flows can be neither read nor deleted for a while.
     UnreadableFlows,
     /// Packets that are in flight create some of the deleted flows again.
@@ -55,7 +70,7 @@ pub enum Fault {
 }
 
 /// The faults, and how many of a hundred steps of a run with this fault are such a fault.
-pub const FAULTS: [(Fault, u32); 19] = [
+pub const FAULTS: [(Fault, u32); 26] = [
     (Fault::Compaction, 4),
     (Fault::EndedWatches, 8),
     (Fault::SilentWatches, 2),
@@ -64,15 +79,22 @@ pub const FAULTS: [(Fault, u32); 19] = [
     (Fault::ApiRefuses, 3),
     (Fault::ApiHangs, 2),
     (Fault::TruncatedLists, 3),
-    (Fault::Restore, 1),
+    (Fault::Restore, 3),
     (Fault::BrainEnds, 4),
+    (Fault::BrainCrashes, 4),
+    (Fault::Downgrade, 2),
+    (Fault::Configuration, 4),
     (Fault::BackendEnds, 4),
+    (Fault::StandStill, 3),
+    (Fault::ClockJump, 3),
     (Fault::FailedCommits, 10),
+    (Fault::ShortMemory, 3),
     (Fault::Denied, 2),
     (Fault::Unreadable, 2),
     (Fault::RefusedObject, 2),
     (Fault::ForeignEdit, 5),
     (Fault::SlowReader, 4),
+    (Fault::BrokenCalls, 4),
     (Fault::UnreadableFlows, 4),
     (Fault::LatePackets, 4),
 ];
@@ -96,18 +118,23 @@ pub enum Todo {
         /// How long it is down.
         down: Duration,
     },
-    /// Kill the backend after this many polls.
+    /// Kill the backend after it has been polled this many times.
     EndBackend {
         /// After how many polls.
         polls: u32,
     },
+    /// Let this time pass while no task runs.
+    StandStill(Duration),
+    /// Change the configuration of the brain.
+    Configure,
 }
 
 /// Injects a fault.
-pub fn inject<S: Subsystem>(fault: Fault, rng: &mut StdRng, api: &Api, kernel: &Kernel<S>) -> Todo {
+pub fn inject<S: Subsystem>(fault: Fault, rng: &mut StdRng, api: &Api, kernel: &Kernel<S>, link: &Link) -> Todo {
     let kind = *Kind::ALL.choose(rng).unwrap_or(&Kind::Slice);
     let polls = rng.random_range(0..60);
-    let a_while = Duration::from_millis(rng.random_range(10..20_000));
+    let longest = if rng.random_bool(0.1) { 200_000 } else { 20_000 };
+    let a_while = Duration::from_millis(rng.random_range(10..longest));
     match fault {
         Fault::Compaction => api.compact(),
         Fault::EndedWatches => {
@@ -128,17 +155,35 @@ pub fn inject<S: Subsystem>(fault: Fault, rng: &mut StdRng, api: &Api, kernel: &
                 _ => Mood::Truncating,
             });
             if rng.random() {
-                Kind::ALL.into_iter().for_each(|kind| api.end(kind, End::Broken));
+                let end = if rng.random() { End::Broken } else { End::Expired };
+                Kind::ALL.into_iter().for_each(|kind| api.end(kind, end));
             }
             return Todo::HealAfter(a_while);
         }
         Fault::Restore => return Todo::Restore,
         Fault::BrainEnds => return Todo::EndBrain { gracefully: rng.random(), polls, down: a_while / 4 },
+        Fault::BrainCrashes => {
+            api.crash_after(Some(rng.random_range(0..8)));
+            if rng.random() {
+                api.end(kind, End::Expired);
+            }
+        }
+        Fault::Downgrade => {
+            link.downgrade_next();
+            return Todo::EndBrain { gracefully: rng.random(), polls, down: a_while / 4 };
+        }
+        Fault::Configuration => return Todo::Configure,
         Fault::BackendEnds => return Todo::EndBackend { polls },
+        Fault::StandStill => return Todo::StandStill(a_while),
+        Fault::ClockJump => link.jump(rng.random(), a_while * 100),
         Fault::FailedCommits => {
             use CommitFault::{AnswerLost, CrashAfter, CrashBefore, EditAfter, EditBefore, Short, Unanswered};
             let all = [Short, Unanswered, AnswerLost, CrashBefore, CrashAfter, EditBefore, EditAfter];
             kernel.fail_next((0..rng.random_range(1..6_u8)).filter_map(|_| all.choose(rng).copied()).collect());
+        }
+        Fault::ShortMemory => {
+            kernel.set_short();
+            return Todo::HealAfter(a_while);
         }
         Fault::Denied => {
             kernel.deny();
@@ -153,7 +198,11 @@ pub fn inject<S: Subsystem>(fault: Fault, rng: &mut StdRng, api: &Api, kernel: &
             return Todo::HealAfter(a_while);
         }
         Fault::SlowReader => {
-            kernel.set_pause(a_while / 10);
+            link.set_pause(a_while / 10);
+            return Todo::HealAfter(a_while);
+        }
+        Fault::BrokenCalls => {
+            link.break_calls();
             return Todo::HealAfter(a_while);
         }
         Fault::UnreadableFlows => {

@@ -5,9 +5,10 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
-use localnet_brain::{feed::State, reports::Reports};
+use localnet_brain::{feed::State, health::progress::Health, reports::Reports};
 use localnet_client::{
     Synced,
     served::{Entry, Expected, Lacks, Served, To},
@@ -19,6 +20,28 @@ use localnet_proto::{ByFamily, Digest, Family, Revision, ServiceKey, Snapshot, w
 use tokio::time::Instant;
 
 use crate::{api::Counts, backends::Subsystem, truth::Truth};
+
+/// How long a backend may take to apply a revision before the node is unhealthy.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// How long after that the brain may take to notice it. It counts revisions of one second as published together.
+const NOTICE: Duration = Duration::from_secs(5);
+/// How long the report of a sync may take. The longest pause between two attempts is 10 s.
+const REPORTED: Duration = Duration::from_secs(30);
+/// The most requests of one kind within 10 s. Each end of a watch may cause a list.
+const MOST_REQUESTS: usize = 100;
+
+/// What the simulation sees of a running brain.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// The newest state.
+    pub state: &'a State,
+    /// The reports that it has received.
+    pub reports: &'a Reports,
+    /// The health of the node.
+    pub health: &'a Health,
+    /// Since when calls from the backend to the brain have worked.
+    pub calm_since: Instant,
+}
 
 /// The ledger. Clones share it.
 #[derive(Clone, Debug)]
@@ -47,6 +70,12 @@ struct Inner {
     truth: Truth,
     /// When each instance of the brain started.
     started: HashMap<u64, Instant>,
+    /// When the backend last started.
+    backend_started: Option<Instant>,
+    /// When each revision of the running brain was first seen.
+    published_at: BTreeMap<u64, Instant>,
+    /// When the running brain first had a health of each family.
+    reported_at: ByFamily<Option<Instant>>,
     /// The digest of each known revision.
     digests: HashMap<Revision, Digest>,
     /// The newest published revision of each instance.
@@ -58,6 +87,8 @@ struct Inner {
     possible: ByFamily<Vec<Arc<Served>>>,
     /// The state and the revision of the last sync that succeeded.
     applied: ByFamily<Revision>,
+    /// When the running backend applied the newest revision.
+    applied_at: ByFamily<Option<Instant>>,
     refused: BTreeSet<ServiceKey>,
     /// How often another program has damaged the table, and how much of that the backend has repaired.
     damage: ByFamily<u64>,
@@ -97,12 +128,16 @@ impl Ledger {
             violation: None,
             truth: Truth::default(),
             started: HashMap::new(),
+            backend_started: None,
+            published_at: BTreeMap::new(),
+            reported_at: ByFamily::default(),
             digests: HashMap::new(),
             published: HashMap::new(),
             received: HashMap::new(),
             plans: HashMap::new(),
             possible: ByFamily::default(),
             applied: ByFamily::default(),
+            applied_at: ByFamily::default(),
             refused: BTreeSet::new(),
             damage: ByFamily::default(),
             seen: ByFamily::default(),
@@ -149,18 +184,31 @@ impl Ledger {
 
     /// An instance of the brain starts.
     pub fn brain_started(&self, instance: u64) {
-        self.lock().started.insert(instance, Instant::now());
+        let mut inner = self.lock();
+        inner.started.insert(instance, Instant::now());
+        inner.published_at.clear();
+        inner.reported_at = ByFamily::default();
     }
 
-    /// The backend has received a state.
-    pub fn received(&self, state: &Snapshot) {
+    /// The backend starts.
+    pub fn backend_started(&self) {
         let mut inner = self.lock();
-        inner.check_one_content(state.revision, Digest::of(state));
-        inner.check_complete(state);
+        inner.backend_started = Some(Instant::now());
+        inner.applied_at = ByFamily::default();
+    }
+
+    /// The backend has received a state after it requested one other than `held`.
+    pub fn received(&self, state: &Snapshot, held: Revision) {
+        let mut inner = self.lock();
+        if state.revision == held {
+            inner.violated("new-states", format!("the backend receives {held}, which it holds"));
+        }
         let Revision { instance, rev } = state.revision;
         if let Some(before) = inner.received.insert(instance, rev).filter(|before| *before > rev) {
             inner.violated("revisions-rise", format!("the backend receives revision {rev} after {before}"));
         }
+        inner.check_one_content(state.revision, Digest::of(state));
+        inner.check_complete(state);
     }
 
     /// A sync of a state starts.
@@ -192,6 +240,9 @@ impl Ledger {
                 continue;
             }
             inner.possible[family] = vec![Arc::clone(&plan)];
+            if inner.applied[family] != state.revision || inner.applied_at[family].is_none() {
+                inner.applied_at[family] = Some(Instant::now());
+            }
             inner.applied[family] = state.revision;
             let of = |served: &Served| {
                 let of_family = served.0.iter().filter(|(vip, _)| vip.family() == family);
@@ -264,15 +315,18 @@ impl Ledger {
     }
 
     /// Checks everything that holds at any time.
-    pub fn check(&self, brain: Option<(&State, &Reports)>, counts: BTreeMap<Kind, Counts>) {
+    pub fn check(&self, brain: Option<Seen<'_>>, counts: BTreeMap<Kind, Counts>) {
         let mut inner = self.lock();
         inner.check_known_plan();
-        if let Some((state, reports)) = brain {
-            inner.check_published(state);
-            inner.check_honest_reports(reports);
+        if let Some(seen) = brain {
+            inner.check_published(seen.state);
+            inner.check_honest_reports(seen.reports, seen.state.revision().instance);
+            inner.check_true_health(&seen);
         }
-        inner.check_stays_served(brain.map(|(state, _)| state.revision()), &counts);
+        inner.check_stays_served(brain.map(|seen| seen.state.revision()), &counts);
         inner.check_bounded_lists(&counts);
+        inner.check_one_watch(&counts);
+        inner.check_bounded_requests(&counts);
         if inner.delivered.as_ref().is_none_or(|(at, _)| *at < Instant::now()) {
             inner.delivered = Some((Instant::now(), counts));
         }
@@ -314,16 +368,25 @@ impl Inner {
         }
     }
 
+    /// A new revision differs from the one before.
+    fn check_revisions_differ(&mut self, Revision { instance, rev }: Revision, digest: Digest) {
+        let before = Revision { instance, rev: rev.saturating_sub(1) };
+        if self.digests.get(&before) == Some(&digest) {
+            self.violated("revisions-differ", format!("revision {rev} has the content of the one before"));
+        }
+    }
+
     /// Revisions of an instance never go back.
     fn check_published(&mut self, state: &State) {
         let Revision { instance, rev } = state.revision();
         if rev == 0 {
             return;
         }
-        self.check_one_content(state.revision(), state.digest());
         if let Some(before) = self.published.insert(instance, rev).filter(|before| *before > rev) {
             self.violated("revisions-rise", format!("the brain publishes revision {rev} after {before}"));
         }
+        self.check_one_content(state.revision(), state.digest());
+        self.check_revisions_differ(state.revision(), state.digest());
     }
 
     /// A state lacks no Service that has existed since before the brain started.
@@ -390,14 +453,20 @@ impl Inner {
     }
 
     /// A report claims no revision that the kernel has not committed, and its digest is that of the revision.
-    fn check_honest_reports(&mut self, reports: &Reports) {
+    fn check_honest_reports(&mut self, reports: &Reports, instance: u64) {
         let Some(report) = reports.last(self.profile.name).map(|received| received.report) else { return };
         for family in Family::BOTH {
             let number = i32::from(IpFamily::from(family));
             let Some(claim) = report.families.iter().find(|claim| claim.family == number) else { continue };
             let revision = Revision { instance: report.instance_id, rev: claim.applied_rev };
             let applied = self.applied[family];
-            if claim.applied_rev == 0 || applied.instance != revision.instance {
+            if claim.applied_rev == 0 {
+                continue;
+            }
+            if applied.instance != revision.instance {
+                if revision.instance == instance {
+                    self.violated("honest-reports", format!("{family:?} claims {revision}, but holds {applied}"));
+                }
                 continue;
             }
             if applied.rev < revision.rev {
@@ -406,6 +475,34 @@ impl Inner {
             let digest = self.digests.get(&revision).copied();
             if claim.applied_digest != 0 && digest.is_some_and(|digest| digest.0 != claim.applied_digest) {
                 self.violated("honest-reports", format!("{family:?} reports a wrong digest for {revision}"));
+            }
+        }
+    }
+
+    /// The brain's health answers agree with what the backend has applied.
+    fn check_true_health(&mut self, seen: &Seen<'_>) {
+        let Revision { instance, rev } = seen.state.revision();
+        let now = Instant::now();
+        if rev > 0 {
+            self.published_at.entry(rev).or_insert(now);
+        }
+        for (family, health) in &seen.health.families {
+            let family = *family;
+            let first_seen = *self.reported_at[family].get_or_insert(now);
+            let applied = self.applied[family];
+            let held = if applied.instance == instance { applied.rev } else { 0 };
+            let pending = self.published_at.range(held + 1..).next().map(|(_, at)| *at);
+            let begun = self.backend_started.max(Some(first_seen)).max(Some(seen.calm_since));
+            match pending {
+                None if !health.is_healthy()
+                    && self.applied_at[family].is_some_and(|at| begun.max(Some(at)) < Some(now - REPORTED)) =>
+                {
+                    self.violated("true-health", format!("{family:?} counts as late, but holds {applied}"));
+                }
+                Some(since) if health.is_healthy() && begun.max(Some(since)) < Some(now - PATIENCE - NOTICE) => {
+                    self.violated("true-health", format!("{family:?} counts as healthy, but only holds {applied}"));
+                }
+                _ => {}
             }
         }
     }
@@ -458,6 +555,20 @@ impl Inner {
             if *lists > reasons + 2 {
                 self.violated("bounded-lists", format!("{lists} lists of {kind} for {reasons} reasons"));
             }
+        }
+    }
+
+    /// The brain has at most one open watch of a kind.
+    fn check_one_watch(&mut self, counts: &BTreeMap<Kind, Counts>) {
+        for (kind, Counts { open, .. }) in counts.iter().filter(|(_, counts)| counts.open > 1) {
+            self.violated("one-watch", format!("{open} watches of {kind} are open"));
+        }
+    }
+
+    /// The brain does not overload the API server.
+    fn check_bounded_requests(&mut self, counts: &BTreeMap<Kind, Counts>) {
+        for (kind, Counts { busiest, .. }) in counts.iter().filter(|(_, counts)| counts.busiest > MOST_REQUESTS) {
+            self.violated("bounded-requests", format!("{busiest} requests for {kind} within 10 s"));
         }
     }
 }

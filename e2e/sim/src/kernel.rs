@@ -3,12 +3,11 @@
 use std::{
     fmt::{self, Display},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use localnet_proto::Family;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
     backends::{Edit, Subsystem},
@@ -16,6 +15,9 @@ use crate::{
     invariants::Ledger,
     trace::Trace,
 };
+
+/// The most commits without any time in between.
+const MOST_AT_ONCE: u32 = 1000;
 
 /// What happens to the next commits of the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,9 +69,13 @@ impl<S: Subsystem> fmt::Debug for Kernel<S> {
 struct State<S: Subsystem> {
     fake: S,
     flows: Flows,
-    /// How long the backend waits before it requests a state, as on an overloaded node.
-    pause: Duration,
     faults: Vec<CommitFault>,
+    /// Whether some commits lack memory.
+    is_short: bool,
+    /// Whether anything has gone wrong since the last sync started.
+    is_troubled: bool,
+    /// When the last commit was tried, and how many were at this time.
+    last: (Instant, u32),
     is_denied: bool,
     is_unreadable: bool,
     rng: StdRng,
@@ -84,13 +90,15 @@ impl<S: Subsystem> Kernel<S> {
     pub fn new(fake: S, seed: u64, ledger: Ledger, trace: Trace) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let flows = Flows::new(rng.random(), ledger.clone(), trace.clone());
-        let (faults, is_denied, is_unreadable, pause) = (Vec::new(), false, false, Duration::ZERO);
+        let (faults, is_denied, is_unreadable) = (Vec::new(), false, false);
         let (commits, subscriber) = (0, None);
         Self(Arc::new(Mutex::new(State {
             fake,
             flows,
-            pause,
             faults,
+            is_short: false,
+            is_troubled: false,
+            last: (Instant::now(), 0),
             is_denied,
             is_unreadable,
             rng,
@@ -108,16 +116,6 @@ impl<S: Subsystem> Kernel<S> {
     /// The tracked flows.
     pub fn flows(&self) -> Flows {
         self.lock().flows.clone()
-    }
-
-    /// How long the backend waits before it requests a state.
-    pub fn pause(&self) -> Duration {
-        self.lock().pause
-    }
-
-    /// Sets how long the backend waits before it requests a state.
-    pub fn set_pause(&self, pause: Duration) {
-        self.lock().pause = pause;
     }
 
     /// A copy of the subsystem.
@@ -145,15 +143,32 @@ impl<S: Subsystem> Kernel<S> {
         self.lock().is_unreadable = true;
     }
 
+    /// Lets some commits lack memory.
+    pub fn set_short(&self) {
+        self.lock().is_short = true;
+    }
+
+    /// A sync starts.
+    pub fn sync_starts(&self) {
+        self.lock().is_troubled = false;
+    }
+
+    /// A sync has succeeded for all families and Services.
+    pub fn sync_succeeds(&self) {
+        let State { fake, is_troubled, ledger, .. } = &mut *self.lock();
+        if !*is_troubled && let Some(waste) = fake.waste() {
+            ledger.violated("no-waste", waste);
+        }
+    }
+
     /// Ends all faults.
     pub fn heal(&self) {
-        let State { flows, pause, fake, faults, ledger, is_denied, is_unreadable, .. } = &mut *self.lock();
-        *pause = Duration::ZERO;
+        let State { flows, fake, faults, ledger, is_short, is_denied, is_unreadable, .. } = &mut *self.lock();
         flows.set_failing(false);
         flows.set_late(0);
         ledger.hates(false);
         faults.clear();
-        (*is_denied, *is_unreadable) = (false, false);
+        (*is_short, *is_denied, *is_unreadable) = (false, false, false);
         fake.heal();
     }
 
@@ -194,6 +209,7 @@ impl<S: Subsystem> Kernel<S> {
     ) -> Result<T, E> {
         let mut state = self.lock();
         if state.is_denied || state.is_unreadable {
+            state.is_troubled = true;
             return Err(error(if state.is_denied { Failure::Denied } else { Failure::Unreadable }));
         }
         let answer = read(&mut state.fake)?;
@@ -215,8 +231,18 @@ impl<S: Subsystem> Kernel<S> {
         if state.is_denied {
             return Err(error(Failure::Denied));
         }
-        let fault = state.faults.pop();
+        let now = Instant::now();
+        state.last = if state.last.0 == now { (now, state.last.1 + 1) } else { (now, 1) };
+        let mut fault = state.faults.pop();
+        if state.is_short && state.rng.random() {
+            fault = Some(CommitFault::Short);
+        }
+        if state.last.1 > MOST_AT_ONCE {
+            state.ledger.violated("no-hang", "the backend commits again and again without a pause");
+            fault = Some(CommitFault::CrashBefore);
+        }
         if let Some(fault) = fault {
+            state.is_troubled = true;
             state.trace.add(format_args!("fault in a commit: {fault:?}"));
         }
         match fault {
@@ -243,6 +269,7 @@ impl<S: Subsystem> Kernel<S> {
 
 impl<S: Subsystem> State<S> {
     fn edit(&mut self, elsewhere: bool, silent: bool) {
+        self.is_troubled = true;
         let Edit { what, damages, notice } = self.fake.edit(&mut self.rng, elsewhere, silent);
         if !damages.is_empty() {
             self.ledger.damaged(&damages, &self.fake);
@@ -270,7 +297,10 @@ impl<S: Subsystem> State<S> {
                 self.trace.add(format_args!("commit of {what}"));
                 self.ledger.committed(&self.fake);
             }
-            Err(error) => self.trace.add(format_args!("the kernel refuses a commit: {error}")),
+            Err(error) => {
+                self.is_troubled = true;
+                self.trace.add(format_args!("the kernel refuses a commit: {error}"));
+            }
         }
         result
     }

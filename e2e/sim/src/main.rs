@@ -210,13 +210,17 @@ fn report(seed: u64, backend: Option<Name>, output: &str, shrinks: bool) -> anyh
     let mut options = options(backend, &without);
     options.push("--trace".to_owned());
     let (result, trace, _) = child(seed, &options)?;
+    let of_run = backend.unwrap_or_else(|| Name::of_seed(seed)).to_possible_value();
+    let of_run = of_run.as_ref().map_or("", |value| value.get_name());
+    let corpus = format!("{seed} {of_run} {}", violated(output));
     let steps: String =
         trace.lines().filter(|line| line.contains("  step: ")).map(|line| format!("{line}\n")).collect();
     println!(
-        "{result}{} of {all} steps remain:\n{steps}to repeat it:\n  {} run {seed} {}",
+        "{result}{} of {all} steps remain:\n{steps}to repeat it:\n  {} run {seed} {}\nto keep it, a line for e2e/sim/tests/corpus.txt:\n  {}",
         all - without.len(),
         std::env::args().next().unwrap_or_default(),
-        options.join(" ")
+        options.join(" "),
+        corpus,
     );
     Ok(())
 }

@@ -3,13 +3,20 @@
 use std::{
     net::IpAddr,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    pin::pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    task::Poll,
     time::Duration,
 };
 
 use anyhow::Context as _;
 use localnet_brain::{
     Brain,
+    feed::State,
+    health::{self, progress::Health},
     reports::Reports,
     serve::{self, Listener, ServerState},
 };
@@ -18,6 +25,7 @@ use localnet_client::{
     vips::Effective,
 };
 use localnet_cluster::localize::NodeIps;
+use localnet_config::NodePortAddresses;
 use localnet_linux::conntrack::Commit;
 use localnet_linux_backend::live;
 use localnet_proto::{Address, Update};
@@ -32,8 +40,10 @@ use crate::{
     api::Api,
     backends::Subsystem,
     flows::Cleaning,
-    invariants::Ledger,
+    invariants::{Ledger, PATIENCE},
     kernel::{Crash, Kernel},
+    link::Link,
+    replay::replay,
     trace::Trace,
     world::NODE,
 };
@@ -44,21 +54,32 @@ pub struct RunningBrain {
     pub brain: Brain,
     /// The reports of the backend.
     pub reports: Reports,
+    /// The configuration of the node's addresses.
+    pub node_ips: watch::Sender<NodeIps>,
+    health: Arc<health::Inputs>,
+    /// The first state that the simulation has seen.
+    first: Option<Snapshot>,
     serving: JoinSet<anyhow::Result<()>>,
     stop: CancellationToken,
-    _node_ips: watch::Sender<NodeIps>,
 }
 
 impl RunningBrain {
-    /// Starts a brain that serves on `socket`.
+    /// Starts a brain that serves on `socket`, with a configuration of the node's addresses.
     ///
     /// # Errors
     /// Returns an error if the socket cannot be bound.
-    pub async fn start(api: &Api, socket: &Path, ledger: &Ledger, trace: &Trace) -> anyhow::Result<Self> {
+    pub async fn start(
+        (api, link): (&Api, &Link),
+        socket: &Path,
+        node_ips: NodeIps,
+        ledger: &Ledger,
+        trace: &Trace,
+    ) -> anyhow::Result<Self> {
         api.brain_starts();
+        link.brain_starts();
         let address = Address::Unix(socket.to_owned());
         let listener = Listener::bind(&address, &serve::Options::default()).await?;
-        let (node_ips, chosen) = watch::channel(NodeIps::default());
+        let (node_ips, chosen) = watch::channel(node_ips);
         let mut brain = localnet_brain::start_on(api.server(), &localnet_cluster::Options::of_node(NODE), chosen);
         let instance = brain.feed().state().revision().instance;
         ledger.brain_started(instance);
@@ -73,7 +94,31 @@ impl RunningBrain {
         let stop = CancellationToken::new();
         let mut serving = JoinSet::new();
         serving.spawn(serve::run(vec![listener], state, stop.clone().cancelled_owned()));
-        Ok(Self { brain, reports, serving, stop, _node_ips: node_ips })
+        let options =
+            health::Options { healthz: None, node_port_addresses: NodePortAddresses::default(), timeout: PATIENCE };
+        let clock = link.clone();
+        let health = health::Inputs::new(&options, brain.feed(), &reports, Arc::new(move || clock.now()));
+        serving.spawn(follow(Arc::clone(&health), brain.feed().subscribe(), reports.clone(), stop.clone()));
+        Ok(Self { brain, reports, node_ips, health, first: None, serving, stop })
+    }
+
+    /// The health of the node.
+    pub fn health(&self) -> Health {
+        self.health.health().0
+    }
+
+    /// Remembers the newest state if it is the first one.
+    pub fn look(&mut self, state: &State) {
+        if self.first.is_none() && state.revision().rev > 0 {
+            self.first = state.snapshot().ok();
+        }
+    }
+
+    /// Checks that the history leads from the first to the newest state.
+    pub fn check_replay(&self, ledger: &Ledger) {
+        if let Some(Err(error)) = self.first.clone().map(|first| replay(first, self.brain.feed())) {
+            ledger.violated("replays", error);
+        }
     }
 
     /// Stops the brain: by a signal if `gracefully` is set, else by a kill.
@@ -98,26 +143,70 @@ impl RunningBrain {
     }
 }
 
+/// Processes each revision and each report at once, as the health servers do.
+async fn follow(
+    health: Arc<health::Inputs>,
+    mut revision: watch::Receiver<Revision>,
+    reports: Reports,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let mut reports = reports.subscribe();
+    loop {
+        health.health();
+        tokio::select! {
+            changed = revision.changed() => changed?,
+            changed = reports.changed() => changed?,
+            () = stop.cancelled() => return Ok(()),
+        }
+    }
+}
+
+/// The value of a fuse that is off.
+const OFF: u32 = u32::MAX;
+
+/// Runs a future until it has been polled as often as `fuse` says. Then drops it, wherever it waits, and returns `None`.
+async fn fused<F: Future>(future: F, fuse: &AtomicU32) -> Option<F::Output> {
+    let mut future = pin!(future);
+    std::future::poll_fn(|context| match fuse.load(Ordering::Relaxed) {
+        0 => {
+            fuse.store(OFF, Ordering::Relaxed);
+            Poll::Ready(None)
+        }
+        left => {
+            fuse.store(if left == OFF { OFF } else { left - 1 }, Ordering::Relaxed);
+            future.as_mut().poll(context).map(Some)
+        }
+    })
+    .await
+}
+
 /// The backend, which a supervisor starts again after each crash.
 pub struct RunningBackend {
     current: Arc<Mutex<Option<AbortHandle>>>,
+    fuse: Arc<AtomicU32>,
     supervisor: JoinHandle<()>,
 }
 
 impl RunningBackend {
     /// Starts the backend and its supervisor.
-    pub fn start<S: Subsystem>(kernel: Kernel<S>, socket: &Path, ledger: Ledger, trace: Trace) -> Self {
+    pub fn start<S: Subsystem>((kernel, link): (Kernel<S>, Link), socket: &Path, ledger: Ledger, trace: Trace) -> Self {
         let current = Arc::new(Mutex::new(None));
+        let fuse = Arc::new(AtomicU32::new(OFF));
+        let countdown = Arc::clone(&fuse);
         let (handle, address) = (Arc::clone(&current), Address::Unix(socket.to_owned()));
         let supervisor = tokio::spawn(async move {
             loop {
                 trace.add("the backend starts");
-                let running = tokio::spawn(run(kernel.clone(), address.clone(), ledger.clone()));
+                ledger.backend_started();
+                let backend = run(kernel.clone(), link.clone(), address.clone(), ledger.clone());
+                let fuse = Arc::clone(&countdown);
+                let running = tokio::spawn(async move { fused(backend, &fuse).await });
                 *handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(running.abort_handle());
                 match running.await {
-                    Ok(Ok(())) => ledger.violated("no-panic", "the backend has ended by itself"),
+                    Ok(None) => {}
+                    Ok(Some(Ok(()))) => ledger.violated("no-panic", "the backend has ended by itself"),
                     // Without privileges, the backend exits at the start.
-                    Ok(Err(error)) => trace.add(format_args!("the backend exits: {error:#}")),
+                    Ok(Some(Err(error))) => trace.add(format_args!("the backend exits: {error:#}")),
                     Err(error) => {
                         if error.try_into_panic().is_ok_and(|panic| !panic.is::<Crash>()) {
                             ledger.violated("no-panic", "the backend has panicked");
@@ -128,7 +217,12 @@ impl RunningBackend {
                 time::sleep(Duration::from_millis(rand::random_range(10..3000))).await;
             }
         });
-        Self { current, supervisor }
+        Self { current, fuse, supervisor }
+    }
+
+    /// Kills the backend after it has been polled so many times, or, if `None`, no more.
+    pub fn kill_after(&self, polls: Option<u32>) {
+        self.fuse.store(polls.unwrap_or(OFF), Ordering::Relaxed);
     }
 
     /// Kills the backend.
@@ -146,34 +240,38 @@ impl Drop for RunningBackend {
     }
 }
 
-async fn run<S: Subsystem>(kernel: Kernel<S>, address: Address, ledger: Ledger) -> anyhow::Result<()> {
+async fn run<S: Subsystem>(kernel: Kernel<S>, link: Link, address: Address, ledger: Ledger) -> anyhow::Result<()> {
     let source = grpc::Brain::new(address, None).context("failed to connect")?;
-    let source = Recorded { source, state: Mutex::default(), kernel: kernel.clone(), ledger: ledger.clone() };
+    let source = Recorded { source, state: Mutex::default(), link, ledger: ledger.clone() };
     let node = Node(Arc::new(Mutex::new(Cleaning::new(kernel.flows()))));
-    let backend = Observed { backend: S::open(kernel, node.clone()).await?, node, ledger };
+    let backend = S::open(kernel.clone(), node.clone()).await?;
+    let backend = Observed { backend, kernel, node, ledger };
     localnet_client::run(backend, source, Options::default(), std::future::pending()).await
 }
 
-/// Records the states that a source delivers.
-struct Recorded<T, S: Subsystem> {
+/// Records the states that a source delivers over a connection with faults.
+struct Recorded<T> {
     source: T,
     state: Mutex<Snapshot>,
-    kernel: Kernel<S>,
+    link: Link,
     ledger: Ledger,
 }
 
-impl<T: Source, S: Subsystem> Source for Recorded<T, S> {
+impl<T: Source> Source for Recorded<T> {
     async fn next(&self, have: Revision, fold: bool) -> Result<Update, SourceError> {
-        time::sleep(self.kernel.pause()).await;
-        let update = self.source.next(have, fold).await?;
+        time::sleep(self.link.pause()).await;
+        // An older brain answers each request with the full state.
+        let fold = fold && !self.link.is_old();
+        let update = self.link.call(self.source.next(have, fold)).await?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.apply(update.clone());
-        self.ledger.received(&state);
+        self.ledger.received(&state, have);
         Ok(update)
     }
 
     async fn report(&self, report: &Report) -> Result<(), SourceError> {
-        self.source.report(report).await
+        // The client ignores that an older brain does not know reports.
+        if self.link.is_old() { Ok(()) } else { self.link.call(self.source.report(report)).await }
     }
 
     fn describe(&self) -> String {
@@ -206,13 +304,14 @@ impl live::Node for Node {
 }
 
 /// Records the syncs of a backend, and deletes stale flows.
-struct Observed<B> {
-    backend: B,
+struct Observed<S: Subsystem> {
+    backend: S::Backend,
+    kernel: Kernel<S>,
     node: Node,
     ledger: Ledger,
 }
 
-impl<B: Backend> Backend for Observed<B> {
+impl<S: Subsystem> Backend for Observed<S> {
     fn name(&self) -> &'static str {
         self.backend.name()
     }
@@ -235,9 +334,13 @@ impl<B: Backend> Backend for Observed<B> {
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
         self.ledger.sync_starts(state);
+        self.kernel.sync_starts();
         let result = self.backend.sync(state, changes).await;
         self.ledger.sync_ends(state, &result);
         let is_complete = result.as_ref().is_ok_and(|synced| synced.failed.is_empty() && synced.refused.is_empty());
+        if is_complete {
+            self.kernel.sync_succeeds();
+        }
         self.node.cleaning().after_sync(is_complete.then_some(state));
         result
     }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use localnet_cluster::{
     Cluster, Options,
-    localize::Localized,
+    localize::{Localized, NodeIps},
     objects::{Event as Change, Kind, Object},
 };
 use localnet_proto::{Digest, Family, Revision, Snapshot};
@@ -16,8 +16,9 @@ use crate::{
     api::{Api, Backup, Mood},
     backends::{Name, Subsystem, nft::Nft},
     faults::{FAULTS, Fault, Todo, inject},
-    invariants::Ledger,
+    invariants::{Ledger, Seen},
     kernel::Kernel,
+    link::Link,
     node::{RunningBackend, RunningBrain},
     trace::Trace,
     world::{Key, World, differing},
@@ -26,6 +27,9 @@ use crate::{
 /// How long after the last fault the node may take to hold the state of the cluster. The brain keeps objects that are
 /// suddenly missing from a list for 300 s, and asks again about once a minute; a silent watch takes 300 s to notice.
 const CONVERGENCE: Duration = Duration::from_secs(1800);
+/// The most tasks and file descriptors at the end of a run.
+const MOST_TASKS: usize = 40;
+const MOST_DESCRIPTORS: usize = 30;
 /// The longest run.
 const LONGEST: Duration = Duration::from_secs(4 * 3600);
 /// The time between two checks at the end.
@@ -102,7 +106,10 @@ struct Driver<S: Subsystem> {
     /// exists.
     restored_from: Option<u64>,
     changes: u64,
+    /// The configuration of the node's addresses.
+    node_ips: NodeIps,
     api: Api,
+    link: Link,
     kernel: Kernel<S>,
     /// The kernel at the start.
     empty: S,
@@ -131,10 +138,11 @@ async fn run_on<S: Subsystem + Sync>(seed: u64, without: &[usize], prints: bool)
     let mut rng = StdRng::seed_from_u64(seed ^ 0x5eed);
     let api = Api::new(rng.random(), trace.clone());
     let seed_of_kernel = rng.random();
+    let link = Link::new(rng.random());
     let empty = S::new(&mut rng);
     let ledger = Ledger::new(empty.clone());
     let kernel = Kernel::new(empty.clone(), seed_of_kernel, ledger.clone(), trace.clone());
-    let backend = RunningBackend::start(kernel.clone(), &socket, ledger.clone(), trace.clone());
+    let backend = RunningBackend::start((kernel.clone(), link.clone()), &socket, ledger.clone(), trace.clone());
     let world = World::new(&mut rng);
     let mut driver = Driver {
         rng,
@@ -149,7 +157,9 @@ async fn run_on<S: Subsystem + Sync>(seed: u64, without: &[usize], prints: bool)
         backup: None,
         restored_from: None,
         changes: 0,
+        node_ips: NodeIps::default(),
         api,
+        link,
         kernel,
         empty,
         ledger,
@@ -186,8 +196,18 @@ impl<S: Subsystem> Driver<S> {
 
     /// Plays the queue until it is empty or an invariant is violated.
     async fn play(&mut self) -> anyhow::Result<()> {
-        while let Some(((at, _), due)) = self.queue.pop_first() {
-            sleep_until(at).await;
+        while let Some((at, number)) = self.queue.first_key_value().map(|(key, _)| *key) {
+            tokio::select! {
+                biased;
+                () = self.api.crash() => {
+                    self.end_brain(false).await;
+                    let down = Duration::from_millis(self.rng.random_range(1..5000));
+                    self.queue(down, Due::StartBrain);
+                    continue;
+                }
+                () = sleep_until(at) => {}
+            }
+            let Some(due) = self.queue.remove(&(at, number)) else { continue };
             self.check().await;
             if self.start.elapsed() > LONGEST {
                 self.ledger.violated("converges", "the brain does not notice that etcd was restored");
@@ -204,7 +224,8 @@ impl<S: Subsystem> Driver<S> {
                 Due::Heal => self.heal(),
                 Due::StartBrain if self.brain.is_some() => {}
                 Due::StartBrain => {
-                    let brain = RunningBrain::start(&self.api, &self.socket, &self.ledger, &self.trace).await?;
+                    let (server, node_ips) = ((&self.api, &self.link), self.node_ips.clone());
+                    let brain = RunningBrain::start(server, &self.socket, node_ips, &self.ledger, &self.trace).await?;
                     self.brain = Some(brain);
                 }
             }
@@ -228,22 +249,37 @@ impl<S: Subsystem> Driver<S> {
             return;
         };
         self.trace.add(format_args!("step: {fault:?}"));
-        match inject(fault, &mut rng, &self.api, &self.kernel) {
+        match inject(fault, &mut rng, &self.api, &self.kernel, &self.link) {
             Todo::Nothing => {}
             Todo::HealAfter(time) => self.queue(time, Due::Heal),
             Todo::Restore => self.restore(),
             Todo::EndBrain { gracefully, polls, down } => {
                 self.poll(polls).await;
-                if let Some(brain) = self.brain.take() {
-                    brain.end(gracefully).await;
-                    self.trace.add("the brain has ended");
-                }
+                self.end_brain(gracefully).await;
                 self.queue(down, Due::StartBrain);
             }
-            Todo::EndBackend { polls } => {
-                self.poll(polls).await;
-                self.backend.kill();
+            Todo::EndBackend { polls } => self.backend.kill_after(Some(polls)),
+            Todo::StandStill(time) => {
+                tokio::time::advance(time).await;
+                self.link.stood_still();
+                self.api.stood_still();
             }
+            Todo::Configure => {
+                let addresses = ["192.168.0.2", "192.168.0.9", "fd00:192::2"].map(str::parse);
+                let addresses = addresses.into_iter().flatten().filter(|_| rng.random());
+                self.node_ips = NodeIps { first: addresses.collect(), single_stack: rng.random() };
+                if let Some(brain) = &self.brain {
+                    brain.node_ips.send_replace(self.node_ips.clone());
+                }
+            }
+        }
+    }
+
+    async fn end_brain(&mut self, gracefully: bool) {
+        if let Some(brain) = self.brain.take() {
+            brain.check_replay(&self.ledger);
+            brain.end(gracefully).await;
+            self.trace.add("the brain has ended");
         }
     }
 
@@ -318,6 +354,7 @@ impl<S: Subsystem> Driver<S> {
         self.api.set_mood(Mood::Well);
         Kind::ALL.into_iter().for_each(|kind| self.api.set_latency(kind, Duration::from_millis(5)));
         self.kernel.heal();
+        self.link.heal();
         self.trace.add("the faults end");
     }
 
@@ -330,12 +367,17 @@ impl<S: Subsystem> Driver<S> {
         if let Some(failure) = failure {
             self.ledger.violated("no-panic", format!("the brain has failed: {failure}"));
         }
-        let brain = self.brain.as_ref().map(|running| (running.brain.feed().state(), &running.reports));
-        let brain = brain.as_ref().map(|(state, reports)| (state, *reports));
-        if let Some((state, _)) = brain {
-            self.trace.add(format_args!("check at revision {} {}", state.revision(), state.digest()));
+        let counts = self.api.counts();
+        match &mut self.brain {
+            Some(running) => {
+                let (state, health) = (running.brain.feed().state(), running.health());
+                running.look(&state);
+                self.trace.add(format_args!("check at revision {} {}", state.revision(), state.digest()));
+                let (reports, calm_since) = (&running.reports, self.link.calm_since());
+                self.ledger.check(Some(Seen { state: &state, reports, health: &health, calm_since }), counts);
+            }
+            None => self.ledger.check(None, counts),
         }
-        self.ledger.check(brain, self.api.counts());
         self.kernel.flows().send();
     }
 
@@ -343,6 +385,11 @@ impl<S: Subsystem> Driver<S> {
     async fn converge(&mut self) -> anyhow::Result<()> {
         self.trace.add("all faults end");
         self.heal();
+        self.api.crash_after(None);
+        self.backend.kill_after(None);
+        if self.link.is_old() {
+            self.end_brain(true).await;
+        }
         self.queue(Duration::ZERO, Due::StartBrain);
         self.play().await?;
         let deadline = Instant::now() + CONVERGENCE;
@@ -380,7 +427,16 @@ impl<S: Subsystem> Driver<S> {
         if self.brain.as_ref().map(|running| running.brain.feed().state().revision()) != revision {
             self.ledger.violated("quiet-idle", "a new revision without a change");
         }
+        if let Some(brain) = &self.brain {
+            brain.check_replay(&self.ledger);
+        }
+        self.check_no_leak();
         Ok(())
+    }
+
+    /// The state that follows from the objects.
+    fn want(&self) -> Snapshot {
+        self.api.with_objects(|objects| snapshot(objects, &self.node_ips))
     }
 
     /// What the node lacks to hold the state of the cluster.
@@ -388,7 +444,7 @@ impl<S: Subsystem> Driver<S> {
         if self.writing || self.restored_from.is_some() && !self.queue.is_empty() {
             return Some("the controllers still write".to_owned());
         }
-        let want = self.api.with_objects(snapshot);
+        let want = self.want();
         let Some(running) = &self.brain else { return Some("the brain does not run".to_owned()) };
         let state = running.brain.feed().state();
         if state.digest() != Digest::of(&want) {
@@ -415,9 +471,18 @@ impl<S: Subsystem> Driver<S> {
         (!report.skipped.is_empty()).then(|| format!("the backend skips {:?}", report.skipped))
     }
 
+    /// Neither tasks nor file descriptors remain of former brains, backends and connections.
+    fn check_no_leak(&self) {
+        let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+        if tasks > MOST_TASKS || descriptors > MOST_DESCRIPTORS {
+            self.ledger.violated("no-leak", format!("{tasks} tasks and {descriptors} file descriptors remain"));
+        }
+    }
+
     /// The kernel serves what a new backend programs on an empty kernel, and its other objects are equal, too.
     fn check_fresh_plan(&self) {
-        let state = self.api.with_objects(snapshot);
+        let state = self.want();
         let (has, wants) = (self.kernel.contents(), self.empty.clone().after(&state));
         if has.served() != wants.served() {
             self.ledger.violated("fresh-plan", format!("{}\nand not\n{}", has.served(), wants.served()));
@@ -433,9 +498,10 @@ impl<S: Subsystem> Driver<S> {
     }
 }
 
-/// The state that follows from the objects: the oracle.
-fn snapshot(objects: &BTreeMap<Key, Value>) -> Snapshot {
+/// The state that follows from the objects and the configuration of the node's addresses: the oracle.
+fn snapshot(objects: &BTreeMap<Key, Value>, node_ips: &NodeIps) -> Snapshot {
     let mut cluster = Cluster::new(Options::of_node(crate::world::NODE));
+    cluster.set_node_ips(node_ips.clone());
     for kind in Kind::ALL {
         let of_kind = objects.iter().filter(|((of, _), object)| *of == kind && crate::api::is_selected(kind, object));
         let objects = of_kind.filter_map(|(_, object)| read(kind, object.clone()).ok()).collect();

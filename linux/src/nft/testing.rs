@@ -273,7 +273,8 @@ impl FakeTable {
         if all_there { Ok(()) } else { Err(MISSING) }
     }
 
-    fn uses_chain(&self, name: &Name) -> bool {
+    /// Whether a rule or an element leads to the chain.
+    pub fn uses_chain(&self, name: &Name) -> bool {
         let in_rules = self
             .chains
             .values()

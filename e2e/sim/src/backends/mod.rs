@@ -87,6 +87,11 @@ pub trait Subsystem: Clone + Send + 'static {
         None
     }
 
+    /// What no packet uses, although the last sync has met no fault.
+    fn waste(&mut self) -> Option<String> {
+        None
+    }
+
     /// Refuses some objects if they are written again.
     fn hate(&mut self, rng: &mut StdRng);
 

@@ -1,10 +1,13 @@
 //! The nft backend, on the fake kernel of its unit tests.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use localnet_client::{Changes, Counts, served::Served, vips::Config};
 use localnet_linux::nft::{
-    Chain, Element, Error, LiveTable, Set, SetDump, Table, TableDump, Transaction, TransactionSize,
+    Chain, Element, Error, LiveTable, Name, Rule, Set, SetDump, Table, TableDump, Transaction, TransactionSize, spread,
 };
 use localnet_linux_backend::{
     live::{Live, Watch},
@@ -31,6 +34,8 @@ use crate::{
 pub struct Nft {
     fake: FakeKernel,
     limits: Limits,
+    /// The rules of each chain that picks an endpoint. They follow from its name.
+    picking: BTreeMap<(Family, Name), Vec<Rule>>,
 }
 
 /// A notification of nf_tables.
@@ -72,7 +77,8 @@ impl Subsystem for Nft {
     fn new(rng: &mut StdRng) -> Self {
         let limit = rng.random_range(4..60);
         let limits = if rng.random() { Limits { entered: limit, filled: limit } } else { Limits::default() };
-        Self { fake: FakeKernel { generation: Some(1), ..FakeKernel::default() }, limits }
+        let fake = FakeKernel { generation: Some(1), ..FakeKernel::default() };
+        Self { fake, limits, picking: BTreeMap::new() }
     }
 
     async fn open(kernel: Kernel<Self>, node: Node) -> anyhow::Result<Self::Backend> {
@@ -83,9 +89,9 @@ impl Subsystem for Nft {
     }
 
     fn after(self, state: &Snapshot) -> Self {
-        let mut backend = NftBackend::new(Config::default(), self.fake);
+        let mut backend = NftBackend::new(Config::default(), self.fake.clone());
         _ = backend.apply(state, &Changes::everything());
-        Self { fake: backend.kernel().clone(), limits: self.limits }
+        Self { fake: backend.kernel().clone(), ..self }
     }
 
     fn served(&self) -> Served {
@@ -123,6 +129,25 @@ impl Subsystem for Nft {
         })
     }
 
+    /// A substitute table, a chain to which nothing leads, or rules that a chain has twice.
+    fn waste(&mut self) -> Option<String> {
+        Family::BOTH.into_iter().find_map(|family| {
+            if self.fake.tables.contains_key(&substitute(family)) {
+                return Some(format!("the substitute table of {family:?} remains"));
+            }
+            let content = self.fake.tables.get(&table(family))?;
+            let mut picking = content.chains.values().filter(|chain| spread::is_picking(&chain.name));
+            picking.find_map(|Chain { name, rules, .. }| {
+                if !content.uses_chain(name) {
+                    return Some(format!("nothing leads to chain {name} of {family:?}"));
+                }
+                let known = self.picking.entry((family, name.clone())).or_insert_with(|| rules.clone());
+                let (one, other) = (rules.len(), known.len());
+                (known != rules).then(|| format!("chain {name} of {family:?} has {one} rules, and not {other}"))
+            })
+        })
+    }
+
     fn hate(&mut self, rng: &mut StdRng) {
         let fake = &mut self.fake;
         let sets = fake.tables.values().flat_map(|table| table.sets.values());
@@ -137,12 +162,15 @@ impl Subsystem for Nft {
     }
 
     fn edit(&mut self, rng: &mut StdRng, elsewhere: bool, silent: bool) -> Edit<Notice> {
-        let names: Vec<_> = self.fake.tables.keys().cloned().collect();
+        let names = self.fake.tables.keys().filter(|name| **name == table(name.family));
+        let names: Vec<_> = names.cloned().collect();
         let mut damages = BTreeSet::new();
         let (table, what) = match names.choose(rng) {
             Some(table) if !elsewhere => {
                 damages.insert(table.family);
-                (table.clone(), damage(&mut self.fake, table, rng))
+                let what =
+                    if rng.random_bool(0.2) { age(&mut self.fake, table) } else { damage(&mut self.fake, table, rng) };
+                (table.clone(), what)
             }
             _ => (Table::new(Family::V4, "foreign"), "changes its own table".to_owned()),
         };
@@ -172,6 +200,13 @@ pub(super) fn dump(table: &FakeTable) -> TableDump {
         elements: elements.values().cloned().collect(),
     });
     TableDump { chains: Vec::new(), sets: sets.collect(), generation: 0 }
+}
+
+/// Changes the declarations of base chains, as those of another version. Returns what was done.
+fn age(fake: &mut FakeKernel, table: &Table) -> String {
+    let chains = fake.tables.get_mut(table).into_iter().flat_map(|content| content.chains.values_mut());
+    chains.filter_map(|chain| chain.hook.as_mut()).for_each(|hook| hook.priority += 1);
+    format!("makes the table of {:?} one of another version", table.family)
 }
 
 /// Deletes an element, all elements of a set, or the table. Returns what was done.
