@@ -431,8 +431,21 @@ impl Inner {
         }
     }
 
-    /// After a sync, new connections reach exactly the endpoints that the oracle derives from the state.
+    /// After a sync, new connections reach exactly the endpoints that the oracle derives from the state. Because the oracle shares code
+    /// with the backends, the state itself must say that each endpoint of a ClusterIP is eligible.
     fn check_no_gone_endpoint(&mut self, state: &Snapshot) {
+        let all = state.services.values().flat_map(|service| service.ports.iter().map(move |port| (service, port)));
+        let mut all = all.flat_map(|(service, port)| service.cluster_ips.iter().map(move |ip| (service, port, *ip)));
+        let wrong = all.find_map(|(service, port, address)| {
+            let vip = VipKey { address, protocol: port.protocol, port: port.port };
+            let Some(To::Endpoints(has)) = &self.has.0.get(&vip)?.to else { return None };
+            let eligible: BTreeSet<_> =
+                service.endpoints_of(port, Family::of(address), |scopes| scopes.internal).collect();
+            has.iter().find(|endpoint| !eligible.contains(endpoint)).map(|endpoint| (vip, *endpoint))
+        });
+        if let Some((vip, endpoint)) = wrong {
+            self.violated("no-gone-endpoint", format!("{vip} leads to {endpoint}, which is not eligible"));
+        }
         let differences = Expected::without(state, &self.lacks).differences(&self.has);
         if !differences.is_empty() {
             self.violated("no-gone-endpoint", format!("after the sync of revision {}:{differences}", state.revision));
