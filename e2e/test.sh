@@ -3,8 +3,8 @@
 #
 # Tests that need a kernel with IPVS (targets named guest…) run at the same time as the others, because the guest emulates one
 # processor and mostly waits. The tests of the whole system and of the library start first; those of the backend start when two
-# processors are free. The simulation runs new seeds beside them. The output of all these comes late. Kubernetes' own tests run last and alone, because they have time limits of their own.
-# At the end, it repeats what failed.
+# processors are free. The simulation runs new seeds beside them. The output of all these comes late. Kubernetes' own tests run
+# last and alone, because they have time limits of their own. At the end, it repeats what failed.
 set -u
 
 cargo=${CARGO:-cargo}

@@ -1,5 +1,4 @@
-//! Runs seeds: some twice, those that once failed, and a fixed range. Only `make simulate` runs new seeds: whether a change
-//! passes `make test` must not depend on luck.
+//! Runs seeds: some twice, those that once failed, and a fixed range. `e2e/test.sh` runs new seeds beside the tests.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use std::process::Command;
