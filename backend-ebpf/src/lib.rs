@@ -31,8 +31,8 @@ pub mod outside;
 pub mod plan;
 pub mod program;
 pub mod served;
-#[cfg(test)]
-mod testing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod words;
 
 pub use backend::EbpfBackend;

@@ -18,7 +18,7 @@ pub type LiveBackend = Live<EbpfBackend<Host>, Pins>;
 /// Returns an error if the kernel refuses the programs or the maps, for instance without privileges.
 pub async fn open(mut backend: EbpfBackend<Host>) -> anyhow::Result<LiveBackend> {
     backend.kernel_mut().attach()?;
-    Ok(Live::new(backend, Pins::new(), NodeAddresses::default()).await)
+    Ok(Live::new(backend, Pins::default(), NodeAddresses::default()).await)
 }
 
 /// Notices deleted pins.
@@ -31,9 +31,9 @@ pub struct Pins {
 /// How often the pins are checked. The check costs a few system calls.
 const EVERY: Duration = Duration::from_secs(10);
 
-impl Pins {
+impl Default for Pins {
     /// Must be called in a tokio runtime.
-    fn new() -> Self {
+    fn default() -> Self {
         Self { check: time::interval(EVERY) }
     }
 }
@@ -64,7 +64,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_check_happens_although_other_events_interrupt_the_wait() {
         let kernel = FakeKernel { attached: true, ..FakeKernel::default() };
-        let (mut backend, mut pins) = (EbpfBackend::new(Config::default(), kernel), Pins::new());
+        let (mut backend, mut pins) = (EbpfBackend::new(Config::default(), kernel), Pins::default());
         let wait = Duration::from_secs(5);
         assert!(timeout(wait, pins.changed(&mut backend)).await.is_err(), "nothing has changed");
         backend.kernel_mut().attached = false;

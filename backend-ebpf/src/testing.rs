@@ -1,36 +1,39 @@
 //! The kernel of the tests: maps in memory, which a test can also use as the programs in the kernel do.
 
+#[cfg(test)]
+mod call;
+#[cfg(test)]
 mod config;
+#[cfg(test)]
 mod decisions;
 
-use std::{
-    cell::{Cell, RefCell},
-    collections::BTreeMap,
-};
-
-use anyhow::bail;
+use anyhow::{bail, ensure};
 
 use crate::{
-    decide::Maps,
     kernel::{Change, Content, Kernel},
-    layout::{Client, ClientKey, EndpointKey, Endpoints, MemberKey, OriginKey, Socket, Vip, VipKey},
+    layout::Socket,
 };
 
 /// Maps in memory.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct FakeKernel {
-    pub(crate) content: Content,
+pub struct FakeKernel {
+    /// The content of the maps.
+    pub content: Content,
     /// The number of changes that the kernel applied.
-    pub(crate) applied: usize,
+    pub applied: usize,
     /// The number of changes after which the kernel refuses all others.
-    pub(crate) limit: Option<usize>,
-    pub(crate) attached: bool,
+    pub limit: Option<usize>,
+    /// Whether the programs are attached.
+    pub attached: bool,
     /// The sockets, each with its VIP and endpoint.
-    pub(crate) sockets: Vec<[Socket; 2]>,
+    pub sockets: Vec<[Socket; 2]>,
+    /// Whether sockets cannot be ended.
+    pub keeps_sockets: bool,
 }
 
 impl FakeKernel {
-    pub(crate) fn change(&mut self, change: &Change) {
+    /// Applies a change, whatever the limit is.
+    pub fn change(&mut self, change: &Change) {
         let Content { vips, endpoints, members } = &mut self.content;
         match *change {
             Change::Vip(key, Some(vip)) => _ = vips.insert(key, vip),
@@ -69,6 +72,7 @@ impl Kernel for FakeKernel {
     }
 
     fn end_sockets(&mut self, is_stale: &dyn Fn(&Socket, &Socket) -> bool) -> anyhow::Result<()> {
+        ensure!(!self.keeps_sockets, "not permitted");
         self.sockets.retain(|[vip, endpoint]| !is_stale(vip, endpoint));
         Ok(())
     }
@@ -76,63 +80,5 @@ impl Kernel for FakeKernel {
     fn remove(&mut self) -> anyhow::Result<()> {
         *self = Self::default();
         Ok(())
-    }
-}
-
-/// One call of a process, on maps in memory.
-#[derive(Debug)]
-pub(crate) struct Call<'a> {
-    pub(crate) content: &'a Content,
-    pub(crate) clients: &'a RefCell<BTreeMap<ClientKey, Client>>,
-    pub(crate) origins: &'a RefCell<BTreeMap<OriginKey, Socket>>,
-    pub(crate) random: Cell<u32>,
-    pub(crate) seconds: u64,
-    pub(crate) socket: u64,
-    pub(crate) namespace: u64,
-}
-
-impl Maps for Call<'_> {
-    fn vip(&self, key: &VipKey) -> Option<&Vip> {
-        self.content.vips.get(key)
-    }
-
-    fn endpoints(&self, key: &EndpointKey) -> Option<&Endpoints> {
-        self.content.endpoints.get(key)
-    }
-
-    fn is_member(&self, key: &MemberKey) -> bool {
-        self.content.members.contains(key)
-    }
-
-    fn client(&self, key: &ClientKey) -> Option<Client> {
-        self.clients.borrow().get(key).copied()
-    }
-
-    fn keep_client(&self, key: &ClientKey, client: &Client) {
-        self.clients.borrow_mut().insert(*key, *client);
-    }
-
-    fn origin(&self, key: &OriginKey) -> Option<Socket> {
-        self.origins.borrow().get(key).copied()
-    }
-
-    fn keep_origin(&self, key: &OriginKey, vip: &Socket) {
-        self.origins.borrow_mut().insert(*key, *vip);
-    }
-
-    fn random(&self) -> u32 {
-        self.random.replace(self.random.get().wrapping_add(1))
-    }
-
-    fn now(&self) -> u64 {
-        self.seconds * 1_000_000_000
-    }
-
-    fn socket_cookie(&self) -> u64 {
-        self.socket
-    }
-
-    fn namespace_cookie(&self) -> u64 {
-        self.namespace
     }
 }

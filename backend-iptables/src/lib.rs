@@ -31,8 +31,8 @@ pub mod program;
 pub mod ruleset;
 pub mod save;
 pub mod served;
-#[cfg(test)]
-mod testing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod tool;
 mod watch;
 

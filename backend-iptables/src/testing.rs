@@ -1,5 +1,8 @@
 //! The kernel of the tests. It implements as much of `iptables-restore --noflush` and `iptables-save` as the backend uses.
 
+#[cfg(test)]
+mod contract;
+
 use std::{collections::BTreeMap, io};
 
 use localnet_proto::{ByFamily, Family};
@@ -7,25 +10,27 @@ use localnet_proto::{ByFamily, Family};
 use crate::{kernel::Kernel, plan::names, ruleset::Lines, tool::Error};
 
 /// The chains by table and name. The kernel's own chains always exist.
-pub(crate) type Tables = BTreeMap<String, BTreeMap<String, Vec<String>>>;
+pub type Tables = BTreeMap<String, BTreeMap<String, Vec<String>>>;
 
 /// The tables of both families.
-#[derive(Debug)]
-pub(crate) struct Fake {
-    pub(crate) tables: ByFamily<Tables>,
+#[derive(Clone, Debug)]
+pub struct Fake {
+    /// The tables of each family.
+    pub tables: ByFamily<Tables>,
     /// The inputs of all restores, and whether each was accepted.
-    pub(crate) inputs: Vec<(Family, String, bool)>,
+    pub inputs: Vec<(Family, String, bool)>,
     /// Rules that contain this text are refused; `true` refuses at the end of the table instead of at their line.
-    pub(crate) refuses: Option<(String, bool)>,
+    pub refuses: Option<(String, bool)>,
     /// Whether refusals report a shortage of memory, which the rule did not cause.
-    pub(crate) short: bool,
-    pub(crate) saves: usize,
+    pub short: bool,
+    /// How many times the tables were read.
+    pub saves: usize,
     /// The longest section, as in [`Kernel::section_lines`].
-    pub(crate) section_lines: usize,
+    pub section_lines: usize,
     /// The packet counters; `None` for a kernel without them.
-    pub(crate) counters: Option<BTreeMap<String, u64>>,
+    pub counters: Option<BTreeMap<String, u64>>,
     /// The tables after each commit.
-    pub(crate) committed: Vec<(Family, Tables)>,
+    pub committed: Vec<(Family, Tables)>,
 }
 
 impl Default for Fake {
@@ -72,8 +77,9 @@ impl Fake {
             }
             let (table, mut chains) = open.take().ok_or_else(|| refuse("outside of a table"))?;
             if line == "COMMIT" {
-                let targets =
-                    |rule: &String| rule.rsplit_once("-j ").map(|(_, to)| to.split(' ').next().unwrap().to_owned());
+                let targets = |rule: &String| {
+                    rule.rsplit_once("-j ").map(|(_, to)| to.split(' ').next().unwrap_or_default().to_owned())
+                };
                 for target in chains.values().flatten().filter_map(targets) {
                     if target.starts_with("KUBE-") && !chains.contains_key(&target) {
                         return Err(refuse(&format!("no chain {target}")));
@@ -87,10 +93,10 @@ impl Fake {
                 continue;
             }
             if let Some(declared) = line.strip_prefix(':') {
-                chains.insert(declared.split(' ').next().unwrap().to_owned(), Vec::new());
+                chains.insert(declared.split(' ').next().unwrap_or_default().to_owned(), Vec::new());
             } else {
                 let mut words = line.splitn(3, ' ');
-                let (command, chain) = (words.next().unwrap(), words.next().unwrap_or_default());
+                let (command, chain) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
                 let rule = words.next().unwrap_or_default().to_owned();
                 if let Some((text, at_the_end)) = &self.refuses
                     && ["-A", "-I"].contains(&command)
@@ -117,7 +123,9 @@ impl Fake {
                         }
                     }
                     "-X" => {
-                        assert!(named.is_empty(), "{line}");
+                        if !named.is_empty() {
+                            return Err(refuse("chain is not empty"));
+                        }
                         let leads = format!("-j {chain}");
                         if chains.values().flatten().any(|rule| rule.ends_with(&leads)) {
                             return Err(refuse("too many links"));

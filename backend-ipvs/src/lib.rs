@@ -29,8 +29,8 @@ pub mod plan;
 pub mod program;
 pub mod served;
 pub mod servers;
-#[cfg(test)]
-mod testing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use backend::IpvsBackend;
 pub use kernel::{Host, Kernel};

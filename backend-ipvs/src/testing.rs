@@ -1,5 +1,4 @@
-//! The kernel of the tests: an IPVS that refuses what the real one refuses, an interface, and enough of nf_tables to read a table
-//! back. Tests on a real kernel verify what nf_tables refuses.
+//! The kernel of the tests: an IPVS that refuses what the real one refuses, an interface, and nf_tables in memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,8 +13,8 @@ use localnet_linux::{
         VirtualServer,
     },
     nft::{
-        self, Chain, ChainMatch, Change as Rules, Element, ElementKey, Error, LiveTable, Name, Set, Table, Transaction,
-        TransactionSize,
+        self, Chain, Change as Rules, Element, Error, LiveTable, Set, Table, Transaction, TransactionSize,
+        testing::FakeKernel as FakeNft,
     },
 };
 use localnet_proto::Family;
@@ -24,36 +23,36 @@ use crate::{kernel::Kernel, plan::INTERFACE};
 
 /// The live state, and a log of the requests.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct FakeKernel {
-    pub(crate) servers: BTreeMap<Frontend, FakeServer>,
-    pub(crate) addresses: Option<BTreeSet<IpAddr>>,
-    pub(crate) tables: BTreeMap<Table, FakeTable>,
+pub struct FakeKernel {
+    /// The virtual servers.
+    pub servers: BTreeMap<Frontend, FakeServer>,
+    /// The addresses of the interface; `None` if it does not exist.
+    pub addresses: Option<BTreeSet<IpAddr>>,
+    /// nf_tables.
+    pub nft: FakeNft,
     /// The schedulers that the kernel lacks.
-    pub(crate) lacks: BTreeSet<String>,
+    pub lacks: BTreeSet<String>,
     /// The destinations that the kernel refuses.
-    pub(crate) hated: BTreeSet<SocketAddr>,
+    pub hated: BTreeSet<SocketAddr>,
     /// The addresses that the kernel refuses to add to the interface.
-    pub(crate) hated_addresses: BTreeSet<IpAddr>,
+    pub hated_addresses: BTreeSet<IpAddr>,
     /// Whether refusals report a shortage of memory, which the refused object did not cause.
-    pub(crate) short: bool,
+    pub short: bool,
     /// The family whose rules the kernel refuses.
-    pub(crate) no_rules: Option<Family>,
+    pub no_rules: Option<Family>,
     /// After how many more transactions the answer to one is lost.
-    pub(crate) unanswered_after: Option<usize>,
+    pub unanswered_after: Option<usize>,
     /// The requests as text, one line for each.
-    pub(crate) log: Vec<String>,
+    pub log: Vec<String>,
 }
 
+/// A virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FakeServer {
-    pub(crate) server: VirtualServer,
-    pub(crate) destinations: BTreeMap<SocketAddr, (Destination, u32)>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FakeTable {
-    pub(crate) chains: BTreeMap<Name, Chain>,
-    pub(crate) sets: BTreeMap<Name, (Arc<Set>, BTreeMap<ElementKey, Element>)>,
+pub struct FakeServer {
+    /// The virtual server itself.
+    pub server: VirtualServer,
+    /// Its destinations, each with the number of its active connections.
+    pub destinations: BTreeMap<SocketAddr, (Destination, u32)>,
 }
 
 const MISSING: i32 = 2;
@@ -99,47 +98,6 @@ impl FakeKernel {
         }
         Ok(())
     }
-
-    fn table(&mut self, table: &Table) -> &mut FakeTable {
-        self.tables.get_mut(table).expect("the table exists")
-    }
-
-    fn chain(&mut self, table: &Table, name: &Name) -> &mut Chain {
-        self.table(table).chains.get_mut(name).expect("the chain exists")
-    }
-
-    fn set(&mut self, table: &Table, set: &Set) -> &mut BTreeMap<ElementKey, Element> {
-        &mut self.table(table).sets.get_mut(&set.name).expect("the set exists").1
-    }
-
-    fn write(&mut self, change: &Rules) {
-        match change {
-            Rules::AddTable(table) => _ = self.tables.entry(table.clone()).or_default(),
-            Rules::DeleteTable(table) => _ = self.tables.remove(table).expect("the table exists"),
-            Rules::AddChain(table, chain) => {
-                let chains = &mut self.table(table).chains;
-                chains.entry(chain.name.clone()).or_insert_with(|| Chain::clone(chain));
-            }
-            Rules::FlushChain(table, name) => self.chain(table, name).rules.clear(),
-            Rules::DeleteChain(table, name) => {
-                assert!(self.chain(table, name).rules.is_empty(), "rules are deleted before their chain");
-                self.table(table).chains.remove(name);
-            }
-            Rules::AddRule(table, name, rule) => self.chain(table, name).rules.push(rule.clone()),
-            Rules::AddSet(table, set) => {
-                _ = self.table(table).sets.entry(set.name.clone()).or_insert_with(|| (set.clone(), BTreeMap::new()));
-            }
-            Rules::AddElements(table, set, elements) => {
-                let held = self.set(table, set);
-                held.extend(elements.iter().map(|element| (element.key.clone(), element.clone())));
-            }
-            Rules::DeleteElements(table, set, elements) => {
-                let held = self.set(table, set);
-                elements.iter().for_each(|one| _ = held.remove(&one.key).expect("the element exists"));
-            }
-            other => panic!("the fake does not support {other:?}"),
-        }
-    }
 }
 
 impl nft::Kernel for FakeKernel {
@@ -149,29 +107,19 @@ impl nft::Kernel for FakeKernel {
         if transaction.changes().iter().any(of_family) {
             return Err(Error::TransactionRefused { errno: NO_MEMORY, message: None });
         }
-        transaction.changes().iter().for_each(|change| self.write(change));
         self.log.push("rules".to_owned());
         let is_lost = self.unanswered_after == Some(0);
         self.unanswered_after = self.unanswered_after.and_then(|transactions| transactions.checked_sub(1));
-        if is_lost { Err(Error::Unanswered) } else { Ok(TransactionSize::default()) }
+        let size = self.nft.apply(transaction)?;
+        if is_lost { Err(Error::Unanswered) } else { Ok(size) }
     }
 
     fn read(&mut self, table: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<LiveTable>, Error> {
-        let Some(found) = self.tables.get(table) else { return Ok(None) };
-        let sets = found.sets.values().map(|(set, elements)| Some((set.clone(), elements.values().cloned().collect())));
-        let chains = found.chains.values().map(|found| {
-            let comparison = match wanted(&found.name) {
-                Some(chain) if *chain == *found => ChainMatch::Exact,
-                Some(_) => ChainMatch::RulesDiffer,
-                None => ChainMatch::NotDesired,
-            };
-            (found.name.clone(), comparison)
-        });
-        Ok(Some(LiveTable { sets: sets.collect(), chains: chains.collect() }))
+        self.nft.read(table, wanted)
     }
 
-    fn elements(&mut self, _table: &Table, _set: &Set) -> Result<Option<Vec<Element>>, Error> {
-        Ok(None)
+    fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error> {
+        self.nft.elements(table, set)
     }
 
     fn has_family(&self, _family: Family) -> bool {

@@ -5,7 +5,7 @@ mod write;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
@@ -15,7 +15,7 @@ use localnet_client::{
     vips::{Config, Effective},
 };
 use localnet_proto::{Changes, Family, Node, Snapshot};
-use tokio::time;
+use tokio::time::{self, Instant};
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -380,7 +380,7 @@ impl<K: Kernel> Backend for WinBackend<K> {
 
     async fn disturbed(&mut self) {
         loop {
-            time::sleep_until(self.check_at.into()).await;
+            time::sleep_until(self.check_at).await;
             match self.is_disturbed() {
                 Ok(true) => return,
                 Ok(false) => self.unreadable = false,

@@ -29,8 +29,8 @@ pub mod options;
 pub mod plan;
 pub mod program;
 pub mod served;
-#[cfg(test)]
-mod testing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(windows)]
 pub mod windows;
 

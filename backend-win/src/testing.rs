@@ -30,27 +30,27 @@ use crate::{
 
 /// A fake HNS.
 #[derive(Clone, Debug)]
-pub(crate) struct FakeHcn {
+pub struct FakeHcn {
     /// The version that the fake HNS reports.
-    pub(crate) version: Version,
+    pub version: Version,
     /// The documents of all objects. Tests may change them.
-    pub(crate) objects: BTreeMap<(Kind, Guid), Value>,
+    pub objects: BTreeMap<(Kind, Guid), Value>,
     /// The hardware addresses of the node's interfaces, by address.
-    pub(crate) interfaces: BTreeMap<IpAddr, String>,
+    pub interfaces: BTreeMap<IpAddr, String>,
     /// Whether load balancers cannot be changed, whatever the version is.
-    pub(crate) modify_is_not_implemented: bool,
+    pub modify_is_not_implemented: bool,
     /// Whether a change of a load balancer succeeds but has no effect.
-    pub(crate) modify_does_nothing: bool,
+    pub modify_does_nothing: bool,
     /// Whether an endpoint can be deleted although a load balancer refers to it.
-    pub(crate) deletes_what_is_named: bool,
+    pub deletes_what_is_named: bool,
     /// Whether new objects get identifiers other than those requested.
-    pub(crate) chooses_ids: bool,
+    pub chooses_ids: bool,
     /// Changes a document before it is shown.
-    pub(crate) rewrites: Option<fn(&mut Value)>,
+    pub rewrites: Option<fn(&mut Value)>,
     /// The calls that change something, one line each.
-    pub(crate) log: Vec<String>,
+    pub log: Vec<String>,
     /// The number of calls that only read.
-    pub(crate) questions: usize,
+    pub questions: usize,
     failing: VecDeque<(&'static str, usize, Failure)>,
     next: u128,
 }
@@ -85,7 +85,7 @@ impl Default for FakeHcn {
 
 impl FakeHcn {
     /// Returns an HNS with a network and one endpoint per pod address, as a CNI plugin creates them.
-    pub(crate) fn with_network(name: &str, kind: &str, remote_subnets: &[(&str, &str)], pods: &[&str]) -> Self {
+    pub fn with_network(name: &str, kind: &str, remote_subnets: &[(&str, &str)], pods: &[&str]) -> Self {
         let mut fake = Self::default();
         fake.add_network(name, kind, remote_subnets);
         pods.iter().for_each(|pod| _ = fake.add_pod(name, pod));
@@ -93,7 +93,7 @@ impl FakeHcn {
     }
 
     /// Adds a network.
-    pub(crate) fn add_network(&mut self, name: &str, kind: &str, remote_subnets: &[(&str, &str)]) -> Guid {
+    pub fn add_network(&mut self, name: &str, kind: &str, remote_subnets: &[(&str, &str)]) -> Guid {
         let id = self.assign();
         let route = |(prefix, provider): &(&str, &str)| {
             json!({"Type": "RemoteSubnetRoute", "Settings": {"DestinationPrefix": prefix, "IsolationId": 4096, "ProviderAddress": provider,
@@ -107,7 +107,7 @@ impl FakeHcn {
     }
 
     /// Adds the endpoint of a pod.
-    pub(crate) fn add_pod(&mut self, network: &str, address: &str) -> Guid {
+    pub fn add_pod(&mut self, network: &str, address: &str) -> Guid {
         let id = self.assign();
         let network = self.named(Kind::Network, network).first().copied();
         let pod = json!({"ID": id, "Name": format!("pod-{address}"), "HostComputeNetwork": network, "Policies": [],
@@ -118,22 +118,22 @@ impl FakeHcn {
     }
 
     /// Makes the next `times` calls of a function fail.
-    pub(crate) fn fail(&mut self, call: &'static str, times: usize, failure: Failure) {
+    pub fn fail(&mut self, call: &'static str, times: usize, failure: Failure) {
         self.failing.push_back((call, times, failure));
     }
 
     /// Ends all failures.
-    pub(crate) fn mend(&mut self) {
+    pub fn mend(&mut self) {
         self.failing.clear();
     }
 
     /// The documents of a kind, in the order of their identifiers.
-    pub(crate) fn documents(&self, kind: Kind) -> impl Iterator<Item = (Guid, &Value)> {
+    pub fn documents(&self, kind: Kind) -> impl Iterator<Item = (Guid, &Value)> {
         self.objects.iter().filter(move |((of, _), _)| *of == kind).map(|((_, id), document)| (*id, document))
     }
 
     /// The load balancers.
-    pub(crate) fn load_balancers(&self) -> Vec<LoadBalancer> {
+    pub fn load_balancers(&self) -> Vec<LoadBalancer> {
         self.documents(Kind::LoadBalancer).filter_map(|(_, document)| balancer(document)).collect()
     }
 

@@ -17,7 +17,7 @@ use crate::{
     kernel::Content,
     layout::{Client, ClientKey, EndpointKey, GROUP, MemberKey, OriginKey, Socket, Vip, VipKey},
     plan::{self, socket, socket_addr},
-    testing::{Call, config::config},
+    testing::{call::Call, config::config},
 };
 
 /// The maps, and the processes that use them.

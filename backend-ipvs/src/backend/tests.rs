@@ -103,7 +103,7 @@ fn the_live_listing_equals_the_plan_until_another_program_changes_something() {
         .destinations
         .retain(|address, _| address.ip().to_string() == "10.180.0.1");
     reader.kernel.addresses.as_mut().unwrap().clear();
-    let table = reader.kernel.tables.get_mut(&plan::table(Family::V4)).unwrap();
+    let table = reader.kernel.nft.tables.get_mut(&plan::table(Family::V4)).unwrap();
     table.chains.get_mut("masquerading").unwrap().rules.clear();
     table.sets.get_mut("vips").unwrap().1.clear();
     let live = run(reader.live_lines()).unwrap();
@@ -196,7 +196,7 @@ fn virtual_servers_of_other_programs_always_stay() {
     let mut after = restarted(&backend);
     run(after.remove_all()).unwrap();
     assert_eq!(after.kernel.servers, others.into());
-    assert_eq!((after.kernel.addresses.clone(), after.kernel.tables.len()), (None, 0));
+    assert_eq!((after.kernel.addresses.clone(), after.kernel.nft.tables.len()), (None, 0));
     // It is no error if there is nothing to remove.
     run(after.remove_all()).unwrap();
 }
@@ -219,7 +219,7 @@ fn objects_that_other_programs_delete_are_restored() {
     let disturbances: [fn(&mut FakeKernel); 4] = [
         |kernel| kernel.servers.clear(),
         |kernel| kernel.addresses = None,
-        |kernel| kernel.tables.clear(),
+        |kernel| kernel.nft.tables.clear(),
         |kernel| kernel.servers.values_mut().for_each(|fake| fake.destinations.clear()),
     ];
     for disturb in disturbances {
@@ -227,7 +227,7 @@ fn objects_that_other_programs_delete_are_restored() {
         backend.forget();
         sync(&mut backend, &state(), &Changes::default());
         assert_eq!(backend.kernel.servers, before.servers);
-        assert_eq!((&backend.kernel.addresses, &backend.kernel.tables), (&before.addresses, &before.tables));
+        assert_eq!((&backend.kernel.addresses, &backend.kernel.nft.tables), (&before.addresses, &before.nft.tables));
     }
     // The next sync repairs the change even if nothing reported it.
     backend.kernel.servers.clear();
