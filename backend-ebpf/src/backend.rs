@@ -19,12 +19,16 @@ use crate::{desired::Desired, kernel::Kernel};
 pub struct EbpfBackend<K> {
     kernel: K,
     desired: Desired,
+    /// Whether UDP sockets may have endpoints that no longer exist.
+    may_be_stale: bool,
+    /// Whether the log already has a warning that they cannot be ended.
+    warned: bool,
 }
 
 impl<K: Kernel> EbpfBackend<K> {
     /// A backend that has neither read nor written anything yet.
     pub fn new(config: Config, kernel: K) -> Self {
-        Self { kernel, desired: Desired::new(config) }
+        Self { kernel, desired: Desired::new(config), may_be_stale: false, warned: false }
     }
 
     /// The kernel that the backend programs.
@@ -42,17 +46,29 @@ impl<K: Kernel> EbpfBackend<K> {
         }
         let was_known = self.desired.is_known();
         // Endpoints may have disappeared while no backend was running.
-        let moved = self.desired.take_moved() || !was_known;
+        self.may_be_stale |= self.desired.take_moved() || !was_known;
         if let Err(error) = self.write() {
             // The kernel has applied an unknown part of the changes.
             self.desired.forget();
             return Err(error.context(format!("cannot program the eBPF maps with revision {}", state.revision)));
         }
-        if moved && let Err(error) = self.kernel.end_sockets(&|vip, endpoint| self.desired.is_stale(vip, endpoint)) {
-            warn!("some UDP sockets keep endpoints that no longer exist: {error:#}");
+        if self.may_be_stale {
+            self.end_sockets();
         }
         let full = if was_known { Vec::new() } else { Family::BOTH.to_vec() };
         Ok(Synced { skipped: self.desired.vips.skipped(), full, ..Synced::default() })
+    }
+
+    /// Ends the stale UDP sockets. After a failure, the next sync tries again.
+    fn end_sockets(&mut self) {
+        let ended = self.kernel.end_sockets(&|vip, endpoint| self.desired.is_stale(vip, endpoint));
+        self.may_be_stale = ended.is_err();
+        let warned = std::mem::replace(&mut self.warned, ended.is_err());
+        match ended {
+            Ok(()) => {}
+            Err(error) if warned => debug!("some UDP sockets still keep endpoints that no longer exist: {error:#}"),
+            Err(error) => warn!("some UDP sockets keep endpoints that no longer exist: {error:#}"),
+        }
     }
 
     fn write(&mut self) -> anyhow::Result<()> {

@@ -135,12 +135,16 @@ fn udp_sockets_end_with_the_last_service_address_that_leads_them_to_their_endpoi
     let foreign = [socket("172.30.0.9:53"), first];
     let sockets = vec![[vip, first], [vip, second], foreign];
     let mut backend = backend(FakeKernel { sockets, ..FakeKernel::default() });
-    for (endpoints, left) in [
-        ([endpoint(1, "internal"), endpoint(2, "internal")].join(", "), vec![[vip, first], [vip, second]]),
-        ([endpoint(1, "established"), endpoint(2, "internal")].join(", "), vec![[vip, first], [vip, second]]),
-        (endpoint(2, "internal"), vec![[vip, second]]),
-        (String::new(), vec![]),
+    let both = vec![[vip, first], [vip, second]];
+    for (fails, endpoints, left) in [
+        (false, [endpoint(1, "internal"), endpoint(2, "internal")].join(", "), both.clone()),
+        (false, [endpoint(1, "established"), endpoint(2, "internal")].join(", "), both.clone()),
+        (true, endpoint(2, "internal"), both),
+        // Regression: after an attempt that had failed, the sockets kept their endpoint.
+        (false, endpoint(2, "internal"), vec![[vip, second]]),
+        (false, String::new(), vec![]),
     ] {
+        backend.kernel.keeps_sockets = fails;
         backend.apply(&text(&endpoints), &Changes::everything()).unwrap().whole().unwrap();
         assert_eq!(backend.kernel.sockets, left, "{endpoints}");
     }
