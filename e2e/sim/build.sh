@@ -4,7 +4,7 @@
 set -eu
 
 cd "$(dirname "$0")/../.."
-for crate in sim brain client cluster linux linux-backend nft proto; do
+for crate in sim brain client cluster linux linux-backend proto nft iptables ipvs win ebpf; do
     set -- "$@" --config "profile.dev.package.localnet-$crate.opt-level=2"
 done
 exec "${CARGO:-cargo}" build --locked "$@" --workspace --bin localnet-sim

@@ -57,7 +57,7 @@ pub struct Profile {
     /// Whether it sees all flows.
     pub sees_all_flows: bool,
     is_atomic: bool,
-    names_reads: bool,
+    names_repairs: bool,
     has_gaps: bool,
 }
 
@@ -118,7 +118,7 @@ impl Ledger {
             has_flows: S::HAS_FLOWS,
             sees_all_flows: S::SEES_ALL_FLOWS,
             is_atomic: S::IS_ATOMIC,
-            names_reads: S::NAMES_READS,
+            names_repairs: S::NAMES_REPAIRS,
             has_gaps: S::HAS_GAPS,
         };
         Self(Arc::new(Mutex::new(Inner {
@@ -244,16 +244,11 @@ impl Ledger {
                 inner.applied_at[family] = Some(Instant::now());
             }
             inner.applied[family] = state.revision;
-            let of = |served: &Served| {
-                let of_family = served.0.iter().filter(|(vip, _)| vip.family() == family);
-                of_family.map(|(vip, entry)| (*vip, entry.clone())).collect::<Vec<_>>()
-            };
-            if inner.profile.names_reads && synced.full.contains(&family) {
+            if inner.profile.names_repairs && synced.full.contains(&family) {
                 inner.repaired[family] = inner.seen[family];
-            } else if !inner.profile.names_reads && of(&inner.has) == of(&plan) {
-                inner.repaired[family] = inner.damage[family];
             }
         }
+        inner.find_repairs();
         if synced.failed.is_empty() && !inner.is_damaged() && synced.refused.is_empty() {
             inner.check_no_gone_endpoint(state);
         }
@@ -317,6 +312,7 @@ impl Ledger {
     /// Checks everything that holds at any time.
     pub fn check(&self, brain: Option<Seen<'_>>, counts: BTreeMap<Kind, Counts>) {
         let mut inner = self.lock();
+        inner.find_repairs();
         inner.check_known_plan();
         if let Some(seen) = brain {
             inner.check_published(seen.state);
@@ -345,6 +341,20 @@ impl Inner {
 
     fn is_damaged(&self) -> bool {
         Family::BOTH.into_iter().any(|family| self.damage[family] != self.repaired[family])
+    }
+
+    /// Damage is repaired if the kernel serves what the last sync that succeeded has made it serve.
+    fn find_repairs(&mut self) {
+        for family in Family::BOTH.into_iter().filter(|_| !self.profile.names_repairs) {
+            let [plan] = &self.possible[family][..] else { continue };
+            let of = |served: &Served| {
+                let of_family = served.0.iter().filter(|(vip, _)| vip.family() == family);
+                of_family.map(|(vip, entry)| (*vip, entry.clone())).collect::<Vec<_>>()
+            };
+            if self.entered[family] && of(&self.has) == of(plan) {
+                self.repaired[family] = self.damage[family];
+            }
+        }
     }
 
     /// What the kernel serves after a sync of a state without some Services.
@@ -418,7 +428,7 @@ impl Inner {
             let unknown = all.filter(|vip| vip.family() == family).find(|vip| {
                 let entry: Option<&Entry> = has.0.get(*vip);
                 let is_known = possible.iter().any(|plan| plan.0.get(*vip) == entry);
-                let is_mixed = may_mix && entry.is_none_or(|entry| mixes(entry, possible, vip));
+                let is_mixed = may_mix && mixes(entry, possible, vip, self.profile.has_gaps);
                 !(is_known || is_mixed || entry.is_none() && may_lack)
             });
             if let Some(vip) = unknown {
@@ -586,9 +596,17 @@ impl Inner {
     }
 }
 
-/// Whether each endpoint of a VIP is one that it has in some plan.
-fn mixes(entry: &Entry, plans: &[Arc<Served>], vip: &VipKey) -> bool {
-    let plans: Vec<_> = plans.iter().filter_map(|plan| plan.0.get(vip)).collect();
+/// Whether each endpoint of a VIP is one that it has in some plan. A VIP that has endpoints in all plans has some. While a VIP is removed, it may share the endpoints of another VIP
+/// of its Service, which some kernels store only once.
+fn mixes(entry: Option<&Entry>, plans: &[Arc<Served>], vip: &VipKey, has_gaps: bool) -> bool {
+    let leads = |entry: Option<&Entry>| matches!(entry, Some(Entry { to: Some(To::Endpoints(_)), .. }));
+    if !leads(entry) && !has_gaps && plans.iter().all(|plan| leads(plan.0.get(vip))) {
+        return false;
+    }
+    let Some(entry) = entry else { return true };
+    let is_removed = plans.iter().any(|plan| !plan.0.contains_key(vip));
+    let all = plans.iter().flat_map(|plan| &plan.0);
+    let plans: Vec<_> = all.filter(|(key, _)| is_removed || *key == vip).map(|(_, entry)| entry).collect();
     let is_known = |to: &Option<To>, of: fn(&Entry) -> &Option<To>| match to {
         Some(To::Endpoints(endpoints)) => endpoints.iter().all(|endpoint| {
             let all = plans.iter().flat_map(|plan| [&plan.to, of(plan)]);

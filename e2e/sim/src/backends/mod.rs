@@ -1,6 +1,10 @@
 //! The backends under test. To add one, implement [`Subsystem`] in a file of its own, and add a variant to [`Name`].
 
+pub mod ebpf;
+pub mod iptables;
+pub mod ipvs;
 pub mod nft;
+pub mod win;
 
 use std::{collections::BTreeSet, fmt::Debug};
 
@@ -19,6 +23,14 @@ use crate::{kernel::Kernel, node::Node};
 pub enum Name {
     /// `localnet-nft`
     Nft,
+    /// `localnet-iptables`
+    Iptables,
+    /// `localnet-ipvs`
+    Ipvs,
+    /// `localnet-win`
+    Win,
+    /// `localnet-ebpf`
+    Ebpf,
 }
 
 impl Name {
@@ -43,9 +55,11 @@ pub trait Subsystem: Clone + Send + 'static {
     const HAS_FLOWS: bool = true;
     /// Whether it sees all flows. Otherwise, it sees only those that began with its rules, until another program damages these.
     const SEES_ALL_FLOWS: bool = true;
-    /// Whether [`Synced::full`](localnet_client::Synced::full) names each family that a sync has read. Otherwise, a sync repairs damage
-    /// if the kernel then serves the state.
-    const NAMES_READS: bool = true;
+    /// Whether only a sync that [`Synced::full`](localnet_client::Synced::full) names repairs damage. Otherwise, damage is repaired when
+    /// the kernel serves the state again.
+    const NAMES_REPAIRS: bool = false;
+    /// The codes of what the backend may skip.
+    const SKIPS: &'static [&'static str] = &[];
     /// Whether a VIP that changes may be missing until a sync succeeds.
     const HAS_GAPS: bool = false;
     /// Whether what the backend writes for session affinity depends on what it finds.

@@ -70,6 +70,7 @@ impl Watch<NftBackend<Kernel<Nft>>> for Notices {
 
 impl Subsystem for Nft {
     const NAME: &'static str = "nft";
+    const NAMES_REPAIRS: bool = true;
     const KEEPS_SLOTS: bool = true;
     type Backend = Live<NftBackend<Kernel<Self>>, Notices, Node>;
     type Notice = Notice;

@@ -1,0 +1,143 @@
+//! The eBPF backend, on the maps in memory of its unit tests.
+
+use std::collections::BTreeSet;
+
+use anyhow::{anyhow, ensure};
+use localnet_client::{
+    Changes, Counts,
+    served::{Lack, Served},
+    vips::Config,
+};
+use localnet_ebpf::{
+    EbpfBackend,
+    kernel::{Change, Content, Kernel as Maps},
+    layout::Socket,
+    live::Pins,
+    plan::{socket, socket_addr},
+    testing::FakeKernel,
+};
+use localnet_linux_backend::live::Live;
+use localnet_proto::{ByFamily, Family, Snapshot};
+use rand::{Rng as _, rngs::StdRng};
+use tokio::sync::watch;
+
+use super::{Edit, Subsystem};
+use crate::{
+    kernel::{Failure, Kernel},
+    node::Node,
+};
+
+/// The programs and maps.
+#[derive(Clone, Debug, Default)]
+pub struct Ebpf(FakeKernel);
+
+impl Subsystem for Ebpf {
+    const NAME: &'static str = "ebpf";
+    const LACKS: &'static [Lack] = &[Lack::Outside];
+    const IS_ATOMIC: bool = false;
+    const SEES_ALL_FLOWS: bool = false;
+    type Backend = Live<EbpfBackend<Kernel<Self>>, Pins, Node>;
+    type Notice = ();
+
+    fn new(_: &mut StdRng) -> Self {
+        Self::default()
+    }
+
+    async fn open(mut kernel: Kernel<Self>, node: Node) -> anyhow::Result<Self::Backend> {
+        kernel.attach()?;
+        let backend = EbpfBackend::new(Config::default(), kernel);
+        Ok(Live::on(node, backend, Pins::default(), watch::Sender::<Counts>::default()).await)
+    }
+
+    fn after(self, state: &Snapshot) -> Self {
+        let mut backend = EbpfBackend::new(Config::default(), self.0);
+        _ = backend.apply(state, &Changes::everything());
+        Self(backend.kernel_mut().clone())
+    }
+
+    fn served(&self) -> Served {
+        if self.0.attached { self.0.content.served() } else { Served::default() }
+    }
+
+    fn entered(&self) -> ByFamily<bool> {
+        ByFamily::from_fn(|_| self.0.attached)
+    }
+
+    fn objects(&self, _: &Snapshot) -> Vec<String> {
+        self.0.content.text().lines().map(str::to_owned).collect()
+    }
+
+    /// The maps get full.
+    fn hate(&mut self, rng: &mut StdRng) {
+        self.0.limit = Some(self.0.applied + rng.random_range(0..10));
+    }
+
+    fn heal(&mut self) {
+        self.0.limit = None;
+    }
+
+    /// Deletes the pins. The programs are then detached, and the next ones get empty maps.
+    fn edit(&mut self, _: &mut StdRng, elsewhere: bool, _: bool) -> Edit<()> {
+        if elsewhere {
+            return Edit { what: "attaches programs of its own".to_owned(), damages: BTreeSet::new(), notice: None };
+        }
+        (self.0.attached, self.0.content) = (false, Content::default());
+        Edit { what: "deletes the pins".to_owned(), damages: Family::BOTH.into(), notice: None }
+    }
+}
+
+fn error(failure: Failure) -> anyhow::Error {
+    match failure {
+        Failure::Denied => anyhow!("not permitted"),
+        Failure::Short => anyhow!("the map is full"),
+        Failure::Unanswered | Failure::Unreadable => anyhow!("interrupted"),
+    }
+}
+
+impl Maps for Kernel<Ebpf> {
+    fn attach(&mut self) -> anyhow::Result<()> {
+        Kernel::read(self, &[], error, |ebpf| {
+            if !ebpf.0.attached {
+                // Until now, the backend has written to the maps whose pins are deleted.
+                ebpf.0.content = Content::default();
+            }
+            ebpf.0.attach()
+        })
+    }
+
+    fn is_attached(&mut self) -> bool {
+        self.ask(|ebpf| ebpf.0.attached)
+    }
+
+    fn read(&mut self) -> anyhow::Result<Content> {
+        Kernel::read(self, &Family::BOTH, error, |ebpf| ebpf.0.read())
+    }
+
+    /// The kernel applies each change for itself.
+    fn apply(&mut self, changes: &[Change]) -> anyhow::Result<()> {
+        changes.iter().try_for_each(|change| {
+            let what = match change {
+                Change::Vip(key, vip) => format!("{} a VIP {}", verb(vip.is_some()), socket_addr(&key.to)),
+                Change::Endpoints(key, group) => format!("{} the endpoints {key:?}", verb(group.is_some())),
+                Change::Member(key, is_there) => {
+                    format!("{} the member {}", verb(*is_there), socket_addr(&key.endpoint))
+                }
+            };
+            self.commit(what, error, |ebpf| ebpf.0.apply(std::slice::from_ref(change)))
+        })
+    }
+
+    fn end_sockets(&mut self, is_stale: &dyn Fn(&Socket, &Socket) -> bool) -> anyhow::Result<()> {
+        let ended = self.flows().end(|vip, endpoint| is_stale(&socket(vip), &socket(endpoint)));
+        ensure!(ended, "cannot search network namespaces");
+        Ok(())
+    }
+
+    fn remove(&mut self) -> anyhow::Result<()> {
+        self.ask(|ebpf| ebpf.0.remove())
+    }
+}
+
+fn verb(is_there: bool) -> &'static str {
+    if is_there { "writes" } else { "deletes" }
+}

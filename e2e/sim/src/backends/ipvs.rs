@@ -1,0 +1,311 @@
+//! The ipvs backend, on the fake kernel of its unit tests.
+
+use std::{collections::BTreeSet, fmt, io, net::IpAddr, slice, sync::Arc, time::Duration};
+
+use futures::FutureExt as _;
+use localnet_client::{Changes, Counts, served::Served, vips::Config};
+use localnet_ipvs::{IpvsBackend, Options, kernel::Kernel as Host, served, testing::FakeKernel};
+use localnet_linux::{
+    dummy::{self, Changed},
+    ipvs::{self, Applied, Change, DestinationState, Frontend, Refused, ServerState, VirtualServer},
+    nft::{self, Chain, Element, LiveTable, Set, Table, Transaction, TransactionSize},
+};
+use localnet_linux_backend::live::{Live, Watch};
+use localnet_proto::{Family, Snapshot};
+use rand::{Rng as _, rngs::StdRng, seq::IndexedRandom as _};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{self, Instant},
+};
+
+use super::{
+    Edit, Subsystem,
+    nft::{damage, dump, error},
+};
+use crate::{
+    kernel::{Failure, Kernel},
+    node::Node,
+};
+
+/// Virtual servers, the interface with their addresses, and nf_tables.
+#[derive(Clone, Debug, Default)]
+pub struct Ipvs(FakeKernel);
+
+/// Notices changes by other programs, and deletes destinations that have drained.
+#[derive(Debug)]
+pub struct Servers {
+    /// Commits of other programs to our tables.
+    commits: mpsc::UnboundedReceiver<()>,
+    list_at: Instant,
+    drain_at: Instant,
+    began: Instant,
+}
+
+/// The delays of the backend's checks.
+const LIST: Duration = Duration::from_secs(2);
+const DRAIN: Duration = Duration::from_secs(1);
+
+impl Watch<IpvsBackend<Kernel<Ipvs>>> for Servers {
+    const OBJECTS: &'static str = "virtual servers, kube-ipvs0 or the tables";
+
+    async fn changed(&mut self, backend: &mut IpvsBackend<Kernel<Ipvs>>) {
+        loop {
+            let drains = backend.is_draining();
+            tokio::select! {
+                Some(()) = self.commits.recv() => return,
+                () = time::sleep_until(self.drain_at), if drains => {
+                    self.drain_at = Instant::now() + DRAIN;
+                    // An error leaves it for the next time.
+                    _ = backend.drain(self.began.elapsed()).await;
+                }
+                () = time::sleep_until(self.list_at) => {
+                    self.list_at = Instant::now() + LIST;
+                    if matches!(backend.is_undisturbed().await, Ok(false)) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Subsystem for Ipvs {
+    const NAME: &'static str = "ipvs";
+    const IS_ATOMIC: bool = false;
+    type Backend = Live<IpvsBackend<Kernel<Self>>, Servers, Node>;
+    type Notice = ();
+
+    fn new(_: &mut StdRng) -> Self {
+        Self::default()
+    }
+
+    async fn open(kernel: Kernel<Self>, node: Node) -> anyhow::Result<Self::Backend> {
+        let (commits, now) = (kernel.subscribe(), Instant::now());
+        let mut backend = IpvsBackend::new(Config::default(), Options::default(), kernel);
+        // The check of the real `open` would add a virtual server if there is none.
+        backend.kernel().heads()?;
+        let servers = Servers { commits, list_at: now + LIST, drain_at: now, began: now };
+        Ok(Live::on(node, backend, servers, watch::Sender::<Counts>::default()).await)
+    }
+
+    fn after(self, state: &Snapshot) -> Self {
+        let mut backend = IpvsBackend::new(Config::default(), Options::default(), self.0);
+        // The fake kernel never waits.
+        _ = backend.apply(state, &Changes::everything()).now_or_never();
+        Self(backend.kernel().clone())
+    }
+
+    fn served(&self) -> Served {
+        let servers: Vec<_> = self.0.clone().servers().unwrap_or_default();
+        let tables: Vec<_> = self.0.nft.tables.values().map(dump).collect();
+        // The addresses that the simulated node may have.
+        let own = [[192, 168, 0, 2], [192, 168, 0, 3]].map(IpAddr::from).into_iter();
+        let own = own.chain([IpAddr::from([0xfd00, 0x192, 0, 0, 0, 0, 0, 2])]);
+        let local = own.chain(self.0.addresses.iter().flatten().copied()).collect();
+        served::of(&servers, &tables, &local)
+    }
+
+    fn objects(&self, _: &Snapshot) -> Vec<String> {
+        let servers = self.0.servers.values().flat_map(|fake| {
+            let destinations = fake.destinations.values();
+            let destinations = destinations.map(|(one, _)| format!("{} {one:?}", fake.server.frontend));
+            destinations.chain([format!("{:?}", fake.server)]).collect::<Vec<_>>()
+        });
+        let addresses = self.0.addresses.iter().flatten().map(ToString::to_string);
+        let tables = self.0.nft.tables.iter().flat_map(|(table, content)| {
+            let sets = content.sets.iter().map(|(name, (_, elements))| format!("{table:?} {name}: {elements:?}"));
+            sets.chain(content.chains.values().map(|chain| format!("{table:?} {chain:?}"))).collect::<Vec<_>>()
+        });
+        servers.chain(addresses).chain(tables).collect()
+    }
+
+    fn unsettled(&self) -> Option<String> {
+        let mut all = self.0.servers.values().flat_map(|server| server.destinations.values());
+        all.find(|(one, _)| one.weight == 0).map(|(one, _)| format!("{} drains", one.address))
+    }
+
+    fn hate(&mut self, rng: &mut StdRng) {
+        let destinations: Vec<_> = self.0.servers.values().flat_map(|fake| fake.destinations.keys().copied()).collect();
+        let addresses: Vec<_> = self.0.addresses.iter().flatten().copied().collect();
+        match rng.random() {
+            true => self.0.hated.extend(destinations.choose(rng)),
+            false => self.0.hated_addresses.extend(addresses.choose(rng)),
+        }
+        self.0.short = rng.random();
+    }
+
+    /// Also ends all connections, so that destinations have drained.
+    fn heal(&mut self) {
+        self.0.hated.clear();
+        self.0.hated_addresses.clear();
+        self.0.short = false;
+        let destinations = self.0.servers.values_mut().flat_map(|fake| fake.destinations.values_mut());
+        destinations.for_each(|(_, active)| *active = 0);
+    }
+
+    fn edit(&mut self, rng: &mut StdRng, elsewhere: bool, silent: bool) -> Edit<()> {
+        if elsewhere {
+            // nf_tables reports no commit to our tables, or that reports were lost.
+            let notice = silent.then_some(());
+            return Edit { what: "changes its own table".to_owned(), damages: BTreeSet::new(), notice };
+        }
+        let frontends: Vec<_> = self.0.servers.keys().copied().collect();
+        let addresses: Vec<_> = self.0.addresses.iter().flatten().copied().collect();
+        let tables: Vec<_> = self.0.nft.tables.keys().cloned().collect();
+        match (rng.random_range(0..6_u8), frontends.choose(rng), addresses.choose(rng), tables.choose(rng)) {
+            (0, Some(frontend), ..) => {
+                self.0.servers.remove(frontend);
+                let damages = [Family::of(frontend.address.ip())].into();
+                Edit { what: format!("deletes the virtual server {frontend}"), damages, notice: None }
+            }
+            (1 | 2, Some(frontend), ..) => {
+                let gone = self.0.servers.get_mut(frontend).and_then(|fake| fake.destinations.pop_first());
+                let address = gone.map(|(address, _)| address);
+                let damages = [Family::of(frontend.address.ip())].into();
+                Edit { what: format!("deletes the destination {address:?} of {frontend}"), damages, notice: None }
+            }
+            (3, _, Some(address), _) => {
+                self.0.addresses.iter_mut().for_each(|addresses| _ = addresses.remove(address));
+                let damages = [Family::of(*address)].into();
+                Edit { what: format!("deletes the address {address}"), damages, notice: None }
+            }
+            (4, _, Some(_), _) => {
+                self.0.addresses = None;
+                Edit { what: "deletes the interface".to_owned(), damages: Family::BOTH.into(), notice: None }
+            }
+            (.., Some(table)) => {
+                let what = damage(&mut self.0.nft, table, rng);
+                Edit { what, damages: [table.family].into(), notice: Some(()) }
+            }
+            _ => Edit { what: "finds nothing".to_owned(), damages: BTreeSet::new(), notice: None },
+        }
+    }
+}
+
+/// Why a change is not made.
+enum Stop {
+    Refused(i32),
+    Failed(ipvs::Error),
+}
+
+impl fmt::Display for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(errno) => write!(f, "error {errno}"),
+            Self::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+fn stop(failure: Failure) -> Stop {
+    match failure {
+        Failure::Short => Stop::Refused(12),
+        failure => Stop::Failed(ipvs_error(failure)),
+    }
+}
+
+fn ipvs_error(failure: Failure) -> ipvs::Error {
+    match failure {
+        Failure::Denied => ipvs::Error::NotPermitted,
+        Failure::Short | Failure::Unanswered => ipvs::Error::Unanswered,
+        Failure::Unreadable => ipvs::Error::Changing,
+    }
+}
+
+fn dummy_error(failure: Failure) -> dummy::Error {
+    let errno = match failure {
+        Failure::Denied => return dummy::Error::NotPermitted { action: "change addresses".to_owned() },
+        Failure::Short => 12,
+        Failure::Unanswered => 104,
+        Failure::Unreadable => 4,
+    };
+    dummy::Error::Io(io::Error::from_raw_os_error(errno))
+}
+
+impl Host for Kernel<Ipvs> {
+    fn nft(&mut self) -> &mut impl nft::Kernel {
+        self
+    }
+
+    fn servers(&mut self) -> Result<Vec<ServerState>, ipvs::Error> {
+        Kernel::read(self, &Family::BOTH, ipvs_error, |ipvs| ipvs.0.servers())
+    }
+
+    fn heads(&mut self) -> Result<Vec<VirtualServer>, ipvs::Error> {
+        Kernel::read(self, &[], ipvs_error, |ipvs| ipvs.0.heads())
+    }
+
+    fn destinations(&mut self, frontend: &Frontend) -> Result<Vec<DestinationState>, ipvs::Error> {
+        Kernel::read(self, &[], ipvs_error, |ipvs| ipvs.0.destinations(frontend))
+    }
+
+    /// The kernel applies each change for itself.
+    fn change(&mut self, changes: &[Change]) -> Result<Applied, ipvs::Error> {
+        let mut refused = Vec::new();
+        for (index, change) in changes.iter().enumerate() {
+            let made = self.commit(change, stop, |ipvs| {
+                let applied = ipvs.0.change(slice::from_ref(change)).map_err(Stop::Failed)?;
+                ipvs.0.log.clear();
+                if let Change::AddDestination(frontend, one) = change {
+                    // Some of the endpoints have connections until the next time that the faults end.
+                    let fake = ipvs.0.servers.get_mut(frontend);
+                    let added = fake.and_then(|fake| fake.destinations.get_mut(&one.address));
+                    added.into_iter().for_each(|(one, active)| *active = u32::from(one.address.port() % 2));
+                }
+                applied.refused.first().map_or(Ok(()), |refused| Err(Stop::Refused(refused.errno)))
+            });
+            match made {
+                Ok(()) => {}
+                Err(Stop::Refused(errno)) => refused.push(Refused::new(index, change, errno)),
+                Err(Stop::Failed(error)) => return Err(error),
+            }
+        }
+        Ok(Applied { changes: changes.len(), batches: 1, refused })
+    }
+
+    async fn addresses(&mut self) -> Result<Option<BTreeSet<IpAddr>>, dummy::Error> {
+        Kernel::read(self, &[], dummy_error, |ipvs| Ok(ipvs.0.addresses.clone()))
+    }
+
+    async fn bind(&mut self, add: Vec<IpAddr>, remove: Vec<IpAddr>) -> Result<Changed, dummy::Error> {
+        let what = format!("addresses +{add:?} -{remove:?}");
+        self.commit(what, dummy_error, |ipvs| {
+            let bound = ipvs.0.bind(add, remove).now_or_never();
+            ipvs.0.log.clear();
+            bound.unwrap_or_else(|| Err(dummy_error(Failure::Unanswered)))
+        })
+    }
+
+    async fn delete_interface(&mut self) -> Result<(), dummy::Error> {
+        self.ask(|ipvs| ipvs.0.addresses = None);
+        Ok(())
+    }
+}
+
+impl nft::Kernel for Kernel<Ipvs> {
+    fn apply(&mut self, transaction: &Transaction) -> Result<TransactionSize, nft::Error> {
+        let what = format!("{} changes of rules", transaction.changes().len());
+        self.commit(what, error, |ipvs| {
+            let result = nft::Kernel::apply(&mut ipvs.0, transaction);
+            ipvs.0.log.clear();
+            ipvs.0.nft.log.clear();
+            result
+        })
+    }
+
+    fn read(
+        &mut self,
+        table: &Table,
+        wanted: &dyn Fn(&str) -> Option<Arc<Chain>>,
+    ) -> Result<Option<LiveTable>, nft::Error> {
+        Kernel::read(self, &[], error, |ipvs| ipvs.0.nft.read(table, wanted))
+    }
+
+    fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, nft::Error> {
+        Kernel::read(self, &[], error, |ipvs| ipvs.0.nft.elements(table, set))
+    }
+
+    fn has_family(&self, _: Family) -> bool {
+        true
+    }
+}
