@@ -56,6 +56,20 @@ impl Default for Fake {
 }
 
 impl Fake {
+    /// The lines that `iptables-save` prints.
+    pub fn lines(&self, family: Family) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (table, chains) in &self.tables[family] {
+            lines.push(format!("*{table}"));
+            lines.extend(chains.keys().map(|chain| format!(":{chain} - [0:0]")));
+            let rules =
+                chains.iter().flat_map(|(chain, rules)| rules.iter().map(move |rule| format!("-A {chain} {rule}")));
+            lines.extend(rules);
+            lines.push("COMMIT".to_owned());
+        }
+        lines
+    }
+
     fn why(&self) -> &'static str {
         if self.short { "Cannot allocate memory" } else { "refused" }
     }
@@ -145,16 +159,7 @@ impl Fake {
 impl Kernel for Fake {
     fn save(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error> {
         self.saves += 1;
-        let mut lines = Vec::new();
-        for (table, chains) in &self.tables[family] {
-            lines.push(format!("*{table}"));
-            lines.extend(chains.keys().map(|chain| format!(":{chain} - [0:0]")));
-            let rules =
-                chains.iter().flat_map(|(chain, rules)| rules.iter().map(move |rule| format!("-A {chain} {rule}")));
-            lines.extend(rules);
-            lines.push("COMMIT".to_owned());
-        }
-        lines.iter().for_each(|one| line(one));
+        self.lines(family).iter().for_each(|one| line(one));
         Ok(())
     }
 

@@ -62,6 +62,15 @@ const INVALID: i32 = 22;
 const NO_MEMORY: i32 = 12;
 
 impl FakeKernel {
+    /// The virtual servers with their destinations.
+    pub fn states(&self) -> Vec<ServerState> {
+        let state = |fake: &FakeServer| ServerState {
+            server: fake.server.clone(),
+            destinations: fake.destinations.values().map(destination_state).collect(),
+        };
+        self.servers.values().map(state).collect()
+    }
+
     fn make(&mut self, change: &Change) -> Result<(), i32> {
         let lacks = |server: &VirtualServer| self.lacks.contains(server.scheduler.as_str());
         match change {
@@ -133,11 +142,7 @@ impl Kernel for FakeKernel {
     }
 
     fn servers(&mut self) -> Result<Vec<ServerState>, ipvs::Error> {
-        let state = |fake: &FakeServer| ServerState {
-            server: fake.server.clone(),
-            destinations: fake.destinations.values().map(destination_state).collect(),
-        };
-        Ok(self.servers.values().map(state).collect())
+        Ok(self.states())
     }
 
     fn heads(&mut self) -> Result<Vec<VirtualServer>, ipvs::Error> {

@@ -118,7 +118,7 @@ impl Subsystem for Iptables {
         let mut served = Served::default();
         for family in Family::BOTH {
             let mut rules = Rules::new(family);
-            _ = self.fake.clone().save(family, &mut |line| rules.line(line));
+            self.fake.lines(family).iter().for_each(|line| rules.line(line));
             served.0.append(&mut rules.served().0);
         }
         served

@@ -96,7 +96,7 @@ impl Subsystem for Ipvs {
     }
 
     fn served(&self) -> Served {
-        let servers: Vec<_> = self.0.clone().servers().unwrap_or_default();
+        let servers = self.0.states();
         let tables: Vec<_> = self.0.nft.tables.values().map(dump).collect();
         // The addresses that the simulated node may have.
         let own = [[192, 168, 0, 2], [192, 168, 0, 3]].map(IpAddr::from).into_iter();
