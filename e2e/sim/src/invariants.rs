@@ -607,12 +607,14 @@ fn mixes(entry: Option<&Entry>, plans: &[Arc<Served>], vip: &VipKey, has_gaps: b
     let is_removed = plans.iter().any(|plan| !plan.0.contains_key(vip));
     let all = plans.iter().flat_map(|plan| &plan.0);
     let plans: Vec<_> = all.filter(|(key, _)| is_removed || *key == vip).map(|(_, entry)| entry).collect();
-    let is_known = |to: &Option<To>, of: fn(&Entry) -> &Option<To>| match to {
-        Some(To::Endpoints(endpoints)) => endpoints.iter().all(|endpoint| {
-            let all = plans.iter().flat_map(|plan| [&plan.to, of(plan)]);
-            all.flatten().any(|to| matches!(to, To::Endpoints(known) if known.contains(endpoint)))
-        }),
+    let known: BTreeSet<_> = plans
+        .iter()
+        .flat_map(|plan| [&plan.to, &plan.outside])
+        .filter_map(|to| if let Some(To::Endpoints(endpoints)) = to { Some(endpoints) } else { None })
+        .flatten()
+        .collect();
+    [&entry.to, &entry.outside].into_iter().all(|to| match to {
+        Some(To::Endpoints(endpoints)) => endpoints.iter().all(|endpoint| known.contains(endpoint)),
         _ => true,
-    };
-    is_known(&entry.to, |plan| &plan.to) && is_known(&entry.outside, |plan| &plan.outside)
+    })
 }
