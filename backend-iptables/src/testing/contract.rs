@@ -48,8 +48,11 @@ fn the_fake_accepts_and_holds_what_the_tools_do() {
         let compare = || {
             let (mut fake, mut tools) = (Fake::default(), Tools::find(flavour)?);
             for (input, is_accepted) in INPUTS {
-                assert_eq!(fake.test(Family::V4, input).is_ok(), *is_accepted, "{input}");
-                assert_eq!(tools.test(Family::V4, input).is_ok(), *is_accepted, "{flavour:?} {input}");
+                // The backend tests only whether rules exist.
+                if input.contains("-C ") {
+                    assert_eq!(fake.test(Family::V4, input).is_ok(), *is_accepted, "{input}");
+                    assert_eq!(tools.test(Family::V4, input).is_ok(), *is_accepted, "{flavour:?} {input}");
+                }
                 assert_eq!(fake.restore(Family::V4, input).is_ok(), *is_accepted, "{input}");
                 assert_eq!(tools.restore(Family::V4, input).is_ok(), *is_accepted, "{flavour:?} {input}");
                 assert_eq!(held(&mut fake), held(&mut tools), "{flavour:?} {input}");

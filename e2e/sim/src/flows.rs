@@ -42,8 +42,6 @@ struct State {
     cleaners: u32,
     fails: bool,
     late: u32,
-    /// Whether the last attempt to end stale flows has failed.
-    has_kept: bool,
     /// The flows that have appeared again. They do not do so twice.
     repeated: BTreeSet<u32>,
 }
@@ -62,7 +60,6 @@ impl Flows {
             cleaners: 0,
             fails: false,
             late: 0,
-            has_kept: false,
             repeated: BTreeSet::new(),
         })))
     }
@@ -124,7 +121,6 @@ impl Flows {
     /// the endpoint. Returns whether that was possible.
     pub fn end(&self, is_stale: impl Fn(SocketAddr, SocketAddr) -> bool) -> bool {
         let mut state = self.lock();
-        state.has_kept = state.fails;
         if !state.fails {
             state.flows.retain(|flow| !is_translated(flow) || !is_stale(flow.original.destination, flow.reply.source));
         }
@@ -140,7 +136,7 @@ impl Flows {
     fn check_stale(&self, state: &Snapshot) {
         let inner = self.lock();
         let profile = inner.ledger.profile();
-        if !profile.has_flows || inner.ledger.is_damaged() || inner.has_kept {
+        if !profile.has_flows || inner.ledger.is_damaged() || inner.fails {
             return;
         }
         // A backend knows only those former VIPs that it or the tables have held.

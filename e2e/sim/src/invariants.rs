@@ -596,7 +596,7 @@ impl Inner {
     }
 }
 
-/// Whether each endpoint of a VIP is one that it has in some plan. A VIP that has endpoints in all plans has some. While a VIP is removed, it may share the endpoints of another VIP
+/// Whether each endpoint of a VIP is one that it has in some plan. A VIP has no endpoints only if it has none in some plan. While a VIP is removed, it may share the endpoints of another VIP
 /// of its Service, which some kernels store only once.
 fn mixes(entry: Option<&Entry>, plans: &[Arc<Served>], vip: &VipKey, has_gaps: bool) -> bool {
     let leads = |entry: Option<&Entry>| matches!(entry, Some(Entry { to: Some(To::Endpoints(_)), .. }));
@@ -604,6 +604,7 @@ fn mixes(entry: Option<&Entry>, plans: &[Arc<Served>], vip: &VipKey, has_gaps: b
         return false;
     }
     let Some(entry) = entry else { return true };
+    let of_vip: Vec<_> = plans.iter().filter_map(|plan| plan.0.get(vip)).collect();
     let is_removed = plans.iter().any(|plan| !plan.0.contains_key(vip));
     let all = plans.iter().flat_map(|plan| &plan.0);
     let plans: Vec<_> = all.filter(|(key, _)| is_removed || *key == vip).map(|(_, entry)| entry).collect();
@@ -613,6 +614,10 @@ fn mixes(entry: Option<&Entry>, plans: &[Arc<Served>], vip: &VipKey, has_gaps: b
         .filter_map(|to| if let Some(To::Endpoints(endpoints)) = to { Some(endpoints) } else { None })
         .flatten()
         .collect();
+    let is_empty = |entry: &Entry| [&entry.to, &entry.outside].iter().any(|to| matches!(to, Some(To::Nothing(_))));
+    if is_empty(entry) && !has_gaps && !of_vip.iter().any(|entry| is_empty(entry)) {
+        return false;
+    }
     [&entry.to, &entry.outside].into_iter().all(|to| match to {
         Some(To::Endpoints(endpoints)) => endpoints.iter().all(|endpoint| known.contains(endpoint)),
         _ => true,
