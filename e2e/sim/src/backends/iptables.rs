@@ -58,7 +58,7 @@ impl Watch<IptablesBackend<Kernel<Iptables>>> for Tables {
     async fn changed(&mut self, backend: &mut IptablesBackend<Kernel<Iptables>>) {
         if let Some(notices) = &mut self.notices {
             if notices.recv().await.is_none() {
-                std::future::pending().await
+                std::future::pending::<()>().await;
             }
             return;
         }
