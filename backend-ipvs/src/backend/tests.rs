@@ -457,7 +457,7 @@ fn an_unused_chain_is_removed_once_even_if_the_answer_is_lost() {
     let rules = |log: Vec<String>| log.iter().filter(|line| *line == "rules").count();
     let mut backend = backend(Options::default());
     sync(&mut backend, &with, &Changes::everything());
-    let tables = &mut backend.kernel.tables;
+    let tables = &mut backend.kernel.nft.tables;
     tables.values_mut().for_each(|table| _ = table.chains.insert("old".into(), localnet_linux::nft::Chain::new("old")));
     let mut backend = restarted(&backend);
     // The change itself, the rules of the chain, and the chain.

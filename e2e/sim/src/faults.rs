@@ -7,9 +7,9 @@ use rand::{Rng as _, rngs::StdRng, seq::IndexedRandom as _};
 
 use crate::{
     api::{Api, End, Mood},
-    backends::Subsystem,
     kernel::{CommitFault, Kernel},
     link::Link,
+    subsystem::Subsystem,
 };
 
 /// A kind of fault.

@@ -14,6 +14,7 @@ use localnet_client::{
     vips::VipKey,
 };
 use localnet_linux::conntrack::{Commit, Conntrack, Due, Error, Flow, Reconciler, Selection, Status, Tuple, Zone};
+use localnet_linux_backend::live;
 use localnet_proto::{Protocol, Snapshot};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IteratorRandom as _};
 use tokio::time::Instant;
@@ -282,5 +283,35 @@ impl Cleaning {
         if let Some(state) = self.state.as_ref().filter(|_| self.reconciler.due() == Due::Nothing) {
             self.flows.check_stale(state);
         }
+    }
+}
+
+/// The node around a backend. The addresses of its interfaces are unknown. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Node(Arc<Mutex<Cleaning>>);
+
+impl Node {
+    /// A node whose flows are cleaned by `cleaning`.
+    pub fn new(cleaning: Cleaning) -> Self {
+        Self(Arc::new(Mutex::new(cleaning)))
+    }
+
+    /// What cleans the flows.
+    pub fn cleaning(&self) -> MutexGuard<'_, Cleaning> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl live::Node for Node {
+    async fn addresses(&mut self) -> Option<Vec<IpAddr>> {
+        None
+    }
+
+    async fn changed_addresses(&mut self) -> Vec<IpAddr> {
+        std::future::pending().await
+    }
+
+    fn committed(&mut self, commit: Commit) {
+        self.cleaning().committed(commit);
     }
 }

@@ -19,7 +19,7 @@ use localnet_linux::conntrack::Flow;
 use localnet_proto::{ByFamily, Digest, Family, Revision, ServiceKey, Snapshot, wire::IpFamily};
 use tokio::time::Instant;
 
-use crate::{api::Counts, backends::Subsystem, truth::Truth};
+use crate::{api::Counts, subsystem::Subsystem, truth::Truth};
 
 /// How long a backend may take to apply a revision before the node is unhealthy.
 pub const PATIENCE: Duration = Duration::from_secs(5);

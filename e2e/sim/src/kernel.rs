@@ -10,9 +10,9 @@ use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
-    backends::{Edit, Subsystem},
     flows::Flows,
     invariants::Ledger,
+    subsystem::{Edit, Subsystem},
     trace::Trace,
 };
 

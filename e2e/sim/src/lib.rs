@@ -20,6 +20,7 @@ pub mod link;
 pub mod node;
 pub mod replay;
 pub mod run;
+pub mod subsystem;
 pub mod trace;
 pub mod truth;
 pub mod world;

@@ -1,11 +1,10 @@
 //! The node: a brain and a backend as they run on a real node, each of which may crash and start again.
 
 use std::{
-    net::IpAddr,
     path::Path,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     task::Poll,
@@ -26,8 +25,6 @@ use localnet_client::{
 };
 use localnet_cluster::localize::NodeIps;
 use localnet_config::NodePortAddresses;
-use localnet_linux::conntrack::Commit;
-use localnet_linux_backend::live;
 use localnet_proto::{Address, Update};
 use tokio::{
     sync::watch,
@@ -38,8 +35,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     api::Api,
-    backends::Subsystem,
-    flows::Cleaning,
+    backends::Program,
+    flows::{Cleaning, Node},
     invariants::{Ledger, PATIENCE},
     kernel::{Crash, Kernel},
     link::Link,
@@ -189,7 +186,7 @@ pub struct RunningBackend {
 
 impl RunningBackend {
     /// Starts the backend and its supervisor.
-    pub fn start<S: Subsystem>((kernel, link): (Kernel<S>, Link), socket: &Path, ledger: Ledger, trace: Trace) -> Self {
+    pub fn start<S: Program>((kernel, link): (Kernel<S>, Link), socket: &Path, ledger: Ledger, trace: Trace) -> Self {
         let current = Arc::new(Mutex::new(None));
         let fuse = Arc::new(AtomicU32::new(OFF));
         let countdown = Arc::clone(&fuse);
@@ -240,10 +237,10 @@ impl Drop for RunningBackend {
     }
 }
 
-async fn run<S: Subsystem>(kernel: Kernel<S>, link: Link, address: Address, ledger: Ledger) -> anyhow::Result<()> {
+async fn run<S: Program>(kernel: Kernel<S>, link: Link, address: Address, ledger: Ledger) -> anyhow::Result<()> {
     let source = grpc::Brain::new(address, None).context("failed to connect")?;
     let source = Recorded { source, state: Mutex::default(), link, ledger: ledger.clone() };
-    let node = Node(Arc::new(Mutex::new(Cleaning::new(kernel.flows()))));
+    let node = Node::new(Cleaning::new(kernel.flows()));
     let backend = S::open(kernel.clone(), node.clone()).await?;
     let backend = Observed { backend, kernel, node, ledger };
     localnet_client::run(backend, source, Options::default(), std::future::pending()).await
@@ -279,39 +276,15 @@ impl<T: Source> Source for Recorded<T> {
     }
 }
 
-/// The node around a backend. The addresses of its interfaces are unknown. Clones share it.
-#[derive(Clone, Debug)]
-pub struct Node(Arc<Mutex<Cleaning>>);
-
-impl Node {
-    fn cleaning(&self) -> MutexGuard<'_, Cleaning> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl live::Node for Node {
-    async fn addresses(&mut self) -> Option<Vec<IpAddr>> {
-        None
-    }
-
-    async fn changed_addresses(&mut self) -> Vec<IpAddr> {
-        std::future::pending().await
-    }
-
-    fn committed(&mut self, commit: Commit) {
-        self.cleaning().committed(commit);
-    }
-}
-
 /// Records the syncs of a backend, and deletes stale flows.
-struct Observed<S: Subsystem> {
+struct Observed<S: Program> {
     backend: S::Backend,
     kernel: Kernel<S>,
     node: Node,
     ledger: Ledger,
 }
 
-impl<S: Subsystem> Backend for Observed<S> {
+impl<S: Program> Backend for Observed<S> {
     fn name(&self) -> &'static str {
         self.backend.name()
     }

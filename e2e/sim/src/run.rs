@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::{
     api::{Api, Backup, Mood},
-    backends::{Name, Subsystem, ebpf::Ebpf, iptables::Iptables, ipvs::Ipvs, nft::Nft, win::Hns},
+    backends::{Name, Program, ebpf::Ebpf, iptables::Iptables, ipvs::Ipvs, nft::Nft, win::Hns},
     faults::{FAULTS, Fault, Todo, inject},
     invariants::{Ledger, Seen},
     kernel::Kernel,
@@ -90,7 +90,7 @@ enum Due {
     StartBrain,
 }
 
-struct Driver<S: Subsystem> {
+struct Driver<S: Program> {
     rng: StdRng,
     start: Instant,
     queue: BTreeMap<(Instant, u64), Due>,
@@ -135,7 +135,7 @@ pub async fn run(seed: u64, backend: Name, without: &[usize], prints: bool) -> a
     }
 }
 
-async fn run_on<S: Subsystem + Sync>(seed: u64, without: &[usize], prints: bool) -> anyhow::Result<Outcome> {
+async fn run_on<S: Program + Sync>(seed: u64, without: &[usize], prints: bool) -> anyhow::Result<Outcome> {
     let trace = Trace::new(prints);
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("brain.sock");
@@ -192,7 +192,7 @@ async fn run_on<S: Subsystem + Sync>(seed: u64, without: &[usize], prints: bool)
     Ok(Outcome { digest, changes: driver.changes, time, violation })
 }
 
-impl<S: Subsystem> Driver<S> {
+impl<S: Program> Driver<S> {
     fn queue(&mut self, after: Duration, due: Due) {
         self.queued += 1;
         self.queue.insert((Instant::now() + after, self.queued), due);

@@ -21,32 +21,36 @@ use localnet_proto::{ByFamily, Family, Snapshot};
 use rand::{Rng as _, rngs::StdRng};
 use tokio::sync::watch;
 
-use super::{Edit, Subsystem};
+use super::Program;
 use crate::{
+    flows::Node,
     kernel::{Failure, Kernel},
-    node::Node,
+    subsystem::{Edit, Subsystem},
 };
 
 /// The programs and maps.
 #[derive(Clone, Debug, Default)]
 pub struct Ebpf(FakeKernel);
 
-impl Subsystem for Ebpf {
-    const NAME: &'static str = "ebpf";
-    const LACKS: &'static [Lack] = &[Lack::Outside];
-    const IS_ATOMIC: bool = false;
-    const SEES_ALL_FLOWS: bool = false;
+impl Program for Ebpf {
     type Backend = Live<EbpfBackend<Kernel<Self>>, Pins, Node>;
-    type Notice = ();
-
-    fn new(_: &mut StdRng) -> Self {
-        Self::default()
-    }
 
     async fn open(mut kernel: Kernel<Self>, node: Node) -> anyhow::Result<Self::Backend> {
         kernel.attach()?;
         let backend = EbpfBackend::new(Config::default(), kernel);
         Ok(Live::on(node, backend, Pins::default(), watch::Sender::<Counts>::default()).await)
+    }
+}
+
+impl Subsystem for Ebpf {
+    const NAME: &'static str = "ebpf";
+    const LACKS: &'static [Lack] = &[Lack::Outside];
+    const IS_ATOMIC: bool = false;
+    const SEES_ALL_FLOWS: bool = false;
+    type Notice = ();
+
+    fn new(_: &mut StdRng) -> Self {
+        Self::default()
     }
 
     fn after(self, state: &Snapshot) -> Self {

@@ -21,10 +21,11 @@ use tokio::{
     time::{self, Instant},
 };
 
-use super::{Edit, Subsystem};
+use super::Program;
 use crate::{
+    flows::Node,
     kernel::{Failure, Kernel},
-    node::Node,
+    subsystem::{Edit, Subsystem},
 };
 
 /// The tables of iptables.
@@ -86,17 +87,8 @@ impl Watch<IptablesBackend<Kernel<Iptables>>> for Tables {
     }
 }
 
-impl Subsystem for Iptables {
-    const NAME: &'static str = "iptables";
-    const IS_ATOMIC: bool = false;
+impl Program for Iptables {
     type Backend = Live<IptablesBackend<Kernel<Self>>, Tables, Node>;
-    type Notice = ();
-
-    fn new(rng: &mut StdRng) -> Self {
-        let section_lines = if rng.random() { rng.random_range(4..60) } else { usize::MAX };
-        let many_vips = if rng.random() { rng.random_range(1..20) } else { 1000 };
-        Self { fake: Fake { section_lines, ..Fake::default() }, reports: rng.random(), many_vips }
-    }
 
     async fn open(kernel: Kernel<Self>, node: Node) -> anyhow::Result<Self::Backend> {
         let now = Instant::now();
@@ -106,6 +98,18 @@ impl Subsystem for Iptables {
         backend.kernel_mut().save(Family::V4, &mut |_| {})?;
         let tables = Tables { notices, check_at: now + CHECK, read_at: now + READ, next: Table::Filter };
         Ok(Live::on(node, backend, tables, watch::Sender::<Counts>::default()).await)
+    }
+}
+
+impl Subsystem for Iptables {
+    const NAME: &'static str = "iptables";
+    const IS_ATOMIC: bool = false;
+    type Notice = ();
+
+    fn new(rng: &mut StdRng) -> Self {
+        let section_lines = if rng.random() { rng.random_range(4..60) } else { usize::MAX };
+        let many_vips = if rng.random() { rng.random_range(1..20) } else { 1000 };
+        Self { fake: Fake { section_lines, ..Fake::default() }, reports: rng.random(), many_vips }
     }
 
     fn after(self, state: &Snapshot) -> Self {

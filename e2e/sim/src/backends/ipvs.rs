@@ -19,12 +19,13 @@ use tokio::{
 };
 
 use super::{
-    Edit, Subsystem,
+    Program,
     nft::{damage, dump, error},
 };
 use crate::{
+    flows::Node,
     kernel::{Failure, Kernel},
-    node::Node,
+    subsystem::{Edit, Subsystem},
 };
 
 /// Virtual servers, the interface with their addresses, and nf_tables.
@@ -69,15 +70,8 @@ impl Watch<IpvsBackend<Kernel<Ipvs>>> for Servers {
     }
 }
 
-impl Subsystem for Ipvs {
-    const NAME: &'static str = "ipvs";
-    const IS_ATOMIC: bool = false;
+impl Program for Ipvs {
     type Backend = Live<IpvsBackend<Kernel<Self>>, Servers, Node>;
-    type Notice = ();
-
-    fn new(_: &mut StdRng) -> Self {
-        Self::default()
-    }
 
     async fn open(kernel: Kernel<Self>, node: Node) -> anyhow::Result<Self::Backend> {
         let (commits, now) = (kernel.subscribe(), Instant::now());
@@ -86,6 +80,16 @@ impl Subsystem for Ipvs {
         backend.kernel().heads()?;
         let servers = Servers { commits, list_at: now + LIST, drain_at: now, began: now };
         Ok(Live::on(node, backend, servers, watch::Sender::<Counts>::default()).await)
+    }
+}
+
+impl Subsystem for Ipvs {
+    const NAME: &'static str = "ipvs";
+    const IS_ATOMIC: bool = false;
+    type Notice = ();
+
+    fn new(_: &mut StdRng) -> Self {
+        Self::default()
     }
 
     fn after(self, state: &Snapshot) -> Self {

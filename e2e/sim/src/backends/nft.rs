@@ -23,10 +23,11 @@ use localnet_proto::{ByFamily, Family, Snapshot};
 use rand::{Rng as _, rngs::StdRng, seq::IndexedRandom as _};
 use tokio::sync::{mpsc, watch};
 
-use super::{Edit, Subsystem};
+use super::Program;
 use crate::{
+    flows::Node,
     kernel::{Failure, Kernel},
-    node::Node,
+    subsystem::{Edit, Subsystem},
 };
 
 /// nf_tables.
@@ -68,11 +69,21 @@ impl Watch<NftBackend<Kernel<Nft>>> for Notices {
     }
 }
 
+impl Program for Nft {
+    type Backend = Live<NftBackend<Kernel<Self>>, Notices, Node>;
+
+    async fn open(kernel: Kernel<Self>, node: Node) -> anyhow::Result<Self::Backend> {
+        let (notices, limits) = (Notices(kernel.subscribe()), kernel.ask(|nft| nft.limits));
+        let mut backend = NftBackend::new(Config::default(), kernel).with_limits(limits);
+        backend.check()?;
+        Ok(Live::on(node, backend, notices, watch::Sender::<Counts>::default()).await)
+    }
+}
+
 impl Subsystem for Nft {
     const NAME: &'static str = "nft";
     const NAMES_REPAIRS: bool = true;
     const KEEPS_SLOTS: bool = true;
-    type Backend = Live<NftBackend<Kernel<Self>>, Notices, Node>;
     type Notice = Notice;
 
     fn new(rng: &mut StdRng) -> Self {
@@ -80,13 +91,6 @@ impl Subsystem for Nft {
         let limits = if rng.random() { Limits { entered: limit, filled: limit } } else { Limits::default() };
         let fake = FakeKernel { generation: Some(1), ..FakeKernel::default() };
         Self { fake, limits, picking: BTreeMap::new() }
-    }
-
-    async fn open(kernel: Kernel<Self>, node: Node) -> anyhow::Result<Self::Backend> {
-        let (notices, limits) = (Notices(kernel.subscribe()), kernel.ask(|nft| nft.limits));
-        let mut backend = NftBackend::new(Config::default(), kernel).with_limits(limits);
-        backend.check()?;
-        Ok(Live::on(node, backend, notices, watch::Sender::<Counts>::default()).await)
     }
 
     fn after(self, state: &Snapshot) -> Self {

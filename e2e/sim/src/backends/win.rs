@@ -22,10 +22,11 @@ use localnet_win::{
 };
 use rand::{Rng as _, rngs::StdRng, seq::IndexedRandom as _};
 
-use super::{Edit, Subsystem};
+use super::Program;
 use crate::{
+    flows::Node,
     kernel::{Failure, Kernel},
-    node::Node,
+    subsystem::{Edit, Subsystem},
 };
 
 /// HNS.
@@ -48,6 +49,14 @@ const PODS: [&str; 10] = [
     "fd00:1::f",
 ];
 
+impl Program for Hns {
+    type Backend = WinBackend<Kernel<Self>>;
+
+    async fn open(kernel: Kernel<Self>, _: Node) -> anyhow::Result<Self::Backend> {
+        Ok(WinBackend::new(Config::default(), Options::default(), kernel))
+    }
+}
+
 impl Subsystem for Hns {
     const NAME: &'static str = "win";
     const LACKS: &'static [Lack] =
@@ -56,7 +65,6 @@ impl Subsystem for Hns {
     const HAS_FLOWS: bool = false;
     const SKIPS: &'static [&'static str] = &["hns-unsupported"];
     const HAS_GAPS: bool = true;
-    type Backend = WinBackend<Kernel<Self>>;
     type Notice = ();
 
     fn new(rng: &mut StdRng) -> Self {
@@ -66,10 +74,6 @@ impl Subsystem for Hns {
         // An HNS that also chooses identifiers is left out: after a crash, nothing shows who made a load balancer of an external IP.
         fake.deletes_what_is_named = rng.random();
         Self(fake)
-    }
-
-    async fn open(kernel: Kernel<Self>, _: Node) -> anyhow::Result<Self::Backend> {
-        Ok(WinBackend::new(Config::default(), Options::default(), kernel))
     }
 
     fn after(self, state: &Snapshot) -> Self {
@@ -94,9 +98,8 @@ impl Subsystem for Hns {
             let ids = addresses(&one.host_compute_endpoints);
             format!("{:?} {:?} {:?} -> {ids:?}", one.frontend_vips, one.port_mappings, one.flags)
         });
-        let endpoints = endpoints
-            .iter()
-            .map(|(_, one)| format!("endpoint {:?} {:?}", one.addresses().collect::<Vec<_>>(), one.flags));
+        let endpoints =
+            endpoints.values().map(|one| format!("endpoint {:?} {:?}", one.addresses().collect::<Vec<_>>(), one.flags));
         let mut all: Vec<_> = balancers.chain(endpoints).collect();
         all.sort_unstable();
         all
