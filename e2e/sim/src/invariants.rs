@@ -615,7 +615,7 @@ fn mixes(entry: Option<&Entry>, plans: &[Arc<Served>], vip: &VipKey, has_gaps: b
         .flatten()
         .collect();
     let is_empty = |entry: &Entry| [&entry.to, &entry.outside].iter().any(|to| matches!(to, Some(To::Nothing(_))));
-    if is_empty(entry) && !has_gaps && !of_vip.into_iter().any(is_empty) {
+    if is_empty(entry) && !has_gaps && !of_vip.is_empty() && !of_vip.into_iter().any(is_empty) {
         return false;
     }
     [&entry.to, &entry.outside].into_iter().all(|to| match to {
