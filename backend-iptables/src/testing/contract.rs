@@ -13,7 +13,7 @@ const INPUTS: &[(&str, bool)] = &[
     ("*nat\n-A KUBE-B -j RETURN\nCOMMIT\n", false),
     ("*nat\n-X KUBE-B\nCOMMIT\n", false),
     // Earlier sections stay. A section that is refused changes nothing.
-    ("*filter\n:KUBE-F - [0:0]\nCOMMIT\n*nat\n:KUBE-C - [0:0]\n-A KUBE-A -j KUBE-B\nCOMMIT\n", false),
+    ("*filter\n:KUBE-F - [0:0]\nCOMMIT\n*nat\n:KUBE-D - [0:0]\n-A KUBE-A -j KUBE-B\nCOMMIT\n", false),
     // A chain with rules, and a chain that rules lead to.
     ("*nat\n-X KUBE-A\nCOMMIT\n", false),
     ("*nat\n:KUBE-B - [0:0]\n-A KUBE-A -j KUBE-B\nCOMMIT\n", true),
