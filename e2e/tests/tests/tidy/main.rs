@@ -104,6 +104,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "localnet-sim",
         &[
             "localnet-sim-entropy",
+            "localnet-config",
             "localnet-proto",
             "localnet-cluster",
             "localnet-brain",
