@@ -233,7 +233,11 @@ impl Ledger {
     pub fn sync_ends(&self, state: &Snapshot, result: &anyhow::Result<Synced>) {
         let mut inner = self.lock();
         let Ok(synced) = result else { return };
-        inner.refused.clone_from(&synced.refused);
+        if synced.failed.is_empty() {
+            inner.refused.clear();
+        }
+        // A family that fails still lacks what the kernel refused before.
+        inner.refused.extend(synced.refused.iter().cloned());
         let plan = inner.plan(state, &synced.refused);
         for family in Family::BOTH {
             if synced.failed.iter().any(|(failed, _)| *failed == family) {
