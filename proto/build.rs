@@ -4,22 +4,23 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
+const FILES: [&str; 6] = [
+    "localnetv1.proto",
+    "localv1.proto",
+    "historyv1alpha1.proto",
+    "sysdumpv1alpha1.proto",
+    "trafficv1alpha1.proto",
+    "localnet/source/v1alpha1/source.proto",
+];
+
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo:rerun-if-changed=localnetv1.proto");
-    println!("cargo:rerun-if-changed=localv1.proto");
-    println!("cargo:rerun-if-changed=historyv1alpha1.proto");
-    println!("cargo:rerun-if-changed=sysdumpv1alpha1.proto");
-    println!("cargo:rerun-if-changed=trafficv1alpha1.proto");
+    for file in FILES {
+        println!("cargo:rerun-if-changed={file}");
+    }
     let descriptors = protox::Compiler::new(["."])?
         .include_imports(true)
         .include_source_info(true)
-        .open_files([
-            "localnetv1.proto",
-            "localv1.proto",
-            "historyv1alpha1.proto",
-            "sysdumpv1alpha1.proto",
-            "trafficv1alpha1.proto",
-        ])?
+        .open_files(FILES)?
         .file_descriptor_set();
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("localnetv1.binpb"), descriptors.encode_to_vec())?;

@@ -11,6 +11,7 @@
 //! - [`Digest`] identifies the content of a state.
 //! - [`history`] describes the changes of a state, and goes back to earlier states.
 //! - [`reasons`] explains a state: the typed form of the answers of `Reasons.Why`, and its conversions.
+//! - [`source`] is generated from the API through which other programs push Services to the brain.
 //! - [`sysdump`] is everything that is needed to examine a node elsewhere.
 //! - [`traffic`] is the traffic of Services, as backends count it.
 //! - [`trace`] is a recorded history, which can be replayed.
@@ -50,6 +51,12 @@ pub mod wire {
 pub mod localv1 {
     tonic::include_proto!("localv1");
 }
+/// The API through which other programs push Services, generated from `localnet/source/v1alpha1/source.proto`.
+#[expect(clippy::allow_attributes, reason = "generated code; the proto file documents it")]
+pub mod source {
+    tonic::include_proto!("localnet.source.v1alpha1");
+}
+
 /// The history of the state, generated from `historyv1alpha1.proto`. [`history`] contains it as well.
 #[expect(clippy::allow_attributes, reason = "generated code; the proto file documents it")]
 mod historyv1alpha1 {

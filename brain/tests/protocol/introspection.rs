@@ -13,10 +13,11 @@ use tonic_reflection::pb::{v1, v1alpha};
 
 use crate::server::{Server, soon};
 
-const SERVICES: [&str; 8] = [
+const SERVICES: [&str; 9] = [
     "grpc.health.v1.Health",
     "grpc.reflection",
     "historyv1alpha1.History",
+    "localnet.source.v1alpha1.SourceService",
     "localnetv1.Backends",
     "localnetv1.Endpoints",
     "localnetv1.Reasons",
