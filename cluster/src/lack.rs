@@ -79,7 +79,8 @@ impl Cluster {
             of_owners.entry(owner.clone()).or_default();
         }
         for (owner, (lost, kept)) in &mut of_owners {
-            for slice in self.slices_of(owner).filter(|slice| is_own(slice)) {
+            let pushed = self.services.get(owner).is_some_and(|service| service.pushed);
+            for slice in self.slices_of(owner, pushed).filter(|slice| is_own(slice)) {
                 *if missing.contains(&name_of(slice)) { &mut *lost } else { &mut *kept } += slice.endpoints.len();
             }
         }

@@ -57,6 +57,8 @@ pub struct Options {
     pub shrink_hold: Duration,
     /// The names of the sources, in the order of their precedence. If there is only one source, it needs no name.
     pub sources: Vec<Arc<str>>,
+    /// Whether [`Cluster::source`] may add sources.
+    pub may_grow: bool,
 }
 
 impl Options {
@@ -69,6 +71,7 @@ impl Options {
             external_ips: true,
             shrink_hold: SHRINK_HOLD,
             sources: Vec::new(),
+            may_grow: false,
         }
     }
 }
@@ -154,6 +157,22 @@ impl Cluster {
         }
     }
 
+    /// The number of the source with this name. If there is none yet, adds it after all others. Sources can be added only with
+    /// [`Options::may_grow`].
+    pub fn source(&mut self, name: &Arc<str>) -> usize {
+        let names = &mut self.options.sources;
+        names.iter().position(|other| other == name).unwrap_or_else(|| {
+            names.push(Arc::clone(name));
+            self.sources.add(Arc::clone(name))
+        })
+    }
+
+    /// Whether a source has the Service, and the Service is effective. `None` if the source does not have it.
+    pub fn effective(&self, source: usize, key: &ServiceKey) -> Option<bool> {
+        let has = self.sources.has(source, Kind::Service, key);
+        has.then(|| self.sources.is_effective(source, Kind::Service, key))
+    }
+
     fn fold(&mut self, event: Event) {
         match event {
             Event::Apply(object) => self.apply(object),
@@ -197,7 +216,8 @@ impl Cluster {
         dirty.sort_unstable();
         for key in dirty {
             let (service, skipped) = self.service(&key);
-            let skipped = skipped.into_iter().chain(self.sources.conflicts(Some(&key)));
+            let left_out = self.services.get(&key).map(|service| service.skipped.to_vec()).unwrap_or_default();
+            let skipped = skipped.into_iter().chain(left_out).chain(self.sources.conflicts(Some(&key)));
             localized.skipped.extend(skipped.map(|found| (Some(key.clone()), found)));
             let health_check = service.as_ref().and_then(|service| self.health_check(&key, service));
             localized.health_checks.extend(health_check.map(|check| (key.clone(), check)));
@@ -213,14 +233,14 @@ impl Cluster {
 
     fn service(&self, key: &ServiceKey) -> (Option<localnet_proto::Service>, Vec<Diagnostic>) {
         let Some(object) = self.proxied(key) else { return (None, Vec::new()) };
-        localize::service(object, self.slices_of(key), &self.here, &self.claims.lost(object))
+        localize::service(object, self.slices_of(key, object.pushed), &self.here, &self.claims.lost(object))
     }
 
     /// How topology hints narrow the endpoints of a Service, or why they are ignored, for each port and family. `None` if the
     /// Service is not served on this node.
     pub fn topology(&self, key: &ServiceKey) -> Option<Vec<localize::Topology>> {
         let object = self.proxied(key)?;
-        Some(localize::topology(object, self.slices_of(key), &self.here, &self.claims.lost(object)))
+        Some(localize::topology(object, self.slices_of(key, object.pushed), &self.here, &self.claims.lost(object)))
     }
 
     /// Explains how the Service is localized: whether this node serves it, and which rules exclude which endpoints. This is
@@ -230,20 +250,24 @@ impl Cluster {
         let mut reasons = match self.services.get(key) {
             Some(object) => {
                 let lost = self.claims.lost(object);
-                localize::reasons::reasons(object, self.slices_of(key), &self.here, &lost, proxy_name)
+                localize::reasons::reasons(object, self.slices_of(key, object.pushed), &self.here, &lost, proxy_name)
             }
             None => localize::Reasons { standing: localize::Standing::Absent, ..Default::default() },
         };
-        reasons.findings.extend(self.sources.conflicts(Some(key)));
+        let left_out = self.services.get(key).map(|service| service.skipped.to_vec()).unwrap_or_default();
+        reasons.findings.extend(left_out.into_iter().chain(self.sources.conflicts(Some(key))));
         reasons
     }
 
     fn health_check(&self, key: &ServiceKey, service: &localnet_proto::Service) -> Option<localize::HealthCheck> {
-        localize::health_check(self.services.get(key)?, service, self.slices_of(key), &self.here)
+        let object = self.services.get(key)?;
+        localize::health_check(object, service, self.slices_of(key, object.pushed), &self.here)
     }
 
-    fn slices_of(&self, key: &ServiceKey) -> impl Iterator<Item = &SliceObject> {
-        self.slices.get(key).into_iter().flatten()
+    /// The slices of a Service that was pushed or not. A pushed Service has only pushed slices, and another Service has none of
+    /// them: a pusher must not add endpoints to a Service that it does not own.
+    fn slices_of(&self, key: &ServiceKey, pushed: bool) -> impl Iterator<Item = &SliceObject> {
+        self.slices.get(key).into_iter().flatten().filter(move |slice| slice.pushed == pushed)
     }
 
     /// The stored object. Its `version` is unknown.
@@ -251,7 +275,7 @@ impl Cluster {
         Some(match kind {
             Kind::Service => Object::Service(self.services.get(key)?.clone()),
             Kind::Slice => {
-                let mut slices = self.slices_of(self.owners.get(key)?);
+                let mut slices = self.slices.get(self.owners.get(key)?)?.iter();
                 Object::Slice(slices.find(|slice| slice.name == key.name)?.clone())
             }
             Kind::Node => Object::Node(self.node.clone()?),

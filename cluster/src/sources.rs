@@ -39,7 +39,7 @@ pub(super) enum About {
 #[derive(Debug, Default)]
 pub(super) struct Sources {
     node_name: String,
-    /// Empty if there is only one source.
+    /// Empty if there is only one source, and none can be added.
     all: Vec<Source>,
     /// The shadowed objects, each with its source.
     shadowed: BTreeMap<About, BTreeSet<(Id, usize)>>,
@@ -83,10 +83,16 @@ pub(super) struct Changed {
 }
 
 impl Sources {
-    pub(super) fn new(Options { sources, node_name, .. }: &Options) -> Self {
-        let source = |name| Source { name, listed: BTreeSet::new(), objects: BTreeMap::new() };
-        let all = if sources.len() > 1 { sources.iter().cloned().map(source).collect() } else { Vec::new() };
+    pub(super) fn new(Options { sources, node_name, may_grow, .. }: &Options) -> Self {
+        let several = sources.len() > 1 || *may_grow;
+        let all = if several { sources.iter().cloned().map(Source::new).collect() } else { Vec::new() };
         Self { node_name: node_name.clone(), all, shadowed: BTreeMap::new() }
+    }
+
+    /// Adds a source after all others. Returns its number.
+    pub(super) fn add(&mut self, name: Arc<str>) -> usize {
+        self.all.push(Source::new(name));
+        self.all.len() - 1
     }
 
     pub(super) fn is_single(&self) -> bool {
@@ -242,6 +248,10 @@ impl Sources {
 }
 
 impl Source {
+    fn new(name: Arc<str>) -> Self {
+        Self { name, listed: BTreeSet::new(), objects: BTreeMap::new() }
+    }
+
     fn get(&self, (kind, key): &Id) -> Option<&Version> {
         self.objects.get(kind)?.get(key)
     }

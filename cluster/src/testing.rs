@@ -34,6 +34,7 @@ pub fn slice(name: &str, ports: &[(&str, i32)], endpoints: Vec<SliceEndpoint>) -
         name: name.into(),
         service: Some("web".into()),
         headless: false,
+        pushed: false,
         family: Parsed::Good(Family::V4),
         ports: ports
             .iter()

@@ -16,6 +16,7 @@ use std::{
 };
 
 use ipnet::IpNet;
+use localnet_core::Diagnostic;
 use localnet_proto::{Affinity, Family, ServiceKey};
 
 pub use conditions::Conditions;
@@ -56,6 +57,10 @@ pub struct ServiceObject {
     /// `metadata.creationTimestamp` in seconds since 1970; 0 if unknown. If two Services claim the same address and port,
     /// the older Service is the owner.
     pub created: i64,
+    /// Whether another program has pushed the Service. Only its own pushed slices then belong to it.
+    pub pushed: bool,
+    /// Parts of the Service that the source has left out of this object.
+    pub skipped: Box<[Diagnostic]>,
     /// Value of the label `service.kubernetes.io/service-proxy-name`, if there is one.
     pub proxy_name: Option<Arc<str>>,
     /// `spec.type`.
@@ -124,6 +129,8 @@ pub struct SliceObject {
     pub service: Option<Arc<str>>,
     /// Whether the slice has the label `service.kubernetes.io/headless`.
     pub headless: bool,
+    /// Whether another program has pushed the slice. Only the pushed Service of this name then uses it.
+    pub pushed: bool,
     /// `addressType`. `Parsed::Bad` if it is neither IPv4 nor IPv6.
     pub family: Parsed<Family>,
     /// `ports`.

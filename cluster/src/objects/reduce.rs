@@ -66,6 +66,8 @@ impl From<Service> for ServiceObject {
         Self {
             version: version(&service.metadata),
             created: created(&service.metadata),
+            pushed: false,
+            skipped: [].into(),
             proxy_name: label(service.metadata.labels.as_ref(), SERVICE_PROXY_NAME),
             namespace: text(service.metadata.namespace),
             name: text(service.metadata.name),
@@ -150,6 +152,7 @@ impl From<EndpointSlice> for SliceObject {
             version: version(&slice.metadata),
             service: label(labels, SERVICE_NAME),
             headless: labels.is_some_and(|labels| labels.contains_key(HEADLESS)),
+            pushed: false,
             namespace: text(slice.metadata.namespace),
             name: text(slice.metadata.name),
             family: Family::named(&slice.address_type)
@@ -239,7 +242,8 @@ fn protocol(text: Option<&str>) -> Parsed<Protocol> {
     Protocol::named(name).map_or_else(|| Parsed::Bad(name.into()), Parsed::Good)
 }
 
-fn parsed_address(text: &str) -> Parsed<IpAddr> {
+/// Parses an address.
+pub fn parsed_address(text: &str) -> Parsed<IpAddr> {
     address::address(text).map_or_else(|| Parsed::Bad(text.into()), Parsed::Good)
 }
 

@@ -310,3 +310,94 @@ proptest! {
         }
     }
 }
+
+/// A Service and a slice with one endpoint, both pushed.
+fn pushed(name: &str, ip: u8) -> [Object; 2] {
+    let Object::Service(service) = named(name, ip) else { panic!("a Service") };
+    let slice = SliceObject {
+        service: Some(name.into()),
+        ..slice(&format!("{name}/0"), &[("p80", 80)], vec![endpoint("10.1.0.9")])
+    };
+    [
+        Object::Service(ServiceObject { pushed: true, created: i64::MAX, ..service }),
+        Object::Slice(SliceObject { pushed: true, ..slice }),
+    ]
+}
+
+#[test]
+fn a_pushed_service_has_its_own_endpoints_and_gives_none_to_others() {
+    let (mut cluster, mut reader) = (cluster(2), Reader::default());
+    let own = |name: &str| {
+        Object::Slice(SliceObject {
+            service: Some(name.into()),
+            ..slice("own", &[("p80", 80)], vec![endpoint("10.1.0.1")])
+        })
+    };
+    lists(&[own("web")]).into_iter().for_each(|event| cluster.handle_from(0, event));
+    lists(&pushed("web", 2)).into_iter().for_each(|event| cluster.handle_from(1, event));
+    let mut after = |source, event| {
+        cluster.handle_from(source, event);
+        reader.read(&mut cluster);
+        let of = |service: &Arc<Service>| {
+            let endpoints = service.endpoints.iter().map(|endpoint| endpoint.address.to_string());
+            format!("{} -> {}", service.cluster_ips[0], endpoints.collect::<Vec<_>>().join(" "))
+        };
+        reader.services.values().map(of).collect::<Vec<_>>().join(", ")
+    };
+    let rows = [
+        (0, Event::Apply(own("web")), "10.96.0.2 -> 10.1.0.9"),
+        (0, Event::Apply(named("web", 1)), "10.96.0.1 -> 10.1.0.1"),
+        (1, Event::Apply(pushed("web", 3)[1].clone()), "10.96.0.1 -> 10.1.0.1"),
+        (1, delete(Kind::Service, "web"), "10.96.0.1 -> 10.1.0.1"),
+        (0, Event::Apply(own("other")), "10.96.0.1 -> "),
+        (1, Event::Apply(pushed("web", 3)[0].clone()), "10.96.0.1 -> "),
+        (0, delete(Kind::Service, "web"), "10.96.0.3 -> 10.1.0.9"),
+        // The younger Service of the cluster still owns its address.
+        (
+            0,
+            Event::Apply(Object::Service(ServiceObject {
+                created: 99,
+                ..match named("xyz", 3) {
+                    Object::Service(service) => service,
+                    _ => panic!(),
+                }
+            })),
+            "10.96.0.3 -> ",
+        ),
+    ];
+    for (row, (source, event, expected)) in rows.into_iter().enumerate() {
+        assert_eq!(after(source, event), expected, "row {row}");
+    }
+}
+
+#[test]
+fn a_source_that_is_added_later_follows_all_others() {
+    let options = Options { sources: vec!["api".into()], may_grow: true, ..Options::of_node("node-1") };
+    let (mut cluster, mut reader) = (Cluster::new(options), Reader::default());
+    lists(&[named("a", 1)]).into_iter().for_each(|event| cluster.handle_from(0, event));
+    reader.read(&mut cluster);
+    assert_eq!(
+        (cluster.source(&"push".into()), cluster.source(&"api".into()), cluster.source(&"push".into())),
+        (1, 0, 1)
+    );
+    assert!(cluster.is_synced(), "a complete state stays complete");
+    [named("a", 2), named("b", 3)].into_iter().for_each(|object| cluster.handle_from(1, Event::Apply(object)));
+    reader.read(&mut cluster);
+    assert_eq!(reader.ips(), ["10.96.0.1", "10.96.0.3"]);
+    let web = |name| ServiceKey::new("default", name);
+    assert_eq!(["a", "b", "c"].map(|name| cluster.effective(1, &web(name))), [Some(false), Some(true), None]);
+    cluster.handle_from(0, delete(Kind::Service, "a"));
+    reader.read(&mut cluster);
+    assert_eq!(reader.ips(), ["10.96.0.2", "10.96.0.3"]);
+}
+
+#[test]
+fn parts_that_a_source_has_left_out_are_reported() {
+    let mut cluster = cluster(1);
+    let skipped = Diagnostic::new(Code::PushNotGranted, localnet_core::Subject::Program, "left out");
+    let service = ServiceObject { skipped: [skipped.clone()].into(), ..service("10.96.0.1", &[(80, "TCP")]) };
+    lists(&[Object::Service(service)]).into_iter().for_each(|event| cluster.handle(event));
+    let key = ServiceKey::new("default", "web");
+    assert_eq!(cluster.localize().unwrap().skipped, [(Some(key.clone()), skipped.clone())]);
+    assert_eq!(cluster.reasons(&key).findings, [skipped]);
+}

@@ -138,6 +138,8 @@ codes! {
     ListTooLong = "list-too-long", Error, "Shorten the list.";
     /// Two sources have the object. The brain uses the object of the source that comes first on the command line.
     ObjectShadowed = "object-shadowed", Warning, "Delete or rename one of the objects, or change the order of --source.";
+    /// A program has pushed a Service, or a part of one, that its grant does not contain. The brain does not use it.
+    PushNotGranted = "push-not-granted", Error, "Use a value that the grant contains, or extend the grant in the file of --push-grants.";
     /// The Node object was deleted. The brain uses its last version.
     NodeGone = "node-gone", Warning, "Check the name of the node (--node-name), and that its Node exists.";
 
@@ -162,6 +164,9 @@ codes! {
     RemovalsHeld = "removals-held", Warning, "If the objects should exist, restore them. Otherwise wait.";
     /// The brain has no state yet, because a source has not listed its objects. Another source has.
     SourceAwaited = "source-awaited", Warning, "Check the source that the message names.";
+    /// A program that may push Services is not connected. Unless it connects again, the brain removes its Services after the time that
+    /// the message names.
+    PushDisconnected = "push-disconnected", Warning, "Start the program. If it no longer exists, remove its grant.";
 
     // Parts of Services that a backend does not program.
     /// The kernel refuses an object that the Service needs. The backend retries with backoff.
