@@ -3,9 +3,13 @@
 use std::sync::Arc;
 
 use localnet_proto::ServiceKey;
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::Instant,
+};
 
 use localnet_cluster::objects::Event;
+use localnet_core::Diagnostic;
 
 /// Events that take effect together.
 #[derive(Debug)]
@@ -20,8 +24,31 @@ pub struct Batch {
     pub origin: Origin,
 }
 
+/// The state that contains a pushed batch.
+#[derive(Debug)]
+pub struct Published {
+    /// The revision of the state.
+    pub rev: u64,
+    /// The problems of the source's Services, at most [`PROBLEMS`].
+    pub problems: Vec<Diagnostic>,
+}
+
+/// Maximum number of problems that the answer to a pushed batch contains.
+pub const PROBLEMS: usize = 1000;
+
+/// Another program has pushed the events.
+#[derive(Debug)]
+pub struct Pushed {
+    /// The name of the source. The number of the source is unknown, because sources of this kind come and go.
+    pub source: Arc<str>,
+    /// Whether the events are the differences from a new list. If not, the program has sent each change.
+    pub is_list: bool,
+    /// Receives the result. `None` if nobody waits for it.
+    pub published: Option<oneshot::Sender<Published>>,
+}
+
 /// How a source learned of the events of a batch.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Origin {
     /// The source received each change individually.
     Changes,
@@ -34,6 +61,8 @@ pub enum Origin {
         /// Objects of the list that cannot be decoded. The cluster keeps their previous versions.
         unreadable: Vec<ServiceKey>,
     },
+    /// Another program has pushed the events.
+    Pushed(Pushed),
 }
 
 impl From<Vec<Event>> for Batch {

@@ -89,6 +89,11 @@ impl Guard {
         was
     }
 
+    /// Stops holding the objects of a kind, because the source has sent a list that takes effect immediately.
+    pub(crate) fn release(&mut self, kind: Kind) {
+        self.held.remove(&kind);
+    }
+
     /// When to call [`act`](Self::act) next.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.held.values().map(|held| held.next).min()

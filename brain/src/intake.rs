@@ -11,7 +11,7 @@ use tokio::{
 
 use crate::guard::Guard;
 use crate::{
-    batch::{Batch, Origin},
+    batch::{Batch, Origin, Pushed},
     metrics::Troubles,
 };
 use localnet_cluster::{
@@ -63,9 +63,15 @@ impl Intake {
 
     /// Applies a batch to the cluster.
     pub(crate) fn take(&mut self, cluster: &mut Cluster, batch: Batch, now: Instant) {
-        let source = batch.source;
+        let source = match &batch.origin {
+            Origin::Pushed(pushed) => self.source(cluster, &pushed.source),
+            _ => batch.source,
+        };
         match batch.origin {
-            Origin::Changes => batch.events.into_iter().for_each(|event| self.apply(cluster, source, event)),
+            Origin::Pushed(Pushed { is_list: true, .. }) => self.reread(cluster, source, batch.events, now),
+            Origin::Changes | Origin::Pushed(_) => {
+                batch.events.into_iter().for_each(|event| self.apply(cluster, source, event))
+            }
             Origin::Reread => self.reread(cluster, source, batch.events, now),
             Origin::ApiServer { relist, unreadable } => {
                 for event in batch.events {
@@ -84,13 +90,23 @@ impl Intake {
         self.report_awaited(cluster);
     }
 
+    /// The number of the source with this name, which may be new.
+    fn source(&mut self, cluster: &mut Cluster, name: &Arc<str>) -> usize {
+        let source = cluster.source(name);
+        let hold = cluster.options().shrink_hold;
+        while self.guards.len() <= source {
+            self.guards.push(Guard::new(hold));
+        }
+        source
+    }
+
     /// Applies an event. If its object is held, stops holding it: a reported change overrides the guard.
     fn apply(&mut self, cluster: &mut Cluster, source: usize, event: Event) {
         let guard = &mut self.guards[source];
         match &event {
             Event::Apply(object) => _ = guard.forget(object.kind(), object.namespace(), object.name()),
             Event::Delete { kind, namespace, name } => _ = guard.forget(*kind, namespace, name),
-            Event::Replace { .. } => {}
+            Event::Replace { kind, .. } => guard.release(*kind),
         }
         cluster.handle_from(source, event);
     }
@@ -464,5 +480,26 @@ mod tests {
             world.list(kind, Vec::new());
         }
         assert_eq!((awaited(&world), world.cluster.is_synced()), (None, true));
+    }
+
+    #[test]
+    fn the_list_of_a_program_is_judged_but_its_changes_are_not() {
+        let mut world = World::of(&["kube", "push:mesh"]);
+        world.source = 1;
+        let pushed = |is_list| Origin::Pushed(Pushed { source: "push:mesh".into(), is_list, published: None });
+        let all = |count| vec![Event::Replace { kind: Kind::Service, objects: services(count) }];
+        let deletes =
+            || (1..50).map(|number| delete(Kind::Service, ServiceKey::new("default", format!("web-{number}"))));
+        world.take(all(50), pushed(false));
+        world.take(deletes().collect(), pushed(true));
+        assert_eq!(world.count(Kind::Service), 50);
+        let problem = world.trouble().unwrap();
+        assert!(problem.starts_with("push:mesh: 49 of 50 Services are suddenly missing"), "{problem}");
+        // A complete list that is no list of a new stream takes effect at once: a `clear`, or a narrower grant.
+        world.take(all(1), pushed(false));
+        assert_eq!((world.count(Kind::Service), world.trouble(), world.due()), (1, None, None));
+        world.take(all(50), pushed(false));
+        world.take(deletes().collect(), pushed(false));
+        assert_eq!((world.count(Kind::Service), world.trouble()), (1, None));
     }
 }

@@ -5,10 +5,11 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    sync::Arc,
     time::Duration,
 };
 
-use localnet_core::{Diagnostic, Severity};
+use localnet_core::{Code, Diagnostic, Severity};
 use localnet_proto::{Revision, ServiceKey};
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -16,7 +17,7 @@ use tokio::{
 };
 
 use crate::{
-    batch::Batch,
+    batch::{Batch, Origin, PROBLEMS, Published, Pushed},
     feed::{Feed, History},
     intake::Intake,
 };
@@ -83,8 +84,9 @@ pub async fn run(
 ) {
     let mut report = Report::default();
     let mut intake = Intake::new(&cluster, feed.metrics().troubles());
+    let mut waiting = Waiting::default();
     loop {
-        let batch = tokio::select! {
+        let mut batch = tokio::select! {
             () = intake.due() => {
                 intake.act(&mut cluster, Instant::now());
                 Vec::new().into()
@@ -101,10 +103,12 @@ pub async fn run(
         };
         let (start, since) = (Instant::now(), batch.since);
         cluster.set_node_ips(node_ips.borrow_and_update().clone());
+        waiting.add(&mut batch);
         intake.take(&mut cluster, batch, Instant::now());
         while start.elapsed() < JOIN
-            && let Ok(batch) = events.try_recv()
+            && let Ok(mut batch) = events.try_recv()
         {
+            waiting.add(&mut batch);
             intake.take(&mut cluster, batch, Instant::now());
         }
         let Some(localized) = cluster.localize() else { continue };
@@ -114,6 +118,7 @@ pub async fn run(
             let took_ms = start.elapsed().as_secs_f64() * 1000.0;
             tracing::debug!(revision = revision.rev, services = feed.state().len(), touched, took_ms, "new state");
         }
+        waiting.answer(feed.state().revision().rev, &mut cluster, &report);
         // Under load, the queue may never be empty. Give other tasks a turn.
         tokio::task::yield_now().await;
     }
@@ -123,6 +128,37 @@ pub async fn run(
 async fn changed(node_ips: &mut watch::Receiver<NodeIps>) {
     if node_ips.changed().await.is_err() {
         std::future::pending::<()>().await;
+    }
+}
+
+/// The pushed batches whose senders wait for the result, each with its source.
+#[derive(Default)]
+struct Waiting(Vec<(Arc<str>, oneshot::Sender<Published>)>);
+
+impl Waiting {
+    fn add(&mut self, batch: &mut Batch) {
+        if let Origin::Pushed(Pushed { source, published, .. }) = &mut batch.origin {
+            self.0.extend(published.take().map(|published| (Arc::clone(source), published)));
+        }
+    }
+
+    /// Answers all of them, after the state with this revision was published.
+    fn answer(&mut self, rev: u64, cluster: &mut Cluster, report: &Report) {
+        for (source, published) in self.0.drain(..) {
+            let source = cluster.source(&source);
+            let all = report.skipped.iter().filter_map(|(key, found)| Some((key.as_ref()?, found)));
+            let problems = all.flat_map(|(key, found)| {
+                let effective = cluster.effective(source, key);
+                // If the Service is shadowed, the other problems are those of the Service that shadows it.
+                let is_own = move |of: &&Diagnostic| {
+                    effective.is_some_and(|effective| effective || of.code == Code::ObjectShadowed)
+                };
+                found.iter().filter(is_own)
+            });
+            let problems = problems.take(PROBLEMS).cloned().collect();
+            // This fails if the program has disconnected.
+            _ = published.send(Published { rev, problems });
+        }
     }
 }
 
