@@ -13,6 +13,7 @@ folder=$(cd "$folder" && pwd)
 mkdir -p "$folder/share/localnet/proto" "$folder/share/doc/localnet-conformance"
 cd "$(dirname "$0")/.."
 install -m 644 proto/*.proto "$folder/share/localnet/proto"
+cp -r proto/localnet "$folder/share/localnet/proto"
 install -m 644 LICENSE docs/first-backend.md docs/writing-a-backend.md "$folder/share/doc/localnet-conformance"
 # The kit does not need the plans of localnet's own backends.
 find e2e/cases -name '*.yaml' -exec sh -c 'install -D -m 644 "$2" "$1/share/localnet/cases/${2#e2e/cases/}"' sh "$folder" {} \;

@@ -43,6 +43,10 @@ pub struct Arguments {
     /// Run beside another proxy, as with --shadow, and serve only the Services that match this label selector, such as proxy=localnet
     #[arg(long, value_name = "SELECTOR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub canary: Option<String>,
+    /// File that lists the programs that may push Services to the brain, and what these Services may contain; followed when it
+    /// changes
+    #[arg(long, value_name = "FILE", conflicts_with = "canary")]
+    pub push_grants: Option<PathBuf>,
     /// Where the history is kept.
     #[command(flatten)]
     pub history: HistoryArgs,

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! watch (kube, file) ──Event──► cluster ──► localize ──Localized──► feed ──State──► serve
-//!                      └─────────────── pump ─────────────────────────┘         └──► health
+//! push  (programs)     └─────────────── pump ─────────────────────────┘         └──► health
 //! ```
 //!
 //! The steps `cluster` and `localize` are in the crate `localnet_cluster`, which is synchronous and pure: it returns
-//! diagnostics, which [`pump`] logs. Only [`watch`], `serve`, `health`, `status`, [`events`], [`configured`] and the
-//! program do I/O. `guard` decides which removals to hold, and reads no clock.
+//! diagnostics, which [`pump`] logs. Only [`watch`], [`push`], `serve`, `health`, `status`, [`events`],
+//! [`configured`] and the program do I/O. `guard` decides which removals to hold, and reads no clock.
 //!
 //! Modules depend on each other in one direction. [`run`] is at the top, because it connects all other modules.
 //! [`batch`], [`metrics`] and [`reports`] are near the bottom, because several modules write or read them.
@@ -25,7 +25,9 @@ mod intake;
 pub mod journal;
 pub mod kpng;
 pub mod metrics;
+pub mod peer;
 pub mod pump;
+pub mod push;
 pub mod reports;
 pub mod run;
 pub mod serve;

@@ -22,6 +22,7 @@ use crate::{
     journal,
     metrics::Metrics,
     pump::{self, Questions},
+    push::{self, Pushers},
     reports::Reports,
     serve::{self, Listener},
     source::{self, Source},
@@ -130,10 +131,26 @@ pub async fn start(
     options: localnet_cluster::Options,
     node_ips: watch::Receiver<NodeIps>,
 ) -> anyhow::Result<Brain> {
-    let options = localnet_cluster::Options { sources: source::names(sources), ..options };
+    Ok(start_with(sources, None, options, node_ips).await?.0)
+}
+
+/// Does the same, and lets other programs push Services if there is a file of grants. Their sources follow all others.
+async fn start_with(
+    sources: &[Source],
+    grants: Option<push::File>,
+    options: localnet_cluster::Options,
+    node_ips: watch::Receiver<NodeIps>,
+) -> anyhow::Result<(Brain, Option<Pushers>)> {
+    let pushed = grants.iter().flat_map(push::File::sources);
+    let names = source::names(sources).into_iter().chain(pushed).collect();
+    let options = localnet_cluster::Options { sources: names, may_grow: grants.is_some(), ..options };
     let (mut brain, batches, stop) = Brain::without_source(options.clone(), node_ips);
+    let pushers = grants.map(|grants| {
+        let proxy_name = options.service_proxy_name.as_deref().map(Arc::from);
+        push::start(grants, proxy_name, (batches.clone(), brain.feed.metrics().troubles()), &mut brain.work)
+    });
     brain.events = watch(sources, &options, (batches, brain.feed.metrics()), &stop, &mut brain.work).await?;
-    Ok(brain)
+    Ok((brain, pushers))
 }
 
 /// Starts a brain on an API server that the caller has set up. Unlike [`start`], this cannot fail.
@@ -157,7 +174,7 @@ pub(crate) async fn watch(
     work: &mut JoinSet<anyhow::Result<()>>,
 ) -> anyhow::Result<Events> {
     let mut posted = Events::default();
-    let node_name = Some(&options.node_name).filter(|_| sources.len() == 1);
+    let node_name = Some(&options.node_name).filter(|_| options.sources.len() == 1);
     let mut folders = 0;
     for (number, source) in sources.iter().enumerate() {
         let events = numbered(number, &events, work);
@@ -225,10 +242,11 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let canary = arguments.canary.clone();
     let options = localnet_cluster::Options { canary, ..arguments.source.cluster(config)? };
     let sources = arguments.source.sources(config, arguments.kube_proxy.to_do()?.master)?;
+    let grants = arguments.push_grants.map(push::File::read).transpose()?;
     running.log_start("localnet-brain", Some(&options.node_name), source::names(&sources).join(", "));
     let listeners = Listener::bind_all(&arguments.serve.listen, &arguments.serve.options).await?;
     let (node_ips, chosen_ips) = watch::channel(configured::node_ips(config));
-    let mut brain = start(&sources, options.clone(), chosen_ips).await?;
+    let (mut brain, pushers) = start_with(&sources, grants, options.clone(), chosen_ips).await?;
     arguments.history.start(brain.feed());
     brain.log_changes();
     let views = views(brain.feed().clone(), &arguments.serve.serve_node, sources, options);
@@ -245,7 +263,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
         configured = Some(Configured::start(current, chosen, node_ips, of_brain, &reports)?);
     }
     let stop = CancellationToken::new();
-    let state = serve::ServerState { views, reports, questions: brain.questions().clone() };
+    let state = serve::ServerState { views, reports, questions: brain.questions().clone(), pushers };
     let served = serve::run(listeners, state, stop.clone().cancelled_owned());
     let mut served = std::pin::pin!(served);
     let result = tokio::select! {

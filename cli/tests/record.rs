@@ -43,7 +43,7 @@ impl Brain {
         let address = format!("unix://{}", folder.path().join("brain.sock").display()).parse().unwrap();
         let listener = runtime.block_on(Listener::bind(&address, &Options::default())).unwrap();
         let (questions, queries) = pump::questions();
-        let state = ServerState { views: feed.clone().into(), reports: Reports::default(), questions };
+        let state = ServerState { views: feed.clone().into(), reports: Reports::default(), questions, pushers: None };
         runtime.spawn(serve::run(vec![listener], state, std::future::pending()));
         Self { feed, folder, _runtime: runtime, _questions: queries }
     }

@@ -117,6 +117,7 @@ async fn serve(arguments: &Arguments, running: Running, backend: &Entry) -> anyh
         views: brain.feed().clone().into(),
         reports: reports.clone(),
         questions: brain.questions().clone(),
+        pushers: None,
     };
     let mut served = pin!(serve::run(listeners, state, stop.clone().cancelled_owned()));
     let source = FeedSource::new(brain.feed().clone(), reports);

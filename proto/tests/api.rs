@@ -18,6 +18,8 @@ This page describes the gRPC API that a brain serves (package `localnetv1`). `ma
 [proto/localnetv1.proto](../proto/localnetv1.proto). Generate your code from that file. Later versions of localnet may add fields to
 messages, but never change or remove existing fields.
 
+Programs that add Services to a node call another package of the brain, which may still change ([pushing Services](pushing-services.md)).
+
 `grpcurl -plaintext -unix /run/localnet/brain.sock describe localnetv1.Endpoint` prints the description of one message (`Endpoint`) from a
 running brain.
 ";

@@ -5,7 +5,7 @@
 //! streams, the headers, the flow control windows and the send buffer. hyper has no deadline for the preface, but the
 //! test `a_peer_without_a_complete_preface_is_disconnected_after_10_s` requires one.
 
-use std::{fmt::Display, io, time::Duration};
+use std::{fmt::Display, io, sync::Arc, time::Duration};
 
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -63,15 +63,23 @@ pub(super) async fn serve(
         () = stop.cancelled() => return,
         established = time::timeout_at(deadline, accepted.establish()) => established,
     };
-    let Established { io, retired } = match established.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-        Ok(established) => established,
-        Err(error) => return refusals.log(&peer, &error),
-    };
+    let Established { io, peer: identity, retired } =
+        match established.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+            Ok(established) => established,
+            Err(error) => return refusals.log(&peer, &error),
+        };
     let (io, greeted) = observe_preface(io);
     let usage = Usage::new(admitted.calls().clone());
     let answering = usage.clone();
+    let identity = Arc::new(identity);
     // hyper keeps the memory of this future until the whole answer is sent, so it must be small.
-    let service = service_fn(move |request| Box::pin(answering.clone().answer(routes.clone(), request)));
+    let service = service_fn(move |mut request: http::Request<_>| {
+        // Only this service uses the identity. In other requests, it would take memory.
+        if request.uri().path().starts_with(super::push::PATH) {
+            request.extensions_mut().insert(Arc::clone(&identity));
+        }
+        Box::pin(answering.clone().answer(routes.clone(), request))
+    });
     let server = http2_server();
     let mut connection = std::pin::pin!(server.serve_connection(TokioIo::new(io), TowerToHyperService::new(service)));
     let closing = async {

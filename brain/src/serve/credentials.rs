@@ -27,6 +27,11 @@ impl Peer {
         Ok(Self { uid: credentials.uid(), gid: credentials.gid(), pid })
     }
 
+    /// The user.
+    pub(super) fn uid(&self) -> u32 {
+        self.uid
+    }
+
     /// Checks that the peer is one of these users, or a member of one of these groups.
     ///
     /// # Errors

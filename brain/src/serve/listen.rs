@@ -15,13 +15,15 @@ use tokio::{
 };
 
 use super::{
-    credentials::Peer,
-    names::Name,
+    credentials, names,
     quota::PeerId,
     tls::{Tls, TlsFiles},
     unix,
 };
-use crate::metrics::Metrics;
+use crate::{
+    metrics::Metrics,
+    peer::{Name, Peer},
+};
 
 /// How often the TLS files are checked while no client connects.
 const TLS_POLL: Duration = Duration::from_secs(10);
@@ -224,6 +226,7 @@ pub(super) struct Accepted {
 /// An authenticated peer.
 pub(super) struct Established {
     pub(super) io: Box<dyn Io>,
+    pub(super) peer: Peer,
     /// Resolves when the client has to reconnect. The value is the reason.
     pub(super) retired: Retired,
 }
@@ -241,18 +244,19 @@ impl Accepted {
     /// # Errors
     /// Returns an error if the peer may not connect, or if the handshake fails.
     pub(super) async fn establish(self) -> io::Result<Established> {
-        let (io, retired): (Box<dyn Io>, Retired) = match self.stream {
+        let (io, peer, retired): (Box<dyn Io>, Peer, Retired) = match self.stream {
             Stream::Unix(stream) => {
                 let (uids, gids) = (&self.options.allow_uids, &self.options.allow_gids);
+                let credentials = credentials::Peer::of(&stream)?;
                 if !(uids.is_empty() && gids.is_empty()) {
-                    Peer::of(&stream)?.check(uids, gids).map_err(refused)?;
+                    credentials.check(uids, gids).map_err(refused)?;
                 }
-                (Box::new(stream), Box::pin(std::future::pending()))
+                (Box::new(stream), Peer::User(credentials.uid()), Box::pin(std::future::pending()))
             }
             Stream::Tcp(stream, tls) => {
                 stream.set_nodelay(true)?;
                 match tls {
-                    None => (Box::new(stream), Box::pin(std::future::pending())),
+                    None => (Box::new(stream), Peer::Anonymous, Box::pin(std::future::pending())),
                     Some(tls) => {
                         let (acceptor, retired) = tls.acceptor();
                         // The handshake checks the client's names, so that a refused client gets an alert. The stream
@@ -264,18 +268,21 @@ impl Accepted {
                                 return Err(error);
                             }
                         };
+                        // The handshake has verified the certificate.
+                        let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+                        let peer = certificate.and_then(|certificate| names::peer(certificate).ok());
                         let retired = async move {
                             match time::timeout(MAX_AGE, retired.cancelled()).await {
                                 Ok(()) => "the authorities for client certificates have changed",
                                 Err(_) => "the client has to present its certificate again",
                             }
                         };
-                        (Box::new(stream), Box::pin(retired))
+                        (Box::new(stream), peer.unwrap_or(Peer::Anonymous), Box::pin(retired))
                     }
                 }
             }
         };
-        Ok(Established { io, retired })
+        Ok(Established { io, peer, retired })
     }
 }
 

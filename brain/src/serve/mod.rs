@@ -5,6 +5,7 @@
 //!                                                                                                              ├► Watch   (the feed for KPNG's clients)
 //!                                                                                                              ├► Reports (progress of the backends)
 //!                                                                                                              ├► Reasons (explains the state to operators)
+//!                                                                                                              ├► Push    (Services of other programs)
 //!                                                                                                              ├► Read    (the history of the feed)
 //!                                                                                                              └► health, reflection
 //! ```
@@ -18,6 +19,7 @@ mod history;
 pub mod listen;
 mod names;
 mod next;
+mod push;
 mod quota;
 mod reasons;
 mod reports;
@@ -44,10 +46,12 @@ pub(crate) use self::quota::PeerId;
 use self::{connection::Refusals, quota::Peers, routes::Routes, stall::Stalls};
 pub use self::{
     listen::{Listener, Options},
-    names::{BadName, Name},
     tls::TlsFiles,
 };
-use crate::{feed::Feed, metrics::Metrics, pump::Questions, reports::Reports, throttle::Throttle, views::Views};
+pub use crate::peer::{BadName, Name};
+use crate::{
+    feed::Feed, metrics::Metrics, pump::Questions, push::Pushers, reports::Reports, throttle::Throttle, views::Views,
+};
 
 /// Pause after a failed accept, for instance when the process has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -61,6 +65,8 @@ pub struct ServerState {
     pub reports: Reports,
     /// Requests for explanations, which the pump answers.
     pub questions: Questions,
+    /// The programs that may push Services. `None` without `--push-grants`.
+    pub pushers: Option<Pushers>,
 }
 
 /// Serves `state` on `listeners` until `shutdown` resolves.

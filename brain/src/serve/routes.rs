@@ -14,7 +14,7 @@ use tonic::{body::Body, service};
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tower::{BoxError, ServiceExt as _};
 
-use super::{ServerState, history::Read, next::Next, reasons::Explainer, stall::Stalls, watch::Watch};
+use super::{ServerState, history::Read, next::Next, push::Push, reasons::Explainer, stall::Stalls, watch::Watch};
 
 /// The name of the service that serves the state. Clients of `grpc.health.v1` may also use this name.
 pub(super) const ENDPOINTS: &str = endpoints_server::SERVICE_NAME;
@@ -55,6 +55,10 @@ impl Routes {
             .add_service(ReasonsServer::new(Explainer::new(state.clone())))
             .add_service(reflection().build_v1().expect("descriptors of the build are well-formed"))
             .add_service(reflection().build_v1alpha().expect("descriptors of the build are well-formed"));
+        let others = match &state.pushers {
+            Some(pushers) => others.add_service(Push::service(pushers.clone(), stop.clone())),
+            None => others,
+        };
         Self {
             next: Next::new(state.views.own().feed().clone(), stalls.clone(), stop.clone()),
             history: Read::new(state.views.own().feed().history().clone(), stalls.clone(), stop.clone()),

@@ -21,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use webpki::{EndEntityCert, KeyUsage};
 
-use super::names::{self, Name};
-use crate::{stamp::Stamp, throttle::Throttle};
+use super::names;
+use crate::{peer::Name, stamp::Stamp, throttle::Throttle};
 
 /// The PEM files of mutual TLS.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@
 mod health;
 mod history;
 mod log;
+mod push;
 mod sources;
 
 use std::{

@@ -80,7 +80,7 @@ impl Server {
         let (feed, stop) = (Feed::new(INSTANCE), CancellationToken::new());
         let reports = Reports::recorded(feed.history().clone());
         let (questions, receiver) = pump::questions();
-        let state = ServerState { views: feed.clone().into(), reports: reports.clone(), questions };
+        let state = ServerState { views: feed.clone().into(), reports: reports.clone(), questions, pushers: None };
         let run = serve::run(vec![listener], state, stop.clone().cancelled_owned());
         Self { feed, reports, address, questions: Some(receiver), stop, task: tokio::spawn(run), _folder: folder }
     }

@@ -253,7 +253,7 @@ async fn of_two_nodes(allowed: &[&str]) -> (Channel, Arc<TempDir>) {
     let listener = Listener::bind(&address, &Default::default()).await.unwrap();
     tokio::spawn(async move {
         let _own = own;
-        let state = ServerState { views, reports: Reports::default(), questions: pump::questions().0 };
+        let state = ServerState { views, reports: Reports::default(), questions: pump::questions().0, pushers: None };
         serve::run(vec![listener], state, std::future::pending()).await
     });
     let channel = soon(connect(address, Endpoint::from_static("http://brain"))).await.unwrap();

@@ -23,3 +23,4 @@ pub use begin::{Begin, begin};
 pub use log::start_log;
 pub use read::last_words;
 pub use running::{Current, Following, Running};
+pub use watch::Watch;

@@ -22,7 +22,7 @@ const SETTLE_AT_MOST: Duration = Duration::from_millis(500);
 const CHECK: Duration = Duration::from_secs(10);
 
 /// Watches the folders on the path to a file.
-pub(crate) struct Watch {
+pub struct Watch {
     file: PathBuf,
     changed: Arc<Notify>,
     watcher: Option<RecommendedWatcher>,
@@ -36,7 +36,8 @@ impl fmt::Debug for Watch {
 }
 
 impl Watch {
-    pub(crate) fn new(file: &Path) -> Self {
+    /// Watches the folders on the path to this file.
+    pub fn new(file: &Path) -> Self {
         let changed = Arc::new(Notify::new());
         let notify = Arc::clone(&changed);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
@@ -46,9 +47,8 @@ impl Watch {
             }
         });
         let seconds = CHECK.as_secs();
-        let watcher = watcher
-            .inspect_err(|error| warn!(%error, "cannot watch the configuration file; reading it every {seconds} s"))
-            .ok();
+        let watcher =
+            watcher.inspect_err(|error| warn!(%error, "cannot watch a file; reading it every {seconds} s")).ok();
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
         let mut watch = Self { file, changed, watcher, armed: Vec::new() };
         watch.arm();
@@ -56,7 +56,7 @@ impl Watch {
     }
 
     /// Returns when the file should be checked.
-    pub(crate) async fn check_due(&mut self) {
+    pub async fn check_due(&mut self) {
         if time::timeout(CHECK, self.changed.notified()).await.is_ok() {
             let quiet = async { while time::timeout(SETTLE, self.changed.notified()).await.is_ok() {} };
             let _ = time::timeout(SETTLE_AT_MOST, quiet).await;

@@ -29,13 +29,14 @@ use localnet_e2e::program;
 use serde_json::json;
 
 /// The pages with such blocks, each with commands to run first, which the reader knows from another page.
-const PAGES: [(&str, &str); 6] = [
+const PAGES: [(&str, &str); 7] = [
     ("README.md", ""),
     ("docs/README.md", ""),
     ("docs/backends/iptables.md", BRAIN),
     ("docs/backends/nft.md", BRAIN),
     ("docs/first-backend.md", FIRST_BACKEND),
     ("docs/migrating.md", ""),
+    ("docs/pushing-services.md", ""),
 ];
 
 /// Starts the brain of the README.
@@ -169,6 +170,11 @@ fn the_start_page_ends_with_a_service_that_answers() -> anyhow::Result<()> {
 #[test]
 fn the_page_about_a_first_backend_ends_with_a_backend_that_passes() -> anyhow::Result<()> {
     page("docs/first-backend.md")
+}
+
+#[test]
+fn the_page_about_pushing_ends_with_a_pushed_service() -> anyhow::Result<()> {
+    page("docs/pushing-services.md")
 }
 
 #[test]

@@ -87,6 +87,7 @@ impl RunningBrain {
             views: brain.feed().clone().into(),
             reports: reports.clone(),
             questions: brain.questions().clone(),
+            pushers: None,
         };
         let stop = CancellationToken::new();
         let mut serving = JoinSet::new();

@@ -99,7 +99,8 @@ fn measure(services: u32, rename: bool) -> anyhow::Result<[Memory; 2]> {
         let (feed, reports) = (Feed::new(1), Reports::default());
         let listener = Listener::bind(&socket, &serve::Options::default()).await?;
         let (questions, _asked) = pump::questions();
-        let server = serve::ServerState { views: feed.clone().into(), reports: reports.clone(), questions };
+        let server =
+            serve::ServerState { views: feed.clone().into(), reports: reports.clone(), questions, pushers: None };
         tokio::spawn(serve::run(vec![listener], server, std::future::pending()));
 
         let node =

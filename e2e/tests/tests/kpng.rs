@@ -133,8 +133,12 @@ async fn a_client_in_python_follows_a_thousand_changes_and_ends_equal() {
     let address = Address::Unix(folder.path().join("brain.sock"));
     let feed = Feed::new(7);
     let listener = Listener::bind(&address, &Options::default()).await.unwrap();
-    let server =
-        ServerState { views: feed.clone().into(), reports: Reports::default(), questions: pump::questions().0 };
+    let server = ServerState {
+        views: feed.clone().into(),
+        reports: Reports::default(),
+        questions: pump::questions().0,
+        pushers: None,
+    };
     tokio::spawn(serve::run(vec![listener], server, std::future::pending()));
 
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kpng/watch.py");
