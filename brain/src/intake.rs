@@ -70,7 +70,7 @@ impl Intake {
         match batch.origin {
             Origin::Pushed(Pushed { is_list: true, .. }) => self.reread(cluster, source, batch.events, now),
             Origin::Changes | Origin::Pushed(_) => {
-                batch.events.into_iter().for_each(|event| self.apply(cluster, source, event))
+                batch.events.into_iter().for_each(|event| self.apply(cluster, source, event));
             }
             Origin::Reread => self.reread(cluster, source, batch.events, now),
             Origin::ApiServer { relist, unreadable } => {

@@ -188,7 +188,7 @@ pub fn service<'a>(
 }
 
 fn close_after(object: &ServiceObject, skips: &mut Skips<'_>) -> Option<u32> {
-    match object.close_after.as_ref()? {
+    match object.close_after.as_deref()? {
         Parsed::Good(seconds) => Some(*seconds),
         Parsed::Bad(text) => {
             let field = format!("metadata.annotations[{CLOSE_AFTER}]");

@@ -92,7 +92,7 @@ pub struct ServiceObject {
     /// Whether the annotation `preserve-destination` is `true`.
     pub preserve_destination: bool,
     /// The annotation `localnet.dev/close-connections-after`, in seconds.
-    pub close_after: Option<Parsed<u32>>,
+    pub close_after: Option<Box<Parsed<u32>>>,
     /// `metadata.resourceVersion`, if it is a number. Only the history of changes uses it, and it is not part of the object's
     /// content.
     pub version: Option<NonZeroU64>,

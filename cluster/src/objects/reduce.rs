@@ -87,7 +87,8 @@ impl From<Service> for ServiceObject {
                 // Only this exact value counts, as in kube-proxy.
                 annotations.get(PRESERVE_DESTINATION).is_some_and(|value| value == "true")
             }),
-            close_after: annotation(service.metadata.annotations.as_ref(), CLOSE_AFTER).map(|text| seconds(&text)),
+            close_after: annotation(service.metadata.annotations.as_ref(), CLOSE_AFTER)
+                .map(|text| seconds(&text).into()),
             ports: spec.ports.into_iter().flatten().map(Into::into).collect(),
         }
     }
@@ -346,7 +347,7 @@ mod tests {
         ] {
             let object = json!({"metadata": {"name": "web", "annotations": {CLOSE_AFTER: value}}, "spec": {}});
             let service = ServiceObject::from(serde_json::from_value::<Service>(object).unwrap());
-            assert_eq!(service.close_after, expected, "{value:?}");
+            assert_eq!(service.close_after.as_deref().cloned(), expected, "{value:?}");
         }
     }
 

@@ -60,7 +60,7 @@ fn invalid_ports_are_skipped_with_a_diagnostic() {
 #[test]
 fn an_invalid_annotation_is_ignored_with_a_diagnostic() {
     check_skipped(
-        |service| service.close_after = Some(Parsed::Bad("soon".into())),
+        |service| service.close_after = Some(Box::new(Parsed::Bad("soon".into()))),
         true,
         &["Service default/web: metadata.annotations[localnet.dev/close-connections-after]: \"soon\" is no duration"],
     );
