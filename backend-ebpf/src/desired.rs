@@ -49,6 +49,8 @@ struct Tables {
 #[derive(Debug)]
 struct Group {
     vips: usize,
+    /// The number of places in the map `endpoints`.
+    slots: usize,
     endpoints: Arc<[SocketAddr]>,
     has_members: bool,
 }
@@ -142,7 +144,8 @@ impl Program for Tables {
         let Vip { port, scope, .. } = value;
         let has_members = plan::has_members(&key, &value);
         let group = self.groups.entry((port, scope)).or_insert_with(|| {
-            for (group, of) in (0..).zip(vip.endpoints.chunks(GROUP)) {
+            let slots = vip.weights.slots(&vip.endpoints);
+            for (group, of) in (0..).zip(slots.chunks(GROUP)) {
                 let mut endpoints = Endpoints::default();
                 endpoints.iter_mut().zip(of).for_each(|(place, endpoint)| *place = plan::socket(*endpoint));
                 self.endpoints.set(EndpointKey { port, scope, group }, endpoints);
@@ -150,7 +153,7 @@ impl Program for Tables {
             for endpoint in vip.endpoints.iter().filter(|_| has_members) {
                 self.members.set(MemberKey { port, scope, endpoint: plan::socket(*endpoint) }, ());
             }
-            Group { vips: 0, endpoints: vip.endpoints.clone(), has_members }
+            Group { vips: 0, slots: slots.len(), endpoints: vip.endpoints.clone(), has_members }
         });
         group.vips += 1;
     }
@@ -165,8 +168,8 @@ impl Program for Tables {
             return;
         }
         let Some(group) = self.groups.remove(&(port, scope)) else { return };
-        let (endpoints, has_members) = (group.endpoints, group.has_members);
-        for (group, _) in (0..).zip(endpoints.chunks(GROUP)) {
+        let (slots, endpoints, has_members) = (group.slots, group.endpoints, group.has_members);
+        for (group, _) in (0..).zip((0..slots).step_by(GROUP)) {
             self.endpoints.remove(&EndpointKey { port, scope, group });
         }
         for endpoint in endpoints.iter().filter(|_| has_members) {

@@ -28,7 +28,7 @@ pub fn vip(key: &vips::VipKey, vip: &vips::Vip) -> Option<(VipKey, Vip)> {
     let value = Vip {
         port: port_id(key, vip),
         scope: if vip.exposure == Exposure::Internal { INTERNAL } else { EXTERNAL },
-        endpoints: u32::try_from(vip.endpoints.len()).unwrap_or(u32::MAX),
+        endpoints: u32::try_from(vip.weights.count(&vip.endpoints)).unwrap_or(u32::MAX),
         // As in the API server, a Service with session affinity has at least 1 s.
         affinity: vip.affinity.map_or(0, |affinity| affinity.seconds.max(1)),
         when_empty: match vip.when_empty {

@@ -239,6 +239,7 @@ impl Desired {
         skipped.extend(self.parts.without_address());
         skipped.extend(self.parts.excluded());
         skipped.extend(self.parts.without_scheduler());
+        skipped.extend(self.parts.without_weights());
         skipped.sort_unstable();
         skipped.dedup();
         skipped
@@ -358,6 +359,17 @@ impl Parts {
         let skipped = named.filter_map(|vip| {
             let reason = self.scheduler(vip).1?;
             Some(Diagnostic::new(Code::SchedulerUnknown, Subject::service(&vip.service), reason))
+        });
+        skipped.collect()
+    }
+
+    /// Diagnostics of Services whose endpoints have weights that their scheduler ignores. There is one per Service, not per VIP.
+    fn without_weights(&self) -> BTreeSet<Diagnostic> {
+        let weighed = self.programmed.values().filter(|vip| vip.weights.differ(&vip.endpoints));
+        let skipped = weighed.filter_map(|vip| {
+            let (scheduler, _) = self.scheduler(vip);
+            let ignores = options::WITHOUT_WEIGHTS.contains(&scheduler.as_str());
+            ignores.then(|| vips::unweighed(&vip.service, format!("the IPVS scheduler {scheduler} ignores weights")))
         });
         skipped.collect()
     }

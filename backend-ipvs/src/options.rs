@@ -40,6 +40,9 @@ impl Options {
     }
 }
 
+/// The kernel's schedulers that treat all destinations alike, except those of weight 0.
+pub const WITHOUT_WEIGHTS: [&str; 3] = ["rr", "lc", "dh"];
+
 /// Parses the name of a scheduler. `maglev` is the common name of what the kernel calls `mh`.
 ///
 /// # Errors

@@ -18,9 +18,6 @@ use localnet_proto::{Family, Protocol};
 
 use crate::plan::server::Plan;
 
-/// The weight of a destination that gets new connections.
-const SERVING: u32 = 1;
-
 /// The virtual servers of one network namespace that belong to this backend.
 #[derive(Debug, Default)]
 pub struct Servers {
@@ -174,7 +171,7 @@ impl Servers {
         let there = |address: &SocketAddr| held.and_then(|held| held.destinations.get(address));
         let is_taken = |address: &&SocketAddr| !self.refused.contains_key(&(frontend, Some(**address)));
         for address in plan.destinations.iter().filter(is_taken) {
-            let wanted = Destination::masqueraded(*address, SERVING);
+            let wanted = plan.destination(*address);
             match there(address) {
                 Some(destination) if *destination == wanted => {}
                 // The forwarding method cannot change without losing the connections.

@@ -299,6 +299,7 @@ fn service(index: usize, endpoints: usize) -> Service {
         local: slot == 0 && index.is_multiple_of(30),
         hostname: None,
         scopes: Scopes { internal: true, external: true, short_circuit: false, established: true },
+        weight: None,
     };
     Service {
         ports: vec![port],

@@ -32,7 +32,7 @@ struct Parts {
 impl Desired {
     /// Creates an empty set of frontends.
     pub fn new(config: Config) -> Self {
-        Self { vips: Vips::new(config).leaving_connections(), parts: Parts::default() }
+        Self { vips: Vips::new(config).leaving_connections().spreading_evenly(), parts: Parts::default() }
     }
 
     /// The configuration that plans use; `None` before the first state.

@@ -298,6 +298,7 @@ mod tests {
                 local: true,
                 hostname: None,
                 scopes: Scopes { internal: true, external: true, ..Scopes::default() },
+                weight: None,
             }];
         });
         check(vec![host, service("nobody", external)], Mode::Nftables, &[(Some("host"), Some(1))]);
@@ -322,6 +323,7 @@ mod tests {
                 local: true,
                 hostname: None,
                 scopes: Scopes { internal: true, external: true, ..Scopes::default() },
+                weight: None,
             };
             let external_ips = service.load_balancer_ips.clone();
             Arc::new(Service { external_ips, endpoints: vec![endpoint], ..(*service).clone() })

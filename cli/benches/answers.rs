@@ -89,6 +89,7 @@ fn state(services: usize) -> Snapshot {
             local: false,
             hostname: None,
             scopes,
+            weight: None,
         };
         service.endpoints = vec![endpoint(0), endpoint(1)];
         (key, Arc::new(service))

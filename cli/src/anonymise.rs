@@ -246,6 +246,7 @@ mod tests {
                 local: host.is_multiple_of(2),
                 hostname: (host.is_multiple_of(3)).then(|| format!("secret-host{host}").into()),
                 scopes: Scopes { internal: true, external: host.is_multiple_of(2), ..Scopes::default() },
+                weight: None,
             };
             let port = Port { name: "secret-port".into(), port: 80, node_port: Some(30_000), ..Port::default() };
             let filter = SourceFilter {

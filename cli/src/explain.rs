@@ -9,7 +9,10 @@
 mod in_kernel;
 mod text;
 
-use std::{collections::BTreeSet, net::SocketAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
 
 use localnet_client::{
     route::{Origin, Outcome, Packet, Target},
@@ -57,6 +60,10 @@ pub struct Explanation {
     pub why: String,
     /// The endpoints that may receive the packet.
     pub endpoints: BTreeSet<SocketAddr>,
+    /// The weights of these endpoints; empty if all are equal. A new connection goes to an endpoint with the probability that its
+    /// weight has in the sum of all weights.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub weights: BTreeMap<SocketAddr, u32>,
     /// Whether the node's address replaces the packet's source address.
     pub masquerade: bool,
     /// Whether the ebpf backend replaces the destination when the sender connects. The endpoint then sees the sender's own address.
@@ -143,6 +150,10 @@ pub fn from_state(world: &World, judged: &Judged<'_>) -> Explanation {
     if let Outcome::Endpoints { choices, masquerade, hairpin, affinity } = &judged.outcome {
         explanation.endpoints.clone_from(choices);
         explanation.hairpin.clone_from(hairpin);
+        let all: Vec<SocketAddr> = choices.iter().copied().collect();
+        if let Some(vip) = judged.vip.as_ref().filter(|vip| vip.weights.differ(&all)) {
+            explanation.weights = all.iter().map(|endpoint| (*endpoint, vip.weights.of(endpoint))).collect();
+        }
         (explanation.masquerade, explanation.affinity) = (*masquerade, *affinity);
     }
     explanation

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fmt, io,
     net::{IpAddr, SocketAddr},
+    num::NonZeroU32,
 };
 
 use clap::{Args, ValueEnum};
@@ -184,6 +185,8 @@ pub struct EndpointRow<'a> {
     port: u16,
     local: bool,
     scopes: Scopes,
+    /// The share of new connections relative to other endpoints; 0 if the endpoint gets none.
+    weight: u32,
     /// The endpoint's conditions in words; `None` if the brain was not queried.
     state: Option<&'static str>,
 }
@@ -198,17 +201,21 @@ impl<'a> Endpoints<'a> {
             let conditions: BTreeMap<&str, &'static str> =
                 why.iter().flat_map(|why| &why.unready).map(|of| (of.address.as_str(), words(of))).collect();
             let state = |address: &str| why.map(|_| conditions.get(address).copied().unwrap_or("Ready"));
-            let row = |port_name: &'a str, address, port, local, scopes, state| {
+            let row = |port_name: &'a str, address, port, local, (scopes, weight), state| {
                 let of = service.ports.iter().find(|of| *of.name == *port_name);
                 let protocol = of.map_or(Protocol::Tcp, |of| of.protocol);
-                EndpointRow { service: &service.key, port_name, protocol, address, port, local, scopes, state }
+                EndpointRow { service: &service.key, port_name, protocol, address, port, local, scopes, weight, state }
             };
             let first = endpoints.len();
             for endpoint in &service.endpoints {
-                let Endpoint { address, local, scopes, .. } = *endpoint;
+                let Endpoint { address, local, scopes, weight, .. } = *endpoint;
+                let weight = if scopes.is_eligible() { weight.map_or(1, NonZeroU32::get) } else { 0 };
                 let state = why.and_then(|_| state(&address.to_string()));
                 endpoints.extend(
-                    endpoint.ports.iter().map(|port| row(&port.name, address, port.port, local, scopes, state)),
+                    endpoint
+                        .ports
+                        .iter()
+                        .map(|port| row(&port.name, address, port.port, local, (scopes, weight), state)),
                 );
             }
             for of in why.iter().flat_map(|why| &why.ineligible).filter(|of| of.number > 0) {
@@ -223,7 +230,7 @@ impl<'a> Endpoints<'a> {
                         address,
                         of.number,
                         of.local,
-                        Scopes::default(),
+                        (Scopes::default(), 0),
                         state(&of.address),
                     ));
                 }
@@ -261,14 +268,14 @@ impl EndpointRow<'_> {
         row.cell(yes(self.local)).toned(state, (!ready).then_some(Tone::Odd)).toned_list(serves, tone);
         if wide {
             let name = Some(self.port_name).filter(|name| !name.is_empty());
-            row.list(name).cell(yes(established));
+            row.list(name).cell(yes(established)).cell(self.weight);
         }
     }
 }
 
 impl Show for Endpoints<'_> {
     fn human(&self, style: Style) -> String {
-        let more: &[&str] = if style.wide { &["PORT-NAME", "ESTABLISHED"] } else { &[] };
+        let more: &[&str] = if style.wide { &["PORT-NAME", "ESTABLISHED", "WEIGHT"] } else { &[] };
         let headings = ["NAMESPACE", "SERVICE", "ENDPOINT", "PROTOCOL", "LOCAL", "STATE", "SERVES"];
         let rates = self.rates.as_ref().filter(|_| style.wide);
         let headings = headings.into_iter().chain(more.iter().copied());
@@ -491,9 +498,15 @@ services:
              shop       web      10.0.1.1:8080  TCP       no     -      -\n",
         );
         check(&endpoints, Format::Name, "10.0.0.1:8080\n10.0.1.1:8080\n");
+        let wide = endpoints.human(Style { wide: true, ..Style::default() });
+        let weights: Vec<&str> = wide.lines().filter_map(|line| line.split_whitespace().last()).collect();
+        assert_eq!(weights, ["WEIGHT", "1", "0"], "{wide}");
         let json: serde_json::Value = serde_json::from_str(&render(&endpoints, Format::Json)).unwrap();
         let fields: Vec<&String> = json["endpoints"][0].as_object().unwrap().keys().collect();
-        assert_eq!(fields, ["address", "local", "port", "portName", "protocol", "scopes", "service", "state"]);
+        assert_eq!(
+            fields,
+            ["address", "local", "port", "portName", "protocol", "scopes", "service", "state", "weight"]
+        );
     }
 
     /// As in `kubectl get endpointslices`, the list includes endpoints that are not ready.

@@ -354,6 +354,7 @@ mod tests {
             local: false,
             hostname: None,
             scopes,
+            weight: None,
         };
         let services = services.iter().map(|(name, hosts)| {
             let key = ServiceKey::new("shop", *name);

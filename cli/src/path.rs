@@ -216,7 +216,7 @@ impl<'a> Path<'a> {
         }
         self.lookup(from, pool.services());
         self.held(held, pool.services());
-        let slots = slots(endpoints.len());
+        let slots = slots(vip.weights.count(endpoints));
         self.element(pool.sizes(), elements::of_size(pool, slots, &self.names));
         let picks = chains::lb(&self.names, pool, slots);
         // The first rule only clears the priority.

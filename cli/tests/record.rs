@@ -97,6 +97,7 @@ fn service(key: &ServiceKey, number: u32, endpoints: u32) -> Service {
         local: false,
         hostname: Some(format!("secret-{host:0>100}").into()),
         scopes,
+        weight: None,
     };
     let [.., last] = number.to_be_bytes();
     let mut service = Service::new(key.clone(), vec![[10, 96, 0, last].into()]);

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
+    num::NonZeroU32,
     sync::Arc,
 };
 
@@ -89,6 +90,8 @@ pub struct PortEndpoint {
     pub local: bool,
     /// The traffic that may use the endpoint.
     pub scopes: Scopes,
+    /// The share of new connections relative to other endpoints.
+    pub weight: u32,
 }
 
 /// Turns a [`Listener`] into a [`Backend`].
@@ -215,6 +218,7 @@ fn port_endpoints(service: &Service) -> BTreeMap<(Arc<str>, SocketAddr), PortEnd
                 address: SocketAddr::new(endpoint.address, port.port),
                 local: endpoint.local,
                 scopes: endpoint.scopes,
+                weight: endpoint.weight.map_or(1, NonZeroU32::get),
             })
         })
     });

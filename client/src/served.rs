@@ -288,6 +288,7 @@ mod tests {
             local,
             hostname: None,
             scopes: Scopes { internal: true, external: local, short_circuit: true, established: true },
+            weight: None,
         };
         let mut service = Service::new(ServiceKey::new("default", "web"), vec![[10, 96, 0, 10].into()]);
         service.ports = vec![Port { name: "http".into(), port: 80, node_port: Some(30080), ..Port::default() }];

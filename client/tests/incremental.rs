@@ -89,6 +89,7 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
         local,
         hostname: None,
         scopes: Scopes { internal, ..Scopes::default() },
+        weight: None,
     })
 }
 

@@ -45,6 +45,7 @@ pub fn slice(name: &str, ports: &[(&str, i32)], endpoints: Vec<SliceEndpoint>) -
             })
             .collect(),
         endpoints: endpoints.into(),
+        weight: None,
     }
 }
 
@@ -54,6 +55,7 @@ pub fn endpoint(address: &str) -> SliceEndpoint {
         address: Some(parsed(address)),
         hostname: None,
         node: None,
+        zone: None,
         conditions: Conditions::READY,
         zone_hints: [].into(),
         node_hints: [].into(),

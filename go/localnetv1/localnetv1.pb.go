@@ -420,6 +420,8 @@ const (
 	Rule_RuleDuplicate Rule = 15
 	// The slice is labelled as belonging to a headless Service.
 	Rule_RuleHeadlessSlice Rule = 16
+	// The endpoint's weight is 0, and other endpoints have a weight.
+	Rule_RuleWeight Rule = 17
 )
 
 // Enum value maps for Rule.
@@ -442,6 +444,7 @@ var (
 		14: "RuleReserved",
 		15: "RuleDuplicate",
 		16: "RuleHeadlessSlice",
+		17: "RuleWeight",
 	}
 	Rule_value = map[string]int32{
 		"RuleUnknown":       0,
@@ -461,6 +464,7 @@ var (
 		"RuleReserved":      14,
 		"RuleDuplicate":     15,
 		"RuleHeadlessSlice": 16,
+		"RuleWeight":        17,
 	}
 )
 
@@ -1355,7 +1359,11 @@ type Endpoint struct {
 	// number of the endpoint's port that receives the traffic. The endpoint serves no other Service ports.
 	PortOverrides []*PortName `protobuf:"bytes,4,rep,name=PortOverrides,proto3" json:"PortOverrides,omitempty"`
 	// The traffic for which the endpoint is eligible.
-	Scopes        *EndpointScopes `protobuf:"bytes,5,opt,name=Scopes,proto3" json:"Scopes,omitempty"`
+	Scopes *EndpointScopes `protobuf:"bytes,5,opt,name=Scopes,proto3" json:"Scopes,omitempty"`
+	// The endpoint's share of new connections, relative to the weights of the other eligible endpoints: an endpoint of weight 3 gets
+	// three times as many as an endpoint of weight 1. 0 means 1. At most 10000. The brain excludes endpoints that should get no new
+	// connections from Scopes, so backends need no rule for them. Backends that cannot weigh endpoints ignore this field.
+	Weight        uint32 `protobuf:"varint,30,opt,name=Weight,proto3" json:"Weight,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1423,6 +1431,13 @@ func (x *Endpoint) GetScopes() *EndpointScopes {
 		return x.Scopes
 	}
 	return nil
+}
+
+func (x *Endpoint) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
 }
 
 // EndpointScopes contains the kinds of traffic for which an endpoint is eligible. The brain has already taken readiness,
@@ -3851,13 +3866,14 @@ const file_localnetv1_proto_rawDesc = "" +
 	"ClusterIPs\x123\n" +
 	"\vExternalIPs\x18\x02 \x01(\v2\x11.localnetv1.IPSetR\vExternalIPs\x12\x1a\n" +
 	"\bHeadless\x18\x03 \x01(\bR\bHeadless\x12;\n" +
-	"\x0fLoadBalancerIPs\x18\x04 \x01(\v2\x11.localnetv1.IPSetR\x0fLoadBalancerIPs\"\xd1\x01\n" +
+	"\x0fLoadBalancerIPs\x18\x04 \x01(\v2\x11.localnetv1.IPSetR\x0fLoadBalancerIPs\"\xe9\x01\n" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bHostname\x18\x01 \x01(\tR\bHostname\x12#\n" +
 	"\x03IPs\x18\x02 \x01(\v2\x11.localnetv1.IPSetR\x03IPs\x12\x14\n" +
 	"\x05Local\x18\x03 \x01(\bR\x05Local\x12:\n" +
 	"\rPortOverrides\x18\x04 \x03(\v2\x14.localnetv1.PortNameR\rPortOverrides\x122\n" +
-	"\x06Scopes\x18\x05 \x01(\v2\x1a.localnetv1.EndpointScopesR\x06Scopes\"\x8e\x01\n" +
+	"\x06Scopes\x18\x05 \x01(\v2\x1a.localnetv1.EndpointScopesR\x06Scopes\x12\x16\n" +
+	"\x06Weight\x18\x1e \x01(\rR\x06Weight\"\x8e\x01\n" +
 	"\x0eEndpointScopes\x12\x1a\n" +
 	"\bInternal\x18\x01 \x01(\bR\bInternal\x12\x1a\n" +
 	"\bExternal\x18\x02 \x01(\bR\bExternal\x12\"\n" +
@@ -4060,7 +4076,7 @@ const file_localnetv1_proto_rawDesc = "" +
 	"\bSeverity\x12\x13\n" +
 	"\x0fSeverityUnknown\x10\x00\x12\x11\n" +
 	"\rSeverityError\x10\x01\x12\x13\n" +
-	"\x0fSeverityWarning\x10\x02*\xd4\x02\n" +
+	"\x0fSeverityWarning\x10\x02*\xe4\x02\n" +
 	"\x04Rule\x12\x0f\n" +
 	"\vRuleUnknown\x10\x00\x12\x10\n" +
 	"\fRuleNotReady\x10\x01\x12\x13\n" +
@@ -4080,7 +4096,9 @@ const file_localnetv1_proto_rawDesc = "" +
 	"\vRuleAddress\x10\r\x12\x10\n" +
 	"\fRuleReserved\x10\x0e\x12\x11\n" +
 	"\rRuleDuplicate\x10\x0f\x12\x15\n" +
-	"\x11RuleHeadlessSlice\x10\x10*c\n" +
+	"\x11RuleHeadlessSlice\x10\x10\x12\x0e\n" +
+	"\n" +
+	"RuleWeight\x10\x11*c\n" +
 	"\bNearness\x12\x13\n" +
 	"\x0fNearnessUnknown\x10\x00\x12\x16\n" +
 	"\x12NearnessEverywhere\x10\x01\x12\x14\n" +

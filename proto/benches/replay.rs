@@ -23,7 +23,14 @@ const SERVICES: u32 = 1000;
 fn endpoint(number: u32) -> Endpoint {
     let scopes = Scopes { internal: true, external: true, short_circuit: false, established: true };
     let ports = vec![EndpointPort { name: "http".into(), port: 8080 }];
-    Endpoint { address: std::net::Ipv4Addr::from_bits(number).into(), ports, local: false, hostname: None, scopes }
+    Endpoint {
+        address: std::net::Ipv4Addr::from_bits(number).into(),
+        ports,
+        local: false,
+        hostname: None,
+        scopes,
+        weight: None,
+    }
 }
 
 fn service(number: u32, endpoints: u32) -> Service {

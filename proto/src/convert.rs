@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     fmt::Display,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    num::NonZeroU32,
     str::FromStr,
     sync::Arc,
 };
@@ -226,6 +227,7 @@ impl From<&Endpoint> for wire::Endpoint {
                 .map(|port| wire::PortName { name: port.name.to_string(), port: port.port.into() })
                 .collect(),
             scopes: Some(endpoint.scopes.into()),
+            weight: endpoint.weight.map_or(0, NonZeroU32::get),
         }
     }
 }
@@ -254,6 +256,7 @@ pub(crate) fn endpoint_of(
         local: endpoint.local,
         hostname: (!endpoint.hostname.is_empty()).then(|| endpoint.hostname.as_str().into()),
         scopes: scopes.into(),
+        weight: Endpoint::weighing(endpoint.weight),
     })
 }
 

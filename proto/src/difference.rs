@@ -120,7 +120,14 @@ mod tests {
     use crate::model::{Scopes, ServiceKey};
 
     fn endpoint(last: u8, scopes: Scopes) -> Endpoint {
-        Endpoint { address: [10, 0, 0, last].into(), ports: Vec::new(), local: false, hostname: None, scopes }
+        Endpoint {
+            address: [10, 0, 0, last].into(),
+            ports: Vec::new(),
+            local: false,
+            hostname: None,
+            scopes,
+            weight: None,
+        }
     }
 
     #[test]

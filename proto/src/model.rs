@@ -7,6 +7,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     net::{IpAddr, SocketAddr},
+    num::NonZeroU32,
     sync::Arc,
 };
 
@@ -251,9 +252,20 @@ pub struct Endpoint {
     pub hostname: Option<Arc<str>>,
     /// The traffic that the endpoint is eligible for.
     pub scopes: Scopes,
+    /// The share of new connections relative to other endpoints, if it is greater than 1.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub weight: Option<NonZeroU32>,
 }
 
 impl Endpoint {
+    /// The greatest weight.
+    pub const MAX_WEIGHT: u32 = 10_000;
+
+    /// `weight` in the form in which an endpoint has it.
+    pub fn weighing(weight: u32) -> Option<NonZeroU32> {
+        NonZeroU32::new(weight.min(Self::MAX_WEIGHT)).filter(|weight| weight.get() > 1)
+    }
+
     /// The endpoint's port number for the service's port `name`; `None` if the endpoint does not serve that port.
     pub fn port(&self, name: &str) -> Option<u16> {
         self.ports.iter().find(|port| *port.name == *name).map(|port| port.port)

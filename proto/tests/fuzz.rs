@@ -16,6 +16,7 @@ fn web() -> Service {
         local: last == 1,
         hostname: None,
         scopes: Scopes { internal: true, external: true, short_circuit: false, established: true },
+        weight: None,
     };
     let cluster_ips = vec![[10, 96, 0, 1].into(), [0xfd00, 0, 0, 0, 0, 0, 0, 1].into()];
     let service = Service::new(ServiceKey::new("default", "web"), cluster_ips);

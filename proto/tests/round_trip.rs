@@ -48,13 +48,14 @@ fn port() -> impl Strategy<Value = Port> {
 fn endpoint() -> impl Strategy<Value = Endpoint> {
     let port = ("[a-z]{0,3}", 1..=u16::MAX).prop_map(|(name, port)| EndpointPort { name: name.into(), port });
     let hostname = prop::option::of("[a-z]{1,5}".prop_map(Arc::from));
-    (address(), vec(port, 0..3), any::<bool>(), hostname, any::<[bool; 4]>()).prop_map(
-        |(address, ports, local, hostname, [internal, external, short_circuit, established])| Endpoint {
+    (address(), vec(port, 0..3), any::<bool>(), hostname, any::<[bool; 4]>(), 0..4_u32).prop_map(
+        |(address, ports, local, hostname, [internal, external, short_circuit, established], weight)| Endpoint {
             address,
             ports,
             local,
             hostname,
             scopes: Scopes { internal, external, short_circuit, established },
+            weight: Endpoint::weighing(weight),
         },
     )
 }
@@ -163,6 +164,7 @@ fn a_service_with_many_endpoints_is_sent_in_several_items() {
         local: false,
         hostname: None,
         scopes: Scopes { internal: true, ..Scopes::default() },
+        weight: None,
     };
     let service = Service {
         endpoints: (0..u16::try_from(2 * ENDPOINTS_PER_ITEM + 1).unwrap()).map(endpoint).collect(),
@@ -202,6 +204,7 @@ fn no_item_exceeds_the_limit_of_readers() {
             local: false,
             hostname: Some("x".repeat(63).into()),
             scopes: Scopes { internal: true, ..Scopes::default() },
+            weight: None,
         };
         Service {
             ports: ports(ports_of_it).map(port).collect(),

@@ -42,6 +42,7 @@ RulePortProtocol: Rule
 RuleReserved: Rule
 RuleTerminating: Rule
 RuleUnknown: Rule
+RuleWeight: Rule
 SCTP: Protocol
 ServicesSet: Set
 SeverityError: Severity
@@ -162,7 +163,7 @@ class EmptyOp(_message.Message):
     def __init__(self) -> None: ...
 
 class Endpoint(_message.Message):
-    __slots__ = ["Hostname", "IPs", "Local", "PortOverrides", "Scopes"]
+    __slots__ = ["Hostname", "IPs", "Local", "PortOverrides", "Scopes", "Weight"]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
     Hostname: str
     IPS_FIELD_NUMBER: _ClassVar[int]
@@ -173,7 +174,9 @@ class Endpoint(_message.Message):
     PortOverrides: _containers.RepeatedCompositeFieldContainer[PortName]
     SCOPES_FIELD_NUMBER: _ClassVar[int]
     Scopes: EndpointScopes
-    def __init__(self, Hostname: _Optional[str] = ..., IPs: _Optional[_Union[IPSet, _Mapping]] = ..., Local: bool = ..., PortOverrides: _Optional[_Iterable[_Union[PortName, _Mapping]]] = ..., Scopes: _Optional[_Union[EndpointScopes, _Mapping]] = ...) -> None: ...
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    Weight: int
+    def __init__(self, Hostname: _Optional[str] = ..., IPs: _Optional[_Union[IPSet, _Mapping]] = ..., Local: bool = ..., PortOverrides: _Optional[_Iterable[_Union[PortName, _Mapping]]] = ..., Scopes: _Optional[_Union[EndpointScopes, _Mapping]] = ..., Weight: _Optional[int] = ...) -> None: ...
 
 class EndpointConditions(_message.Message):
     __slots__ = ["Address", "Ready", "Serving", "Terminating"]

@@ -15,7 +15,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use localnet_client::vips::{Exposure, Facts, Vip, VipKey};
+use localnet_client::vips::{Exposure, Facts, Vip, VipKey, Weights};
 use localnet_proto::{Affinity, Family, Protocol, ServiceKey, Verdict};
 
 use super::{
@@ -168,7 +168,9 @@ impl Planner<'_> {
         });
         let masquerade = internal_chain.as_ref().map(|chain| (chain.clone(), self.masquerade_internal(port)));
         let affinity = port.each().find_map(|vip| vip.affinity);
-        self.pick(masquerade, affinity);
+        // All VIPs of a port have the same weights.
+        let weights = port.each().next().map(|vip| vip.weights.clone()).unwrap_or_default();
+        self.pick(masquerade, affinity, &weights);
 
         let mut firewalls: Vec<(Arc<[IpNet]>, String)> = Vec::new();
         let mut node_ports = BTreeSet::new();
@@ -289,7 +291,7 @@ impl Planner<'_> {
     }
 
     /// Adds the chains that pick an endpoint, and the chain of each endpoint.
-    fn pick(&mut self, mut masquerade: Option<(String, Vec<String>)>, affinity: Option<Affinity>) {
+    fn pick(&mut self, mut masquerade: Option<(String, Vec<String>)>, affinity: Option<Affinity>, weights: &Weights) {
         let pools = std::mem::take(&mut self.pools);
         let endpoints: BTreeSet<SocketAddr> = pools.values().flat_map(|pool| pool.iter().copied()).collect();
         for (name, pool) in &pools {
@@ -311,13 +313,18 @@ impl Planner<'_> {
                     rule.clone().matches(&recent).jump(chain)
                 }));
             }
-            for (index, (rule, chain)) in targets.into_iter().enumerate() {
-                let left = pool.len() - index;
-                let rule = match left {
-                    1 => rule,
-                    _ => rule.matches(&format!("statistic --mode random --probability {}", probability(left))),
+            // The sum of the weights of this endpoint and those after it.
+            let mut left: u64 = pool.iter().map(|endpoint| u64::from(weights.of(endpoint))).sum();
+            for (endpoint, (rule, chain)) in pool.iter().zip(targets) {
+                let weight = u64::from(weights.of(endpoint));
+                let rule = match left == weight {
+                    true => rule,
+                    false => {
+                        rule.matches(&format!("statistic --mode random --probability {}", probability(weight, left)))
+                    }
                 };
                 rules.push(rule.jump(&chain));
+                left -= weight;
             }
             self.chain(name, rules);
         }

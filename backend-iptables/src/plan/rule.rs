@@ -145,11 +145,11 @@ impl Rule {
     }
 }
 
-/// The probability 1/`of` as `iptables-save` prints it. xt_statistic stores a multiple of 2⁻³¹, printed with eleven decimals.
-pub fn probability(of: usize) -> String {
+/// The probability `part`/`of` as `iptables-save` prints it. xt_statistic stores a multiple of 2⁻³¹, printed with eleven decimals.
+pub fn probability(part: u64, of: u64) -> String {
     const PARTS: f64 = 2_147_483_648.0;
-    let one = 1.0 / u32::try_from(of).map_or(f64::from(u32::MAX), f64::from);
-    format!("{:.11}", (one * PARTS).round() / PARTS)
+    let float = |number: u64| u32::try_from(number).map_or(f64::from(u32::MAX), f64::from);
+    format!("{:.11}", (float(part) / float(of) * PARTS).round() / PARTS)
 }
 
 /// A name made fit for a comment: printable, free of characters that `iptables-save` escapes, and at most 195 characters long.
@@ -167,8 +167,15 @@ mod tests {
 
     #[test]
     fn probabilities_are_as_saved() {
-        for (of, expected) in [(2, "0.50000000000"), (3, "0.33333333349"), (7, "0.14285714272"), (1, "1.00000000000")] {
-            assert_eq!(probability(of), expected);
+        for (part, of, expected) in [
+            (1, 2, "0.50000000000"),
+            (1, 3, "0.33333333349"),
+            (1, 7, "0.14285714272"),
+            (1, 1, "1.00000000000"),
+            (5, 15, "0.33333333349"),
+            (3, 4, "0.75000000000"),
+        ] {
+            assert_eq!(probability(part, of), expected);
         }
     }
 

@@ -465,3 +465,21 @@ fn an_unused_chain_is_removed_once_even_if_the_answer_is_lost() {
     assert_eq!(rules(sync(&mut backend, &without, &Changes::everything())), 3);
     assert_eq!(rules(sync(&mut backend, &with, &web_changed())), 1);
 }
+
+#[test]
+fn destinations_have_the_weights_of_endpoints_and_a_scheduler_that_ignores_them_is_reported() {
+    let weighed = |scheduler: &str| {
+        let mut state = state();
+        let web = Arc::make_mut(state.services.get_mut(&ServiceKey::new("default", "web")).unwrap());
+        web.ipvs_scheduler = Some(scheduler.into());
+        web.endpoints[0].weight = localnet_proto::Endpoint::weighing(3);
+        state
+    };
+    let mut backend = backend(Options::default());
+    sync(&mut backend, &state(), &Changes::everything());
+    let (log, skipped) = synced(&mut backend, &weighed("rr"), &web_changed());
+    assert!(log[0].contains("-w 3"), "{log:?}");
+    let found: Vec<_> = skipped.iter().map(|of| (of.code, &*of.problem)).collect();
+    assert_eq!(found, [(localnet_client::Code::WeightsUnsupported, "the IPVS scheduler rr ignores weights")]);
+    assert_eq!(synced(&mut backend, &weighed("wrr"), &web_changed()).1, []);
+}

@@ -26,7 +26,8 @@ pub fn of_vip(key: &VipKey, vip: &Vip, node: &[IpAddr], mut emit: impl FnMut(Set
             if let Some((_, chain)) = picking_of(vip) {
                 let verdict = Element::verdict(tuple.clone(), Verdict::Goto(chain)).comment(vip.comment.clone());
                 emit(SetId::Services, verdict);
-                elements::of_slots(&tuple, &vip.endpoints).for_each(|element| emit(SetId::Endpoints, element));
+                elements::of_slots(&tuple, &vip.weights.slots(&vip.endpoints))
+                    .for_each(|element| emit(SetId::Endpoints, element));
             }
         }
     }
@@ -55,7 +56,7 @@ pub fn of_vip(key: &VipKey, vip: &Vip, node: &[IpAddr], mut emit: impl FnMut(Set
 /// IPVS.
 pub fn picking_of(vip: &Vip) -> Option<(u32, Name)> {
     let picks = vip.exposure == Exposure::ExternalLocal && !vip.endpoints.is_empty();
-    let slots = spread::slots(vip.endpoints.len());
+    let slots = spread::slots(vip.weights.count(&vip.endpoints));
     picks.then(|| (slots, format!("lb-{slots}").into()))
 }
 

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use localnet_client::vips::{Exposure, Vip, VipKey};
+use localnet_client::vips::{Exposure, Vip, VipKey, Weights};
 use localnet_linux::ipvs::{Change, Destination, Persistence, Scheduler, VirtualServer};
 use localnet_proto::Family;
 
@@ -14,15 +14,22 @@ use crate::options;
 pub struct Plan {
     /// The virtual server.
     pub server: VirtualServer,
-    /// The destinations, sorted and without duplicates. Each has weight 1.
+    /// The destinations, sorted and without duplicates.
     pub destinations: Arc<[SocketAddr]>,
+    /// The weights of the destinations.
+    pub weights: Weights,
 }
 
 impl Plan {
+    /// The destination with this address.
+    pub fn destination(&self, address: SocketAddr) -> Destination {
+        Destination::masqueraded(address, self.weights.of(&address))
+    }
+
     /// The changes that create the virtual server with its destinations.
     pub fn changes(&self) -> impl Iterator<Item = Change> {
         let frontend = self.server.frontend;
-        let add = move |address: &SocketAddr| Change::AddDestination(frontend, Destination::masqueraded(*address, 1));
+        let add = move |address: &SocketAddr| Change::AddDestination(frontend, self.destination(*address));
         [Change::AddServer(self.server.clone())].into_iter().chain(self.destinations.iter().map(add))
     }
 }
@@ -41,5 +48,5 @@ pub fn of_vip(key: &VipKey, vip: &Vip, scheduler: &Scheduler) -> Plan {
         flags: options::flags(scheduler),
         persistence: vip.affinity.map(|affinity| Persistence::of_addresses(family, affinity.seconds)),
     };
-    Plan { server, destinations: destinations.clone() }
+    Plan { server, destinations: destinations.clone(), weights: vip.weights.clone() }
 }

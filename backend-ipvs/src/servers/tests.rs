@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use localnet_client::vips::Weights;
 use localnet_linux::ipvs::Persistence;
 use proptest::{collection::vec, prelude::*};
 
@@ -21,7 +22,7 @@ fn endpoint(host: u8) -> SocketAddr {
 
 fn plan(frontend: Frontend, hosts: &[u8]) -> Plan {
     let destinations: Arc<[SocketAddr]> = hosts.iter().map(|host| endpoint(*host)).collect();
-    Plan { server: VirtualServer::new(frontend, "rr".parse().unwrap()), destinations }
+    Plan { server: VirtualServer::new(frontend, "rr".parse().unwrap()), destinations, weights: Weights::default() }
 }
 
 /// A model of IPVS that accepts every change.

@@ -36,7 +36,7 @@ const ALL_SCOPES: Scopes = Scopes { internal: true, external: true, short_circui
 fn endpoint(address: &str, scopes: Scopes) -> Endpoint {
     let address: IpAddr = address.parse().unwrap();
     let ports = vec![EndpointPort { name: "http".into(), port: 8080 }];
-    Endpoint { address, ports, local: address.to_string().ends_with('1'), hostname: None, scopes }
+    Endpoint { address, ports, local: address.to_string().ends_with('1'), hostname: None, scopes, weight: None }
 }
 
 fn port(name: &str, number: u16, node_port: Option<u16>) -> Port {

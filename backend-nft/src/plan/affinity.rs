@@ -87,7 +87,7 @@ fn pools_of(vip: &Vip, slots: &Slots) -> impl Iterator<Item = (Pool, u32, u32)> 
     let pools = [(Pool::Cluster, &vip.endpoints), (Pool::Local, &vip.local_endpoints)];
     pools.into_iter().filter(|(_, endpoints)| !endpoints.is_empty()).map(|(pool, endpoints)| {
         let last = endpoints.iter().filter_map(|endpoint| slots.of(endpoint)).max().unwrap_or_default();
-        (pool, super::slots(endpoints.len()), last.saturating_add(1).next_power_of_two())
+        (pool, super::slots(vip.weights.count(endpoints)), last.saturating_add(1).next_power_of_two())
     })
 }
 
@@ -114,12 +114,15 @@ pub fn of_vip(tuple: &Tuple, vip: &Vip, slots: &Slots, emit: &mut impl FnMut(Set
         if endpoints.is_empty() {
             continue;
         }
-        emit(pool.affinity_sizes(), Element::new(with(super::slots(endpoints.len()))));
+        let weighed = vip.weights.slots(endpoints);
+        emit(pool.affinity_sizes(), Element::new(with(super::slots(weighed.len()))));
         // The picks have the order of the slots. Pick 0 is the fallback, so it leads to the lowest slot in use, whose chain has
-        // existed for a long time.
-        let in_use: BTreeSet<u32> = endpoints.iter().filter_map(|endpoint| slots.of(endpoint)).collect();
-        for (index, slot) in (0..).zip(in_use) {
-            emit(pool.affinity_slots(), Element::new(with(slot)));
+        // existed for a long time. An endpoint with a greater weight has several picks.
+        let mut picks: Vec<u32> = weighed.iter().filter_map(|endpoint| slots.of(endpoint)).collect();
+        picks.sort_unstable();
+        let in_use: BTreeSet<u32> = picks.iter().copied().collect();
+        in_use.into_iter().for_each(|slot| emit(pool.affinity_slots(), Element::new(with(slot))));
+        for (index, slot) in (0..).zip(picks) {
             emit(pool.affinity_picks(), Element::verdict(with(index), Verdict::Jump(slot_chain(slot))));
         }
     }

@@ -73,9 +73,10 @@ fn pool(tuple: &Tuple, vip: &Vip, pool: Pool, emit: &mut impl FnMut(SetId, Eleme
     if endpoints.is_empty() || vip.affinity.is_some() {
         return;
     }
-    let slots = Tuple::new().priority(slots(endpoints.len()));
+    let picks = vip.weights.slots(endpoints);
+    let slots = Tuple::new().priority(slots(picks.len()));
     emit(pool.services(), Element::value(tuple.clone(), slots).comment(vip.comment.clone()));
-    elements::of_slots(tuple, endpoints).for_each(|element| emit(pool.endpoints(), element));
+    elements::of_slots(tuple, &picks).for_each(|element| emit(pool.endpoints(), element));
 }
 
 /// The chains that a VIP uses to pick endpoints, by pool and size.
@@ -84,7 +85,7 @@ pub fn pools_of(vip: &Vip) -> impl Iterator<Item = (Pool, u32)> {
     [(Pool::Cluster, &vip.endpoints), local]
         .into_iter()
         .filter(|(_, endpoints)| !endpoints.is_empty() && vip.affinity.is_none())
-        .map(|(pool, endpoints)| (pool, slots(endpoints.len())))
+        .map(|(pool, endpoints)| (pool, slots(vip.weights.count(endpoints))))
 }
 
 #[cfg(test)]

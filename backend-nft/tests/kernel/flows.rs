@@ -442,6 +442,41 @@ fn a_connection_is_closed_after_its_endpoint_if_the_service_requests_it() {
     assert!(reset(&mut to_b) || reset(&mut to_b), "as soon as another endpoint serves");
 }
 
+/// Each connection picks an endpoint by itself, so the number that one of two endpoints gets of N is binomial. By Hoeffding's
+/// inequality, it is 220 or more off its mean with a probability below 2·exp(-2·220²/N), which is 1.2e-10.
+#[test]
+fn new_connections_follow_the_weights_until_a_weight_becomes_zero() {
+    const N: u16 = 4096;
+    let world = World::build();
+    let weighed = |scopes: &str, weight: u32| {
+        let mut state = dns(&[(A, SERVES), (B, scopes)]);
+        let web = Arc::make_mut(state.services.values_mut().next().unwrap());
+        web.endpoints[0].weight = localnet_proto::Endpoint::weighing(weight);
+        state
+    };
+    let live = world.live(weighed(SERVES, 3));
+    let counted = |ports: std::ops::Range<u16>| {
+        let socket = |port| {
+            let socket = UdpSocket::bind(("0.0.0.0", port))?;
+            socket.connect(VIP)?;
+            socket.set_read_timeout(Some(PATIENCE))?;
+            Ok::<_, std::io::Error>(socket)
+        };
+        let answers = world.network.client().run(|| Ok(ports.map(|port| ask(&socket(port).unwrap())).collect()));
+        let answers: Vec<Option<String>> = answers.unwrap();
+        let count = |pod: &str| u16::try_from(answers.iter().filter(|by| by.as_deref() == Some(pod)).count()).unwrap();
+        (count(A), count(B))
+    };
+    let (to_a, to_b) = counted(10_000..10_000 + N);
+    assert_eq!(to_a + to_b, N);
+    assert!(to_a.abs_diff(N / 4 * 3) < 220, "{to_a} of {N}");
+    let to_b = std::iter::repeat_with(|| world.flow(VIP)).find(|(_, by)| by.as_deref() == Some(B)).unwrap().0;
+    // The brain sends an endpoint of weight 0 in this way.
+    live.set(weighed(FINISHES, 1));
+    assert_eq!(counted(20_000..20_400), (400, 0));
+    assert_eq!(ask(&to_b).as_deref(), Some(B), "existing flows stay");
+}
+
 /// B-07
 #[test]
 fn an_unanswered_connection_moves_from_a_dead_endpoint() {

@@ -375,6 +375,7 @@ mod tests {
                 local: false,
                 hostname: None,
                 scopes: Scopes { internal: true, external: true, short_circuit: false, established: true },
+                weight: None,
             })
             .collect();
         service.into()

@@ -29,6 +29,7 @@ fn service(namespace: &str, name: &str, port: &str, endpoints: &[(&str, bool, Sc
             local: *local,
             hostname: None,
             scopes: *scopes,
+            weight: None,
         })
         .collect();
     endpoints.sort();

@@ -320,6 +320,7 @@ fn slices(pushed: &PushedService, key: &ServiceKey, found: &mut Found<'_>) -> Ve
             address: Some(Parsed::Good(address)),
             hostname: None,
             node: node.map(Into::into),
+            zone: None,
             conditions,
             zone_hints: [].into(),
             node_hints: [].into(),
@@ -341,6 +342,7 @@ fn slices(pushed: &PushedService, key: &ServiceKey, found: &mut Found<'_>) -> Ve
             family: Parsed::Good(family),
             ports: names.into_iter().map(port).collect(),
             endpoints: endpoints.into(),
+            weight: None,
             triggered: None,
             version: None,
         }

@@ -142,6 +142,6 @@ fn code(rule: Rule) -> Code {
         Rule::Address | Rule::Reserved => Code::EndpointAddressRefused,
         Rule::Duplicate => Code::EndpointDuplicated,
         Rule::HeadlessSlice => Code::SliceOfHeadlessService,
-        Rule::Unknown => Code::NoEndpointServes,
+        Rule::Weight | Rule::Unknown => Code::NoEndpointServes,
     }
 }

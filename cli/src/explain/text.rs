@@ -1,6 +1,6 @@
 //! Prints the answer about a packet.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, net::SocketAddr};
 
 use localnet_proto::reasons::Nearness;
 
@@ -17,7 +17,12 @@ impl Explanation {
         let tone = if self.outcome == "endpoints" { Tone::Good } else { Tone::Bad };
         let verdict = match self.outcome {
             "endpoints" => {
-                let endpoints: Vec<String> = self.endpoints.iter().map(ToString::to_string).collect();
+                let sum: f64 = self.weights.values().copied().map(f64::from).sum();
+                let endpoint = |endpoint: &SocketAddr| match self.weights.get(endpoint) {
+                    Some(weight) => format!("{endpoint} ({:.1} %)", 100.0 * f64::from(*weight) / sum),
+                    None => endpoint.to_string(),
+                };
+                let endpoints: Vec<String> = self.endpoints.iter().map(endpoint).collect();
                 let shown = endpoints.iter().take(8).cloned().collect::<Vec<_>>().join(" ");
                 let more = endpoints.len().saturating_sub(8);
                 if more > 0 { format!("{shown} and {more} more") } else { shown }
@@ -155,5 +160,19 @@ impl Show for Many {
 
     fn names(&self) -> Vec<String> {
         self.0.iter().map(|one| one.outcome.to_owned()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_shown_if_weights_differ() {
+        let [a, b] = ["10.0.0.1:80", "10.0.0.2:80"].map(|endpoint| endpoint.parse().unwrap());
+        let even = Explanation { outcome: "endpoints", endpoints: [a, b].into(), ..Explanation::default() };
+        assert!(even.head(Style::default()).contains("10.0.0.1:80 10.0.0.2:80\n"));
+        let weighed = Explanation { weights: [(a, 3), (b, 1)].into(), ..even };
+        assert!(weighed.head(Style::default()).contains("10.0.0.1:80 (75.0 %) 10.0.0.2:80 (25.0 %)\n"));
     }
 }

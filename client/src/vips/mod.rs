@@ -21,6 +21,7 @@ mod facts;
 pub mod flags;
 pub mod node_ports;
 pub mod service;
+mod weights;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -35,6 +36,7 @@ pub use config::{Config, Detector, NodePortAddresses};
 pub use effective::{Effective, Unreadable};
 pub use facts::{Facts, PodSource};
 pub use service::{Exposure, Hairpin, Vip, VipKey};
+pub use weights::Weights;
 
 use service::ServicePlan;
 
@@ -74,6 +76,8 @@ pub struct Vips {
     config: Config,
     /// Whether the backend cannot close connections.
     leaves_connections: bool,
+    /// Whether the backend cannot weigh endpoints.
+    spreads_evenly: bool,
     /// The addresses of the node's interfaces, if the backend has set them.
     local_addresses: Vec<IpAddr>,
     /// The facts about the node; `None` before the first state.
@@ -107,6 +111,11 @@ impl Vips {
     /// Reports Services that request to close connections, for a backend that cannot do so.
     pub fn leaving_connections(self) -> Self {
         Self { leaves_connections: true, ..self }
+    }
+
+    /// Reports Services whose endpoints have different weights, for a backend that ignores them.
+    pub fn spreading_evenly(self) -> Self {
+        Self { spreads_evenly: true, ..self }
     }
 
     /// The facts that plans are made from; none before the first state.
@@ -302,6 +311,9 @@ impl Vips {
             let problem = "this backend leaves established connections to removed endpoints alone";
             skipped.push(Diagnostic::new(Code::CloseUnsupported, Subject::service(&service.key), problem));
         }
+        if self.spreads_evenly && vips.iter().any(|(_, vip)| vip.weights.differ(&vip.endpoints)) {
+            skipped.push(unweighed(&service.key, "this backend spreads connections evenly, and ignores weights"));
+        }
         for (vip, held) in vips {
             skipped.extend(self.claim_vip(vip, &held, service, facts, program).err());
         }
@@ -392,6 +404,11 @@ fn taken(vip: &VipKey, loser: &ServiceKey, owner: Option<&Owner>, why: &str) -> 
     let owner = owner.map(|owner| format!("{vip} belongs to service {}{why}", owner.service));
     let problem = owner.unwrap_or_else(|| format!("{vip} is not programmed"));
     Diagnostic::new(Code::AddressTaken, Subject::service(loser), problem)
+}
+
+/// The diagnostic for a service whose weights a backend ignores.
+pub fn unweighed(service: &ServiceKey, why: impl Into<String>) -> Diagnostic {
+    Diagnostic::new(Code::WeightsUnsupported, Subject::service(service), why)
 }
 
 /// The diagnostic for a service of which the kernel refuses a part.

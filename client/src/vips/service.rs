@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use localnet_core::{Code, Diagnostic, Subject};
 use localnet_proto::{Affinity, ByFamily, Endpoint, Family, Port, Protocol, Scopes, Service, ServiceKey, Verdict};
 
-use super::Facts;
+use super::{Facts, Weights};
 
 /// An address, protocol and port that clients connect to. The address is a ClusterIP, an external address or an address
 /// of the node.
@@ -66,6 +66,8 @@ pub struct Vip {
     pub endpoints: Arc<[SocketAddr]>,
     /// Under [`Exposure::ExternalLocal`]: the endpoints for packets from outside, instead of `endpoints`.
     pub local_endpoints: Arc<[SocketAddr]>,
+    /// The weights of the endpoints.
+    pub weights: Weights,
     /// The endpoints that may answer in existing flows: endpoints that are eligible in any scope, and endpoints that only
     /// drain. Sorted and without duplicates.
     pub serving: Arc<[SocketAddr]>,
@@ -201,6 +203,7 @@ impl Planner<'_> {
             if *endpoints == *serving { serving.clone() } else { endpoints.into() }
         };
 
+        let weigh = |(endpoint, address): &(&Endpoint, SocketAddr)| Some((*address, endpoint.weight?.get()));
         let vip = Vip {
             service: service.key.clone(),
             port_name: port.name.clone(),
@@ -210,6 +213,7 @@ impl Planner<'_> {
             exposure: Exposure::Internal,
             endpoints: in_scope(|scopes| scopes.internal),
             local_endpoints: none.clone(),
+            weights: of_port.iter().filter_map(weigh).collect(),
             serving: serving.clone(),
             affinity: service.client_ip_affinity,
             ipvs_scheduler: service.ipvs_scheduler.clone(),
@@ -354,6 +358,7 @@ mod tests {
             local: false,
             hostname: None,
             scopes: Scopes { internal: true, ..Scopes::default() },
+            weight: None,
         };
         web.endpoints = vec![
             endpoint("10.0.0.2", &[("http", 8080), ("dns", 5353), ("http", 1)]),

@@ -107,13 +107,18 @@ fn a_vip_of_two_services_is_programmed_once() {
 }
 
 #[test]
-fn a_backend_that_leaves_connections_reports_services_that_request_to_close_them() {
+fn a_backend_reports_services_that_request_what_it_cannot_do() {
     let mut state = state(CLASH);
     let key = ServiceKey::new("ns", "a");
-    Arc::make_mut(state.services.get_mut(&key).unwrap()).close_after = Some(0);
+    let service = Arc::make_mut(state.services.get_mut(&key).unwrap());
+    service.close_after = Some(0);
+    let endpoints = "[{address: 10.0.0.1, ports: [{name: http, port: 80}], scopes: {internal: true}},
+        {address: 10.0.0.2, ports: [{name: http, port: 80}], scopes: {internal: true}, weight: 3}]";
+    service.endpoints = serde_saphyr::from_str(endpoints).unwrap();
     for (vips, expected) in [
         (Vips::new(Config::default()), vec![]),
         (Vips::new(Config::default()).leaving_connections(), vec![Code::CloseUnsupported]),
+        (Vips::new(Config::default()).spreading_evenly(), vec![Code::WeightsUnsupported]),
     ] {
         let (mut vips, mut held) = (vips, Held::default());
         vips.update(&state, &Changes::everything(), &mut held);

@@ -22,7 +22,10 @@ use std::{
 use localnet_core::Code;
 use localnet_proto::{Family, Port};
 
-use super::{Here, Skips, special};
+use super::{
+    Here, Skips, special,
+    weights::{self, Weights},
+};
 use crate::objects::{Conditions, Parsed, SliceEndpoint, SliceObject};
 
 /// An endpoint of one port.
@@ -34,6 +37,8 @@ pub(super) struct Candidate<'a> {
     pub(super) hostname: Option<&'a Arc<str>>,
     pub(super) zone_hints: &'a [Arc<str>],
     pub(super) node_hints: &'a [Arc<str>],
+    /// The share of new connections relative to other endpoints; 0 if the endpoint gets none as long as others may get them.
+    pub(super) weight: u32,
     /// The slice and the position in it, to choose between duplicates.
     source: (&'a str, Reverse<usize>),
 }
@@ -70,6 +75,7 @@ pub(super) fn merge<'a>(
     here: &Here,
     skips: &mut Skips<'_>,
 ) -> Option<Candidates<'a>> {
+    let weights = Weights::of(skips);
     let mut candidates: Candidates<'a> = vec![BTreeMap::new(); ports.len()];
     let mut pairs = 0;
     for slice in slices {
@@ -85,6 +91,7 @@ pub(super) fn merge<'a>(
             continue;
         }
         let joined = join(ports, slice, skips);
+        let of_slice = weights::of_slice(slice, skips);
         pairs += joined.len() * slice.endpoints.len();
         if pairs > MOST {
             let problem = format!("its {} ports have more than {MOST} endpoints in total", ports.len());
@@ -98,6 +105,7 @@ pub(super) fn merge<'a>(
                 hostname: endpoint.hostname.as_ref(),
                 zone_hints: &endpoint.zone_hints,
                 node_hints: &endpoint.node_hints,
+                weight: of_slice * weights.of_zone(endpoint),
                 source: (&*slice.name, Reverse(position)),
             };
             for (port, number) in &joined {

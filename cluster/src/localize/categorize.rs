@@ -3,7 +3,8 @@
 //!
 //! There are two independent sets of endpoints. Traffic that may go to any node uses the *cluster* set; traffic that must
 //! stay on this node uses the *local* set. Each set contains the ready endpoints. If no endpoint is ready, the set
-//! contains the endpoints that serve while they terminate. Hints narrow only the ready endpoints of the cluster set.
+//! contains the endpoints that serve while they terminate. Hints narrow only the ready endpoints of the cluster set. An
+//! endpoint of weight 0 is in a set only if all endpoints of the set have weight 0.
 
 use localnet_proto::{Scopes, Verdict, WhenEmpty};
 
@@ -55,6 +56,10 @@ pub(super) struct Usage {
     cluster: Choice,
     local: Choice,
     mode: Mode,
+    /// Whether the cluster set has endpoints of a positive weight.
+    cluster_weighs: bool,
+    /// Whether the local set has endpoints of a positive weight.
+    local_weighs: bool,
     /// Whether there is any endpoint, local or remote, that could serve.
     any: bool,
 }
@@ -101,26 +106,32 @@ pub(super) fn categorize<'a>(
 ) -> Usage {
     let uses_cluster = policy.uses_cluster(external);
     let cluster = Choice::of(endpoints.clone());
-    Usage {
+    let mut usage = Usage {
         policy,
         external,
         mode: topology::mode(endpoints.clone(), here),
         any: cluster != Choice::None,
         cluster: if uses_cluster { cluster } else { Choice::None },
-        local: Choice::of(endpoints.filter(|endpoint| endpoint.local)),
-    }
+        local: Choice::of(endpoints.clone().filter(|endpoint| endpoint.local)),
+        cluster_weighs: false,
+        local_weighs: false,
+    };
+    let mut weighing = endpoints.filter(|endpoint| endpoint.weight > 0);
+    usage.cluster_weighs = weighing.clone().any(|endpoint| usage.in_cluster(endpoint, here));
+    usage.local_weighs = usage.local != Choice::None && weighing.any(|endpoint| usage.in_local(endpoint));
+    usage
 }
 
 impl Usage {
     /// Whether the endpoint is in the cluster set.
     fn in_cluster(&self, endpoint: &Candidate<'_>, here: &Here) -> bool {
         let near = self.cluster != Choice::Ready || topology::admits(self.mode, endpoint, here);
-        self.cluster.has(endpoint) && near
+        self.cluster.has(endpoint) && near && !(self.cluster_weighs && endpoint.weight == 0)
     }
 
     /// Whether the endpoint is in the local set.
     fn in_local(&self, endpoint: &Candidate<'_>) -> bool {
-        endpoint.local && self.local.has(endpoint)
+        endpoint.local && self.local.has(endpoint) && !(self.local_weighs && endpoint.weight == 0)
     }
 
     /// The scopes that the endpoint is eligible for.
@@ -145,7 +156,7 @@ impl Usage {
     /// Explains [`Self::scopes`]: the rules that exclude the endpoint, each with the scopes that it affects.
     pub(super) fn exclusions(&self, endpoint: &Candidate<'_>, here: &Here) -> Vec<(Rule, Scopes)> {
         let (served, traffic) = (self.scopes(endpoint, here), self.traffic());
-        let of_cluster = || self.not_in_cluster(endpoint);
+        let of_cluster = || self.not_in_cluster(endpoint, here);
         let of = |local: bool, policy| if local { self.not_in_local(endpoint, policy) } else { of_cluster() };
         let mut rules: Vec<(Rule, Scopes)> = Vec::new();
         let mut add = |rule, scope: Scopes| match rules.iter_mut().find(|(other, _)| *other == rule) {
@@ -170,8 +181,9 @@ impl Usage {
     }
 
     /// The rule that excludes an endpoint from the cluster set.
-    fn not_in_cluster(&self, endpoint: &Candidate<'_>) -> Rule {
+    fn not_in_cluster(&self, endpoint: &Candidate<'_>, here: &Here) -> Rule {
         match (self.cluster.has(endpoint), self.mode) {
+            (true, mode) if self.cluster != Choice::Ready || topology::admits(mode, endpoint, here) => Rule::Weight,
             (true, Mode::SameNode) => Rule::OtherNode,
             (true, Mode::SameZone | Mode::Everywhere) => Rule::OtherZone,
             (false, _) => endpoint.conditions.excluded_by(self.cluster == Choice::Ready),
@@ -184,6 +196,8 @@ impl Usage {
         let could_serve = endpoint.conditions.ready || endpoint.conditions.serves_while_terminating();
         if !endpoint.local && could_serve {
             policy
+        } else if endpoint.local && self.local.has(endpoint) {
+            Rule::Weight
         } else {
             endpoint.conditions.excluded_by(self.local == Choice::Ready)
         }

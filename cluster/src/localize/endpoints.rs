@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, btree_map::Entry},
     net::IpAddr,
+    num::NonZeroU32,
     sync::Arc,
 };
 
@@ -18,7 +19,7 @@ use super::{
 
 /// The properties that two ports of an address must share to be in one entry. The last property is a counter: if an
 /// address has two port numbers for one Service port, it needs two entries.
-type Group<'a> = (IpAddr, bool, Option<&'a Arc<str>>, Scopes, usize);
+type Group<'a> = (IpAddr, bool, Option<&'a Arc<str>>, Scopes, Option<NonZeroU32>, usize);
 
 /// Returns the ports of a Service, with the verdicts for traffic without an eligible endpoint, and the Service's endpoints.
 /// Both are sorted.
@@ -50,12 +51,13 @@ pub(super) fn endpoints(
             }
         }
     }
-    let endpoints = groups.into_iter().map(|((address, local, hostname, scopes, _), ports)| Endpoint {
+    let endpoints = groups.into_iter().map(|((address, local, hostname, scopes, weight, _), ports)| Endpoint {
         address,
         ports,
         local,
         hostname: hostname.cloned(),
         scopes,
+        weight,
     });
     let mut endpoints: Vec<Endpoint> = endpoints.collect();
     endpoints.sort_unstable();
@@ -71,8 +73,9 @@ fn insert<'a>(
     scopes: Scopes,
     port: EndpointPort,
 ) {
+    let weight = Endpoint::weighing(candidate.weight);
     for count in 0.. {
-        match groups.entry((address, candidate.local, candidate.hostname, scopes, count)) {
+        match groups.entry((address, candidate.local, candidate.hostname, scopes, weight, count)) {
             Entry::Vacant(vacant) => {
                 vacant.insert(vec![port]);
                 return;

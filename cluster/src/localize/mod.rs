@@ -24,6 +24,7 @@ mod special;
 #[cfg(test)]
 mod tests;
 mod topology;
+mod weights;
 
 use std::{net::IpAddr, num::NonZeroU64, sync::Arc};
 

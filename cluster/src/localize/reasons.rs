@@ -17,7 +17,7 @@ use super::{
     front::{self, Front},
     ports, proxied, special,
 };
-use crate::objects::{Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject};
+use crate::objects::{Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject, reduce::WEIGHT};
 
 /// Maximum number of ineligible endpoints that are listed. Any further ones are only counted.
 const MOST: usize = 1000;
@@ -297,6 +297,15 @@ impl Explained<'_> {
                 "spec.externalTrafficPolicy".to_owned(),
                 format!("the Service keeps external traffic on the node, but the endpoint is {on}"),
                 "send external traffic to nodes with an endpoint, or set externalTrafficPolicy: Cluster",
+            ),
+            Rule::Weight => (
+                // Either annotation may be the reason; the Service's is the less likely one.
+                match at.slice.weight {
+                    Some(Parsed::Good(0)) => format!("metadata.annotations[{WEIGHT}]"),
+                    _ => of("zone"),
+                },
+                "its weight is 0, and other endpoints have a weight".to_owned(),
+                "give the endpoint a weight: localnet.dev/weight of its EndpointSlice, localnet.dev/zone-weights of the Service",
             ),
             // A rule about conditions. The callers explain all other rules.
             _ => {

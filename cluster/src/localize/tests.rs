@@ -74,6 +74,46 @@ fn in_scope(service: &Service, scope: fn(&Scopes) -> bool) -> Vec<u8> {
     service.endpoints_of(&service.ports[0], Family::V4, scope).map(|endpoint| last(endpoint.ip())).collect()
 }
 
+/// The endpoints of a Service with weights: the last octet, the scopes and the weight.
+fn weighed(policy: Policy, zones: &[(&str, u32)], slices: &[(u32, &[(u8, &str)])]) -> Vec<String> {
+    let zones = zones.iter().map(|(zone, weight)| ((*zone).into(), *weight));
+    let object = ServiceObject { zone_weights: Some(Parsed::Good(zones.collect()).into()), ..with_policy(policy) };
+    let slices = (0..).zip(slices).map(|(number, (weight, rows))| {
+        let rows = rows.iter().map(|(last, words)| {
+            let words: Vec<&str> = words.split_whitespace().collect();
+            let (zone, words): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| word.starts_with("in-"));
+            SliceEndpoint { zone: zone.first().map(|zone| zone[3..].into()), ..row(*last, &words.join(" ")) }
+        });
+        let slice = slice(&format!("web-{number}"), &[("p80", 80)], rows.collect());
+        SliceObject { weight: Some(Parsed::Good(*weight)), ..slice }
+    });
+    let service = localized(&object, &slices.collect::<Vec<_>>(), &here(1, "zone-a"));
+    let shown = service.endpoints.iter().map(|endpoint| {
+        let Scopes { internal, external, short_circuit, established } = endpoint.scopes;
+        let scopes = [(internal, "i"), (external, "e"), (short_circuit, "s"), (established, "+")];
+        let scopes: String = scopes.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
+        let weight = endpoint.weight.map_or(1, std::num::NonZeroU32::get);
+        format!("{} {scopes} {weight}", endpoint.address.to_string().trim_start_matches("10.1.2."))
+    });
+    shown.collect()
+}
+
+/// An endpoint of weight 0 only serves existing connections, unless all endpoints that could serve a scope have weight 0.
+#[test]
+fn weights_come_from_slices_and_zones_and_zero_excludes() {
+    use Policy::{Cluster, ExternalLocal};
+    let none: &[(&str, u32)] = &[];
+    assert_eq!(weighed(Cluster, none, &[(3, &[(1, "")]), (1, &[(2, "")])]), ["1 i+ 3", "2 i+ 1"]);
+    assert_eq!(weighed(Cluster, none, &[(0, &[(1, "")]), (1, &[(2, "")])]), ["1 + 1", "2 i+ 1"]);
+    assert_eq!(weighed(Cluster, none, &[(0, &[(1, "")]), (0, &[(2, "")])]), ["1 i+ 1", "2 i+ 1"]);
+    assert_eq!(weighed(Cluster, none, &[(0, &[(1, "")]), (1, &[(2, "NR")])]), ["1 i+ 1"]);
+    let zones = [("a", 4), ("b", 0)];
+    let rows: &[(u8, &str)] = &[(1, "in-a"), (2, "in-b"), (3, "in-c"), (4, "")];
+    assert_eq!(weighed(Cluster, &zones, &[(2, rows)]), ["1 i+ 8", "2 + 1", "3 i+ 2", "4 i+ 2"]);
+    // Another node has an endpoint of a positive weight, but external traffic stays on this node.
+    assert_eq!(weighed(ExternalLocal, none, &[(0, &[(1, "L")]), (5, &[(2, "")])]), ["1 e+ 1", "2 is+ 5"]);
+}
+
 /// Checks one row: the zone of the node, the policy and the endpoints; the cluster set, the local set, and whether there are any
 /// endpoints. `None` is a set that the Service never uses.
 #[track_caller]
@@ -422,9 +462,11 @@ mod any_object {
             internal_local: bool, external_local: bool, named: bool,
             kind in prop_oneof![Just(ServiceType::ClusterIp), Just(ServiceType::NodePort), Just(ServiceType::LoadBalancer)],
             health_check_node_port in number(),
+            zone_weight in prop::option::of(0..3_u32),
         ) -> ServiceObject {
             ServiceObject {
                 cluster_ips, external_ips, load_balancer_ips, ports, internal_local, external_local, kind, health_check_node_port,
+                zone_weights: zone_weight.map(|weight| Parsed::Good([("zone-a".into(), weight)].into()).into()),
                 families: if named { families } else { [].into() },
                 source_ranges: ["10.0.0.0/30", "x", "::/0"].map(crate::objects::reduce::parsed_cidr).into(),
                 ..object("10.96.0.1", &[])
@@ -439,9 +481,10 @@ mod any_object {
             node in prop_oneof![Just(None), Just(Some("node-1".into())), Just(Some("".into()))],
             zone_hints in few(prop_oneof!["", "zone-a", "zone-b"].prop_map(Into::into)),
             node_hints in few(prop_oneof!["node-1", "node-2"].prop_map(Into::into)),
+            zone in prop::option::of(prop_oneof!["zone-a", "zone-b"].prop_map(Into::into)),
         ) -> SliceEndpoint {
             let conditions = Conditions { ready, serving, terminating };
-            SliceEndpoint { address, hostname: None, node, conditions, zone_hints, node_hints }
+            SliceEndpoint { address, hostname: None, node, zone, conditions, zone_hints, node_hints }
         }
     }
 
@@ -451,8 +494,9 @@ mod any_object {
             family in prop_oneof![4 => Just(Parsed::Good(Family::V4)), 2 => Just(Parsed::Good(Family::V6)), 1 => Just(Parsed::Bad("FQDN".into()))],
             ports in few((prop::option::weighted(0.9, port_name()), protocol(), prop::option::weighted(0.9, number())).prop_map(|(name, protocol, port)| SlicePort { name, protocol, port })),
             endpoints in few(any_endpoint()),
+            weight in prop::option::of((0..3_u32).prop_map(Parsed::Good)),
         ) -> SliceObject {
-            SliceObject { family, ports, endpoints, ..slice(&name, &[], vec![]) }
+            SliceObject { family, ports, endpoints, weight, ..slice(&name, &[], vec![]) }
         }
     }
 

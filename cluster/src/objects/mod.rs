@@ -93,6 +93,8 @@ pub struct ServiceObject {
     pub preserve_destination: bool,
     /// The annotation `localnet.dev/close-connections-after`, in seconds.
     pub close_after: Option<Box<Parsed<u32>>>,
+    /// The annotation `localnet.dev/zone-weights`: the weight of the endpoints in each zone.
+    pub zone_weights: Option<Box<Parsed<Box<[(Arc<str>, u32)]>>>>,
     /// `metadata.resourceVersion`, if it is a number. Only the history of changes uses it, and it is not part of the object's
     /// content.
     pub version: Option<NonZeroU64>,
@@ -137,6 +139,8 @@ pub struct SliceObject {
     pub ports: Box<[SlicePort]>,
     /// `endpoints`.
     pub endpoints: Box<[SliceEndpoint]>,
+    /// The annotation `localnet.dev/weight`: the weight of each endpoint.
+    pub weight: Option<Parsed<u32>>,
     /// The time of the event that caused the last change, in microseconds since 1970: the annotation
     /// `endpoints.kubernetes.io/last-change-trigger-time`. Only latency metrics use it, and it is not part of the slice's
     /// content.
@@ -174,6 +178,8 @@ pub struct SliceEndpoint {
     pub hostname: Option<Arc<str>>,
     /// `nodeName`.
     pub node: Option<Arc<str>>,
+    /// `zone`.
+    pub zone: Option<Arc<str>>,
     /// `conditions`.
     pub conditions: Conditions,
     /// `hints.forZones`.

@@ -9,7 +9,7 @@
 //! [`crate::localize`] decides what an object means for this node.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     num::{NonZeroI64, NonZeroU64},
     sync::Arc,
@@ -39,6 +39,12 @@ pub const HEADLESS: &str = "service.kubernetes.io/headless";
 pub const IPVS_SCHEDULER: &str = "localnet.dev/ipvs-scheduler";
 /// Annotation of a Service: how long after an endpoint has stopped serving its established TCP connections are closed.
 pub const CLOSE_AFTER: &str = "localnet.dev/close-connections-after";
+/// Annotation of an EndpointSlice: the weight of its endpoints.
+pub const WEIGHT: &str = "localnet.dev/weight";
+/// Annotation of a Service: the weights of its endpoints by zone.
+pub const ZONE_WEIGHTS: &str = "localnet.dev/zone-weights";
+/// The greatest weight in an annotation.
+pub const MAX_WEIGHT: u32 = 100;
 /// Annotation of a Service that makes kube-proxy on Windows preserve the destination of packets.
 pub const PRESERVE_DESTINATION: &str = "preserve-destination";
 /// Label of an EndpointSlice: the name of its Service.
@@ -89,6 +95,13 @@ impl From<Service> for ServiceObject {
             }),
             close_after: annotation(service.metadata.annotations.as_ref(), CLOSE_AFTER)
                 .map(|text| seconds(&text).into()),
+            zone_weights: annotation(service.metadata.annotations.as_ref(), ZONE_WEIGHTS).map(|text| {
+                let pair = |pair: &str| {
+                    let (zone, number) = pair.split_once('=')?;
+                    Some((zone.trim().into(), weight(number)?)).filter(|(zone, _): &(Arc<str>, _)| !zone.is_empty())
+                };
+                parsed(&text, text.split(',').map(pair).collect()).into()
+            }),
             ports: spec.ports.into_iter().flatten().map(Into::into).collect(),
         }
     }
@@ -111,7 +124,16 @@ fn seconds(text: &str) -> Parsed<u32> {
         }
         Some(total)
     };
-    parse().map_or_else(|| Parsed::Bad(text.into()), Parsed::Good)
+    parsed(text, parse())
+}
+
+/// Parses a weight from 0 to [`MAX_WEIGHT`].
+fn weight(text: &str) -> Option<u32> {
+    text.trim().parse().ok().filter(|weight| *weight <= MAX_WEIGHT)
+}
+
+fn parsed<T>(text: &str, value: Option<T>) -> Parsed<T> {
+    value.map_or_else(|| Parsed::Bad(text.into()), Parsed::Good)
 }
 
 fn cluster_ip_texts(spec: &ServiceSpec) -> Vec<&str> {
@@ -148,7 +170,10 @@ impl From<EndpointSlice> for SliceObject {
     fn from(slice: EndpointSlice) -> Self {
         let labels = slice.metadata.labels.as_ref();
         let triggered = slice.metadata.annotations.as_ref().and_then(|annotations| annotations.get(TRIGGERED));
+        let mut endpoints: Box<[SliceEndpoint]> = slice.endpoints.into_iter().flatten().map(Into::into).collect();
+        share_zones(&mut endpoints);
         Self {
+            weight: annotation(slice.metadata.annotations.as_ref(), WEIGHT).map(|text| parsed(&text, weight(&text))),
             triggered: triggered.and_then(|text| micros(text)),
             version: version(&slice.metadata),
             service: label(labels, SERVICE_NAME),
@@ -159,7 +184,18 @@ impl From<EndpointSlice> for SliceObject {
             family: Family::named(&slice.address_type)
                 .map_or_else(|| Parsed::Bad(slice.address_type.into()), Parsed::Good),
             ports: slice.ports.into_iter().flatten().map(Into::into).collect(),
-            endpoints: slice.endpoints.into_iter().flatten().map(Into::into).collect(),
+            endpoints,
+        }
+    }
+}
+
+/// Lets the endpoints of a slice share one copy of each zone's name.
+fn share_zones(endpoints: &mut [SliceEndpoint]) {
+    let mut names: BTreeSet<Arc<str>> = BTreeSet::new();
+    for zone in endpoints.iter_mut().filter_map(|endpoint| endpoint.zone.as_mut()) {
+        match names.get(&**zone) {
+            Some(shared) => *zone = Arc::clone(shared),
+            None => _ = names.insert(Arc::clone(zone)),
         }
     }
 }
@@ -181,6 +217,7 @@ impl From<Endpoint> for SliceEndpoint {
             address: endpoint.addresses.first().map(|ip| parsed_address(ip)),
             hostname: endpoint.hostname.filter(|name| !name.is_empty()).map(Into::into),
             node: endpoint.node_name.map(Into::into),
+            zone: endpoint.zone.map(Into::into),
             conditions: endpoint.conditions.unwrap_or_default().into(),
             zone_hints: hints.for_zones.into_iter().flatten().map(|zone| zone.name.into()).collect(),
             node_hints: hints.for_nodes.into_iter().flatten().map(|node| node.name.into()).collect(),
@@ -348,6 +385,43 @@ mod tests {
             let object = json!({"metadata": {"name": "web", "annotations": {CLOSE_AFTER: value}}, "spec": {}});
             let service = ServiceObject::from(serde_json::from_value::<Service>(object).unwrap());
             assert_eq!(service.close_after.as_deref().cloned(), expected, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn weights_are_read_from_annotations() {
+        use Parsed::{Bad, Good};
+        for (value, expected) in [
+            (" 5 ", Some(Good(5))),
+            ("0", Some(Good(0))),
+            ("100", Some(Good(100))),
+            ("", None),
+            ("101", Some(Bad("101".into()))),
+            ("-1", Some(Bad("-1".into()))),
+            ("1.5", Some(Bad("1.5".into()))),
+        ] {
+            let object = json!({"metadata": {"annotations": {WEIGHT: value}}, "addressType": "IPv4", "endpoints": [
+                {"addresses": ["10.0.0.1"], "zone": "a"}, {"addresses": ["10.0.0.2"], "zone": "a"}]});
+            let slice = SliceObject::from(serde_json::from_value::<EndpointSlice>(object).unwrap());
+            assert_eq!(slice.weight, expected, "{value:?}");
+            let [first, second] = [0, 1].map(|index: usize| slice.endpoints[index].zone.clone().unwrap());
+            assert!(Arc::ptr_eq(&first, &second) && *first == *"a");
+        }
+        for (value, expected) in [
+            ("eu-a=3, eu-b = 0", Some(Good(vec![("eu-a", 3), ("eu-b", 0)]))),
+            ("", None),
+            ("eu-a", Some(Bad("eu-a".into()))),
+            ("=3", Some(Bad("=3".into()))),
+            ("a=1,", Some(Bad("a=1,".into()))),
+            ("a=101", Some(Bad("a=101".into()))),
+        ] {
+            let object = json!({"metadata": {"name": "web", "annotations": {ZONE_WEIGHTS: value}}, "spec": {}});
+            let service = ServiceObject::from(serde_json::from_value::<Service>(object).unwrap());
+            let found = service.zone_weights.as_deref().map(|weights| match weights {
+                Good(weights) => Good(weights.iter().map(|(zone, weight)| (&**zone, *weight)).collect()),
+                Bad(text) => Bad(text.clone()),
+            });
+            assert_eq!(found, expected, "{value:?}");
         }
     }
 

@@ -61,7 +61,7 @@ const LAST_LOCAL: [IpAddr; 2] =
 pub(super) fn endpoint(address: IpAddr, port: &str, number: u16) -> Endpoint {
     let ports = vec![EndpointPort { name: port.into(), port: number }];
     let local = LAST_LOCAL.iter().any(|last| last.is_ipv4() == address.is_ipv4() && address <= *last);
-    Endpoint { address, ports, local, hostname: None, scopes: SERVES }
+    Endpoint { address, ports, local, hostname: None, scopes: SERVES, weight: None }
 }
 
 /// A service with ClusterIPs and endpoints of both families.

@@ -177,6 +177,8 @@ codes! {
     SchedulerUnknown = "scheduler-unknown", Warning, "Load the module that the message names, or correct the annotation localnet.dev/ipvs-scheduler.";
     /// The Service requests to close connections to removed endpoints, which the backend cannot do.
     CloseUnsupported = "close-unsupported", Warning, "Remove the annotation localnet.dev/close-connections-after, or use the nft or iptables backend.";
+    /// The Service's endpoints have weights, which the backend or its IPVS scheduler ignores.
+    WeightsUnsupported = "weights-unsupported", Warning, "Remove the weights, or use the nft, iptables or ebpf backend, or an IPVS scheduler with weights, such as wrr.";
     /// HNS does not support a feature that the Service uses.
     HnsUnsupported = "hns-unsupported", Warning, "Change the Service, or use a newer version of Windows.";
     /// HNS has no endpoint for a pod on this node. The CNI plugin should have created one.

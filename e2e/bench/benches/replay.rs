@@ -130,6 +130,7 @@ fn service(number: u32, endpoints: u32, change: Option<u32>) -> (ServiceKey, Opt
         local: false,
         hostname: None,
         scopes: Scopes { internal: true, external: true, short_circuit: true, established: true },
+        weight: None,
     };
     service.endpoints = addresses.map(endpoint).collect();
     (key, Some(Arc::new(service)))

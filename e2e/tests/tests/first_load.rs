@@ -162,6 +162,7 @@ fn service(name: &str, index: u32) -> Named {
         local: false,
         hostname: None,
         scopes: Scopes { internal: true, external: true, short_circuit: false, established: true },
+        weight: None,
     };
     let key = ServiceKey::new(format!("namespace-{}", index % 100), format!("{name}-{index:06}"));
     let service = Service {

@@ -51,7 +51,7 @@ fn endpoints(port: &'static str) -> impl Strategy<Value = Vec<Endpoint>> {
         let endpoint =
             |(address, (local, hostname, scopes, number)): (std::net::IpAddr, (bool, Option<String>, Scopes, u16))| {
                 let ports = vec![EndpointPort { name: port.into(), port: number }];
-                Endpoint { address, ports, local, hostname: hostname.map(Into::into), scopes }
+                Endpoint { address, ports, local, hostname: hostname.map(Into::into), scopes, weight: None }
             };
         all.into_iter().map(endpoint).collect()
     })

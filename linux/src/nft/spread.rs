@@ -26,13 +26,19 @@ pub fn slots(endpoints: usize) -> u32 {
 ///
 /// The slots depend only on the set of endpoints, and with more than 16, a new or removed endpoint moves only a few others.
 /// So a change of a Service with thousands of endpoints changes a few elements, without a record of earlier slots. Each
-/// endpoint takes the first free slot of a sequence that its hash gives, in the order of the hashes.
+/// endpoint takes the first free slot of a sequence that its hash gives, in the order of the hashes. An endpoint that is several
+/// times in `endpoints`, one after the other, takes as many slots.
 pub fn place(endpoints: &[SocketAddr]) -> Vec<u32> {
     let count = slots(endpoints.len());
     if count <= EXACT_SLOTS {
         return (0..count).collect();
     }
-    let mut order: Vec<(u64, usize)> = endpoints.iter().map(hash).zip(0..).collect();
+    let mut copy = 0;
+    let hashes = endpoints.iter().enumerate().map(|(index, endpoint)| {
+        copy = if index > 0 && endpoints[index - 1] == *endpoint { copy + 1 } else { 0 };
+        hash(endpoint, copy)
+    });
+    let mut order: Vec<(u64, usize)> = hashes.zip(0..).collect();
     order.sort_unstable_by_key(|(hash, index)| (*hash, endpoints[*index]));
     let mut taken = vec![false; count as usize];
     let mut placed = vec![0; endpoints.len()];
@@ -49,12 +55,12 @@ pub fn place(endpoints: &[SocketAddr]) -> Vec<u32> {
 }
 
 /// The same in each version, because a new process compares its slots with those in the kernel.
-fn hash(endpoint: &SocketAddr) -> u64 {
+fn hash(endpoint: &SocketAddr, copy: u64) -> u64 {
     let address = match endpoint.ip() {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
         IpAddr::V6(v6) => v6,
     };
-    XxHash64::oneshot(endpoint.port().into(), &address.octets())
+    XxHash64::oneshot(copy << 16 | u64::from(endpoint.port()), &address.octets())
 }
 
 /// How many random lookups to make before slot 0 is used.
@@ -116,6 +122,24 @@ mod tests {
                 all.reverse();
                 assert_eq!(placed(&all), slots, "{count}");
             }
+        }
+    }
+
+    #[test]
+    fn a_repeated_endpoint_takes_as_many_slots_and_a_changed_number_moves_few() {
+        let repeated = |first: usize| {
+            let all = endpoints(0..40).into_iter().enumerate();
+            let all = all.flat_map(|(index, one)| vec![one; if index == 0 { first } else { 2 }]);
+            placed(&all.collect::<Vec<_>>())
+        };
+        let before = repeated(2);
+        assert_eq!(before.len(), 80);
+        for count in [1, 3, 10] {
+            let after = repeated(count);
+            assert_eq!(after.values().filter(|endpoint| **endpoint == endpoints(0..1)[0]).count(), count);
+            let keys: BTreeSet<_> = before.keys().chain(after.keys()).collect();
+            let moved = keys.into_iter().filter(|slot| before.get(slot) != after.get(slot)).count();
+            assert!(moved <= 20 * count.abs_diff(2), "{count}: {moved}");
         }
     }
 

@@ -364,6 +364,31 @@ fn new_clients_are_spread_evenly_despite_empty_slots() {
     assert!(counts.len() == 3 && counts.values().all(|count| (50..120).contains(count)), "{counts:?}");
 }
 
+/// Of 12,000 clients, an endpoint gets 800 more or fewer than its share with a probability below 1e-45 (Hoeffding).
+#[test]
+fn clients_with_and_without_affinity_are_spread_by_weight_with_few_and_many_slots() {
+    for scale in [1, 30] {
+        for affinity in [None, Some(60.into())] {
+            let mut web = Service { client_ip_affinity: affinity, ..service("web", VIPS[0].0, &FOUR[..3]) };
+            for (endpoint, weight) in web.endpoints.iter_mut().zip([5 * scale, 3 * scale, 2 * scale - 1]) {
+                endpoint.weight = Endpoint::weighing(weight);
+            }
+            let sum: u32 = web.endpoints.iter().map(|one| one.weight.map_or(1, std::num::NonZeroU32::get)).sum();
+            let mut world = World::new();
+            world.apply(&state([web.clone()]));
+            let mut counts: BTreeMap<IpAddr, u32> = BTreeMap::new();
+            for _ in 0..12_000 {
+                *counts.entry(world.connect(POD, VIPS[0]).unwrap().ip()).or_default() += 1;
+                world.wait(60);
+            }
+            for endpoint in &web.endpoints {
+                let share = 12_000 * endpoint.weight.map_or(1, std::num::NonZeroU32::get) / sum;
+                assert!(counts[&endpoint.address].abs_diff(share) < 800, "{scale} {affinity:?}: {counts:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_number_of_objects_is_independent_of_the_services() {
     let objects = |services: u8| {

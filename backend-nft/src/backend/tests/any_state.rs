@@ -14,13 +14,15 @@ pub(super) fn any_scopes() -> impl Strategy<Value = Scopes> {
 }
 
 fn any_endpoint(v6: bool) -> impl Strategy<Value = Endpoint> {
-    (1..40_u8, any::<bool>(), any_scopes(), any::<bool>()).prop_map(move |(host, local, scopes, second_port)| {
+    let weight = prop_oneof![4 => Just(1_u32), 1 => 1..30_u32].prop_map(Endpoint::weighing);
+    let parts = (1..40_u8, any::<bool>(), any_scopes(), any::<bool>(), weight);
+    parts.prop_map(move |(host, local, scopes, second_port, weight)| {
         let address = if v6 { format!("fd00:10:180::{host}") } else { format!("10.180.0.{host}") };
         let mut ports = vec![EndpointPort { name: "http".into(), port: 8080 }];
         if second_port {
             ports.push(EndpointPort { name: "dns".into(), port: 53 });
         }
-        Endpoint { address: address.parse().unwrap(), ports, local, hostname: None, scopes }
+        Endpoint { address: address.parse().unwrap(), ports, local, hostname: None, scopes, weight }
     })
 }
 

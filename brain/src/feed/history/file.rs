@@ -260,6 +260,7 @@ mod tests {
             local: false,
             hostname: None,
             scopes: Scopes { internal: true, ..Scopes::default() },
+            weight: None,
         };
         let mut service = Service::new(key.clone(), vec!["10.96.0.1".parse().unwrap()]);
         service.ports.push(Port { name: "http".into(), port: 80, ..Port::default() });

@@ -87,6 +87,19 @@ fn each_condition_hint_and_policy_is_a_rule() {
 }
 
 #[test]
+fn a_weight_of_zero_is_a_rule() {
+    let of = |last, weight| SliceObject {
+        weight: Some(Parsed::Good(weight)),
+        ..slice(&format!("web-{last}"), &[("p80", 80)], vec![row(last, "")])
+    };
+    let found = explained(&with_policy(Policy::Cluster), &[of(1, 0), of(2, 1)], &here(1, "zone-a"));
+    assert_eq!(
+        found.ineligible.iter().map(shown).collect::<Vec<_>>(),
+        ["1: Weight i metadata.annotations[localnet.dev/weight]"]
+    );
+}
+
+#[test]
 fn an_exclusion_names_the_node_of_the_endpoint() {
     let far = SliceEndpoint { node: None, ..row(3, "") };
     let slices = [slice("web-1", &[("p80", 80)], vec![row(1, "L"), row(2, ""), far, row(4, "L NR")])];
@@ -216,13 +229,16 @@ proptest! {
         rows in proptest::collection::vec(rows(), 1..4),
         policy in proptest::sample::select(vec![Policy::Cluster, Policy::ExternalLocal, Policy::InternalLocal, Policy::InternalLocalExternal]),
         names in proptest::collection::vec(proptest::sample::select(vec!["p80", "other"]), 4),
+        weights in proptest::collection::vec(proptest::option::of(0..2_u32), 4),
     ) {
         let slices: Vec<SliceObject> = rows
             .iter()
             .zip(&names)
             .enumerate()
             .map(|(at, (rows, name))| {
-                slice(&format!("web-{at}"), &[(name, 80)], rows.iter().map(|(last, words)| row(*last, words)).collect())
+                let rows = rows.iter().map(|(last, words)| row(*last, words)).collect();
+                let weight = weights[at].map(Parsed::Good);
+                SliceObject { weight, ..slice(&format!("web-{at}"), &[(name, 80)], rows) }
             })
             .collect();
         let (object, here) = (with_policy(policy), here(1, "zone-a"));

@@ -64,6 +64,20 @@ fn an_invalid_annotation_is_ignored_with_a_diagnostic() {
         true,
         &["Service default/web: metadata.annotations[localnet.dev/close-connections-after]: \"soon\" is no duration"],
     );
+    check_skipped(
+        |service| service.zone_weights = Some(Parsed::Bad("a:1".into()).into()),
+        true,
+        &[
+            "Service default/web: metadata.annotations[localnet.dev/zone-weights]: \"a:1\" is no list of zones and weights",
+        ],
+    );
+    let slice = slice("web-1", &[("p80", 80)], vec![endpoint("10.1.2.1")]);
+    let slice = SliceObject { weight: Some(Parsed::Bad("101".into())), ..slice };
+    let (service, skipped) = service(&object("10.96.0.1", &[(80, "TCP")]), &[slice], &here(1, ""), &[]);
+    let found: Vec<String> = skipped.iter().map(|s| format!("{}: {}: {}", s.subject, s.field, s.problem)).collect();
+    let expected = "EndpointSlice default/web-1: metadata.annotations[localnet.dev/weight]: \"101\" is no weight";
+    assert_eq!(found, [expected]);
+    assert_eq!(service.unwrap().endpoints.len(), 1, "nothing else is skipped");
 }
 
 #[test]
