@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     io::{self, IsTerminal as _, Write as _},
-    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
@@ -99,7 +98,10 @@ fn row(target: &Target, outcomes: &Answers, wrong: usize) -> String {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for (outcome, count) in outcomes {
         let name = match outcome {
-            Outcome::Answer { by, .. } => short(*by),
+            Outcome::Answer { by, .. } => match target.weights.get(&by.ip()) {
+                Some(weight) => format!("{} (weight {weight})", by.ip()),
+                None => by.ip().to_string(),
+            },
             Outcome::Rejected if target.endpoints.is_empty() => "rejected (no endpoints)".to_owned(),
             other => other.to_string(),
         };
@@ -109,8 +111,4 @@ fn row(target: &Target, outcomes: &Answers, wrong: usize) -> String {
     let wrong = if wrong > 0 { format!("  {wrong} FAILED") } else { String::new() };
     let to = target.to.to_string();
     format!("  {kind:<14} {:<5} {to:<30} {from:<16} {}{wrong}\n", target.protocol.as_lowercase(), counts.join("  "))
-}
-
-fn short(address: SocketAddr) -> String {
-    address.ip().to_string()
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use localnet_lab::{Namespace, Network, Outcome, Probe, Protocol, topology::CLIENT};
-use localnet_proto::{Family, Port, Service, ServiceKey, Snapshot};
+use localnet_proto::{Endpoint, Family, Port, Service, ServiceKey, Snapshot};
 
 /// An address and port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,6 +21,8 @@ pub(crate) struct Target {
     pub(crate) to: SocketAddr,
     /// The endpoints that may answer. If empty, connections must be rejected.
     pub(crate) endpoints: BTreeSet<SocketAddr>,
+    /// The weights of the endpoints that have one.
+    pub(crate) weights: BTreeMap<IpAddr, u32>,
 }
 
 /// The kind of an address, which decides where its traffic comes from.
@@ -62,6 +64,8 @@ impl Target {
 pub(crate) fn of(state: &Snapshot) -> Vec<Target> {
     let mut targets = Vec::new();
     for service in state.services.values() {
+        let weigh = |endpoint: &Endpoint| Some((endpoint.address, endpoint.weight?.get()));
+        let weights: BTreeMap<IpAddr, u32> = service.endpoints.iter().filter_map(weigh).collect();
         for port in &service.ports {
             let protocol = port.protocol;
             if protocol == Protocol::Sctp {
@@ -71,7 +75,8 @@ pub(crate) fn of(state: &Snapshot) -> Vec<Target> {
                 let family = Family::of(to.ip());
                 let scope = if kind == Kind::ClusterIp { |s: &_| internal(s) } else { |s: &_| external(s) };
                 let endpoints = service.endpoints_of(port, family, scope).collect();
-                targets.push(Target { service: service.key.clone(), kind, protocol, to, endpoints });
+                let (service, weights) = (service.key.clone(), weights.clone());
+                targets.push(Target { service, kind, protocol, to, endpoints, weights });
             }
         }
     }
