@@ -31,6 +31,9 @@ pub enum Parsed<T> {
     Bad(Box<str>),
 }
 
+/// Zones, each with the weight of its endpoints.
+pub type ZoneWeights = Box<[(Arc<str>, u32)]>;
+
 localnet_core::names! {
     /// The type of a Service.
     #[derive(Default)]
@@ -94,7 +97,7 @@ pub struct ServiceObject {
     /// The annotation `localnet.dev/close-connections-after`, in seconds.
     pub close_after: Option<Box<Parsed<u32>>>,
     /// The annotation `localnet.dev/zone-weights`: the weight of the endpoints in each zone.
-    pub zone_weights: Option<Box<Parsed<Box<[(Arc<str>, u32)]>>>>,
+    pub zone_weights: Option<Box<Parsed<ZoneWeights>>>,
     /// `metadata.resourceVersion`, if it is a number. Only the history of changes uses it, and it is not part of the object's
     /// content.
     pub version: Option<NonZeroU64>,
