@@ -7,7 +7,8 @@ use std::{
 
 use localnet_client::{Changes, Counts, served::Served, vips::Config};
 use localnet_linux::nft::{
-    Chain, Element, Error, LiveTable, Name, Rule, Set, SetDump, Table, TableDump, Transaction, TransactionSize, spread,
+    Chain, Change, Element, Error, LiveTable, Name, Rule, Set, SetDump, Table, TableDump, Transaction, TransactionSize,
+    spread,
 };
 use localnet_linux_backend::{
     live::{Live, Watch},
@@ -35,6 +36,8 @@ use crate::{
 pub struct Nft {
     fake: FakeKernel,
     limits: Limits,
+    /// Whether the kernel has refused to delete unused chains.
+    keeps_unused: bool,
     /// The rules of each chain that picks an endpoint. They follow from its name.
     picking: BTreeMap<(Family, Name), Vec<Rule>>,
 }
@@ -90,7 +93,7 @@ impl Subsystem for Nft {
         let limit = rng.random_range(4..60);
         let limits = if rng.random() { Limits { entered: limit, filled: limit } } else { Limits::default() };
         let fake = FakeKernel { generation: Some(1), ..FakeKernel::default() };
-        Self { fake, limits, picking: BTreeMap::new() }
+        Self { fake, limits, keeps_unused: false, picking: BTreeMap::new() }
     }
 
     fn after(self, state: &Snapshot) -> Self {
@@ -120,7 +123,8 @@ impl Subsystem for Nft {
         let all = self.fake.tables.iter().flat_map(|(table, content)| {
             let sets = content.sets.iter().filter(|(name, _)| is_stable(name));
             let sets = sets.map(|(name, (_, elements))| format!("{table:?} {name}: {elements:?}"));
-            sets.chain(content.chains.values().map(|chain| format!("{table:?} {chain:?}"))).collect::<Vec<_>>()
+            let chains = content.chains.values().filter(|chain| !self.keeps_unused || !spread::is_picking(&chain.name));
+            sets.chain(chains.map(|chain| format!("{table:?} {chain:?}"))).collect::<Vec<_>>()
         });
         all.collect()
     }
@@ -253,11 +257,16 @@ pub(super) fn error(failure: Failure) -> Error {
 impl localnet_linux::nft::Kernel for Kernel<Nft> {
     fn apply(&mut self, transaction: &Transaction) -> Result<TransactionSize, Error> {
         let what = format!("{} changes", transaction.changes().len());
-        self.commit(what, error, |nft| {
+        let result = self.commit(what, error, |nft| {
             let result = nft.fake.apply(transaction);
             nft.fake.log.clear();
             result
-        })
+        });
+        if transaction.changes().iter().any(|change| matches!(change, Change::DeleteChain(..))) {
+            // The backend tries again only with the next change, because unused chains are harmless.
+            self.ask(|nft| nft.keeps_unused = result.is_err());
+        }
+        result
     }
 
     fn read(&mut self, name: &Table, wanted: &dyn Fn(&str) -> Option<Arc<Chain>>) -> Result<Option<LiveTable>, Error> {
