@@ -140,15 +140,17 @@ impl<K: Kernel> IpvsBackend<K> {
         let mut fresh = self.read_unknown().await?;
         loop {
             let deletions = self.desired.servers().deletions();
-            let mut refused = self.change(&deletions)?;
-            // A refused deletion means that the server was deleted already, unless the kernel is short of a resource.
-            refused.retain(|refused| refused.short.is_some());
+            // A refused deletion means that the server was deleted already, unless the kernel is short of a resource. Then its VIP must
+            // stay in the tables, so that a later sync knows that the server is ours.
+            if let Some((_, error)) = self.change(&deletions)?.into_iter().find_map(|refused| refused.short) {
+                return Err(error);
+            }
             let mut failed = self.write_tables()?;
             // If the rules of a family are not written, its virtual servers must not be added.
             let mut families = self.families();
             families.retain(|family| failed.iter().all(|(of, _)| of != family));
             let changes = self.desired.servers().changes(|family| families.contains(&family));
-            refused.extend(self.change(&changes)?);
+            let refused = self.change(&changes)?;
             let surprise = |refused: &Refused| EXISTENCE.contains(&refused.errno) && refused.scheduler.is_none();
             if !fresh && refused.iter().any(surprise) {
                 info!("the virtual servers differ from the applied state; reading them");
@@ -231,6 +233,8 @@ impl<K: Kernel> IpvsBackend<K> {
             let changes = table.changes(Limits::NONE);
             if changes.count() == 0 {
                 table.commit();
+                // The backend may have crashed before it removed them.
+                self.remove_stale_chains(family);
                 return Ok(());
             }
             let transaction = table.transaction(&changes, 0);

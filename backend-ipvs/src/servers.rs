@@ -201,12 +201,12 @@ impl Servers {
         for (index, change) in changes.iter().enumerate() {
             match refused.iter().find(|refused| refused.change == index) {
                 None => self.made(change),
+                // After a shortage, the next sync reads the live state and sends the change again.
+                Some(why) if why.is_shortage() => {}
                 // The object was deleted already.
                 Some(_) if matches!(change, Change::DeleteServer(_) | Change::DeleteDestination(..)) => {
                     self.made(change);
                 }
-                // After a shortage, the next sync reads the live state and sends the change again.
-                Some(why) if why.is_shortage() => {}
                 Some(why) => {
                     let key = match change {
                         Change::AddDestination(frontend, destination)
@@ -270,9 +270,11 @@ impl Servers {
         }
     }
 
-    /// The virtual servers with draining destinations.
+    /// The virtual servers with draining destinations; none while the applied state is unknown, because their destinations may then
+    /// still serve, or serve again.
     pub fn draining(&self) -> BTreeSet<Frontend> {
-        self.draining.keys().map(|(frontend, _)| *frontend).collect()
+        let known = self.is_known().then_some(&self.draining);
+        known.into_iter().flat_map(BTreeMap::keys).map(|(frontend, _)| *frontend).collect()
     }
 
     /// The deletions of the drained destinations of a virtual server. `found`: the connections of all its destinations at the

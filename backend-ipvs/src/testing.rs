@@ -38,6 +38,8 @@ pub struct FakeKernel {
     pub hated_addresses: BTreeSet<IpAddr>,
     /// Whether refusals report a shortage of memory, which the refused object did not cause.
     pub short: bool,
+    /// Whether the kernel lacks the memory to delete virtual servers and destinations.
+    pub keeps: bool,
     /// The family whose rules the kernel refuses.
     pub no_rules: Option<Family>,
     /// After how many more transactions the answer to one is lost.
@@ -85,6 +87,7 @@ impl FakeKernel {
             Change::UpdateServer(server) => {
                 self.servers.get_mut(&server.frontend).ok_or(NO_SERVER)?.server = server.clone();
             }
+            Change::DeleteServer(_) | Change::DeleteDestination(..) if self.keeps => return Err(NO_MEMORY),
             Change::DeleteServer(frontend) => _ = self.servers.remove(frontend).ok_or(NO_SERVER)?,
             Change::AddDestination(frontend, one) => {
                 let all = &mut self.servers.get_mut(frontend).ok_or(NO_SERVER)?.destinations;

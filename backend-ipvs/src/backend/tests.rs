@@ -382,6 +382,48 @@ fn lack_of_memory_is_blamed_on_no_service() {
     }
 }
 
+/// The backend removed the VIP of a virtual server from the tables although the kernel still had the virtual server. It then took the
+/// virtual server for one of another program, and never deleted it.
+#[test]
+fn a_virtual_server_that_the_kernel_lacks_the_memory_to_delete_is_deleted_later() {
+    let mut backend = backend(Options::default());
+    sync(&mut backend, &state(), &Changes::everything());
+    let empty = Snapshot { services: Default::default(), ..state() };
+    backend.kernel.keeps = true;
+    let error = run(backend.apply(&empty, &web_changed())).unwrap_err();
+    assert!(format!("{error:#}").contains("Cannot allocate memory"), "{error:#}");
+    backend.kernel.keeps = false;
+    for mut backend in [restarted(&backend), backend] {
+        sync(&mut backend, &empty, &Changes::everything());
+        assert_eq!(backend.kernel.servers, Default::default());
+    }
+}
+
+/// A sync failed before it added the new endpoints. The backend nevertheless deleted the former ones, which still served.
+#[test]
+fn nothing_drains_after_a_failed_sync() {
+    let mut backend = backend(Options::default());
+    sync(&mut backend, &state(), &Changes::everything());
+    let mut backend = restarted(&backend);
+    let before = backend.kernel.servers.clone();
+    // Without the NodePort, the sync begins with a deletion.
+    let moved = WEB.replace(", nodePort: 30080", "").replace("address: 10.180.", "address: 10.181.");
+    let moved: Snapshot = serde_saphyr::from_str(&moved).unwrap();
+    backend.kernel.keeps = true;
+    run(backend.apply(&moved, &Changes::everything())).unwrap_err();
+    backend.kernel.keeps = false;
+    run(backend.drain(Duration::ZERO)).unwrap();
+    assert_eq!(backend.kernel.servers, before);
+    // After a sync, they drain. A deletion that lacks memory is retried.
+    sync(&mut backend, &moved, &Changes::everything());
+    for (keeps, destinations) in [(true, 4), (false, 2)] {
+        backend.kernel.keeps = keeps;
+        run(backend.drain(Duration::ZERO)).unwrap();
+        assert_eq!(backend.kernel.servers.values().map(|fake| fake.destinations.len()).sum::<usize>(), destinations);
+    }
+    assert!(!backend.is_draining());
+}
+
 /// Every sync without an applied state is a full sync, not only the first one.
 #[test]
 fn a_lost_table_causes_a_full_sync() {
@@ -482,4 +524,17 @@ fn destinations_have_the_weights_of_endpoints_and_a_scheduler_that_ignores_them_
     let found: Vec<_> = skipped.iter().map(|of| (of.code, &*of.problem)).collect();
     assert_eq!(found, [(localnet_client::Code::WeightsUnsupported, "the IPVS scheduler rr ignores weights")]);
     assert_eq!(synced(&mut backend, &weighed("wrr"), &web_changed()).1, []);
+}
+
+/// A backend crashed before it removed an unused chain. The next one kept the chain until another change.
+#[test]
+fn a_restart_removes_unused_chains() {
+    let mut backend = backend(Options::default());
+    sync(&mut backend, &state(), &Changes::everything());
+    let before = backend.kernel.nft.tables.clone();
+    let tables = &mut backend.kernel.nft.tables;
+    tables.values_mut().for_each(|table| _ = table.chains.insert("old".into(), localnet_linux::nft::Chain::new("old")));
+    let mut backend = restarted(&backend);
+    sync(&mut backend, &state(), &Changes::everything());
+    assert_eq!(backend.kernel.nft.tables, before);
 }

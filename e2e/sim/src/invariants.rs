@@ -239,11 +239,16 @@ impl Ledger {
         // A family that fails still lacks what the kernel refused before.
         inner.refused.extend(synced.refused.iter().cloned());
         let plan = inner.plan(state, &synced.refused);
+        let mut possible = vec![Arc::clone(&plan)];
+        if !inner.profile.is_atomic && !synced.refused.is_empty() {
+            // Of a Service that the kernel refuses, it may serve a part.
+            possible.insert(0, inner.plan(state, &BTreeSet::new()));
+        }
         for family in Family::BOTH {
             if synced.failed.iter().any(|(failed, _)| *failed == family) {
                 continue;
             }
-            inner.possible[family] = vec![Arc::clone(&plan)];
+            inner.possible[family].clone_from(&possible);
             if inner.applied[family] != state.revision || inner.applied_at[family].is_none() {
                 inner.applied_at[family] = Some(Instant::now());
             }

@@ -103,7 +103,7 @@ impl Subsystem for Ipvs {
         let servers = self.0.states();
         let tables: Vec<_> = self.0.nft.tables.values().map(dump).collect();
         // The addresses that the simulated node may have.
-        let own = [[192, 168, 0, 2], [192, 168, 0, 3]].map(IpAddr::from).into_iter();
+        let own = [[192, 168, 0, 2], [192, 168, 0, 3], [192, 168, 0, 9]].map(IpAddr::from).into_iter();
         let own = own.chain([IpAddr::from([0xfd00, 0x192, 0, 0, 0, 0, 0, 2])]);
         let local = own.chain(self.0.addresses.iter().flatten().copied()).collect();
         served::of(&servers, &tables, &local)
