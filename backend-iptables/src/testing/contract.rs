@@ -48,8 +48,8 @@ fn the_fake_accepts_and_holds_what_the_tools_do() {
         let compare = || {
             let (mut fake, mut tools) = (Fake::default(), Tools::find(flavour)?);
             for (input, is_accepted) in INPUTS {
-                // The backend tests only whether rules exist.
-                if input.contains("-C ") {
+                // The backend tests only whether rules exist, and only with ip_tables. With nf_tables, the tool always finds them.
+                if input.contains("-C ") && flavour == Flavour::Legacy {
                     assert_eq!(fake.test(Family::V4, input).is_ok(), *is_accepted, "{input}");
                     assert_eq!(tools.test(Family::V4, input).is_ok(), *is_accepted, "{flavour:?} {input}");
                 }
