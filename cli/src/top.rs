@@ -159,8 +159,6 @@ impl Top {
             };
             if let Some(Rate { connections, bytes }) = rate {
                 (row.new_per_second, row.bytes_per_second) = (Some(connections), Some(bytes));
-                // Flows without counters are older than the kernel's accounting.
-                row.bytes.get_or_insert(0);
             }
         }
     }

@@ -36,7 +36,7 @@ impl Rate {
     }
 }
 
-/// The rates between the last two times at which backends have counted.
+/// The rates between the last two times at which a backend has counted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rates {
     services: BTreeMap<ServiceKey, Rate>,
@@ -50,15 +50,14 @@ impl Rates {
     /// The headings of the columns that [`cells`] fills.
     pub const HEADINGS: [&str; 2] = ["CONNS/S", "BYTES/S"];
 
-    /// Computes the rates; `None` if no backend has counted twice.
+    /// Computes the rates of the backend that has counted last; `None` if it has counted only once.
     pub fn of(traffic: &NodeTraffic) -> Option<Self> {
-        let mut rates = None;
-        for backend in &traffic.backends {
-            if let (Some(before), Some(now)) = (&backend.previous, &backend.last) {
-                rates.get_or_insert_with(Self::default).add(before, now);
-            }
-        }
-        rates
+        // The brain remembers the counts of a backend that has stopped for some time.
+        let newest = traffic.backends.iter().max_by_key(|of| of.last.as_ref().map(|last| last.time_millis))?;
+        let (before, now) = newest.previous.as_ref().zip(newest.last.as_ref())?;
+        let mut rates = Self::default();
+        rates.add(before, now);
+        Some(rates)
     }
 
     fn add(&mut self, before: &TrafficReport, now: &TrafficReport) {

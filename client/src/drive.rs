@@ -218,8 +218,11 @@ async fn deliver(
     if let Some(traffic) = report.counts.as_ref().and_then(|counts| counts.traffic.as_ref())
         && !counted.as_ref().is_some_and(|counted| Arc::ptr_eq(counted, traffic))
     {
-        source.report_traffic(traffic).await?;
-        *counted = Some(traffic.clone());
+        match source.report_traffic(traffic).await {
+            Ok(()) => *counted = Some(traffic.clone()),
+            // The brain has the report. The next one sends the newer counts.
+            Err(error) => debug!(%error, "cannot deliver the counted traffic"),
+        }
     }
     Ok(())
 }

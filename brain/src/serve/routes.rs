@@ -51,7 +51,7 @@ impl Routes {
         };
         let others = service::Routes::new(health)
             .add_service(BackendsServer::new(state.reports.clone()).max_decoding_message_size(LARGEST_REPORT))
-            .add_service(TrafficServer::new(state.reports.clone()).max_decoding_message_size(LARGEST_REPORT))
+            .add_service(TrafficServer::new(state.reports.clone()).max_decoding_message_size(2 * LARGEST_REPORT))
             .add_service(ReasonsServer::new(Explainer::new(state.clone())))
             .add_service(reflection().build_v1().expect("descriptors of the build are well-formed"))
             .add_service(reflection().build_v1alpha().expect("descriptors of the build are well-formed"));

@@ -197,7 +197,7 @@ fn close_after(object: &ServiceObject, skips: &mut Skips<'_>) -> Option<u32> {
                 Code::AnnotationInvalid,
                 field,
                 format!("{text:?} is no duration"),
-                "write it like 0s, 30s or 5m",
+                "write it like 0s, 30s or 5m, at most 24h",
             );
             None
         }

@@ -24,7 +24,8 @@ impl<'a> Weights<'a> {
             Some(Parsed::Good(weights)) => Self(weights),
             Some(Parsed::Bad(text)) => {
                 let problem = format!("{text:?} is no list of zones and weights");
-                let remedy = format!("write it like eu-a=3,eu-b=1, with weights from 0 to {MAX_WEIGHT}");
+                let remedy =
+                    format!("write it like eu-a=3,eu-b=1, with weights from 0 to {MAX_WEIGHT} and at most 64 zones");
                 skips.service(Code::AnnotationInvalid, field(ZONE_WEIGHTS), problem, remedy);
                 Self(&[])
             }

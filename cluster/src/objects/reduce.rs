@@ -55,6 +55,12 @@ pub const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// Label of a Node: the name of its zone.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
 
+/// The longest duration in an annotation: 24 hours.
+const MAX_SECONDS: u32 = 24 * 3600;
+/// The maximum number of zones with a weight. The brain searches the list for each endpoint.
+const MAX_ZONES: usize = 64;
+/// How much of an invalid annotation a diagnostic shows, in characters.
+const MOST_SHOWN: usize = 100;
 /// The default timeout of session affinity in the API server.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 
@@ -100,14 +106,15 @@ impl From<Service> for ServiceObject {
                     let (zone, number) = pair.split_once('=')?;
                     Some((zone.trim().into(), weight(number)?)).filter(|(zone, _): &(Arc<str>, _)| !zone.is_empty())
                 };
-                parsed(&text, text.split(',').map(pair).collect()).into()
+                let few = text.split(',').nth(MAX_ZONES).is_none();
+                parsed(&text, few.then(|| text.split(',').map(pair).collect()).flatten()).into()
             }),
             ports: spec.ports.into_iter().flatten().map(Into::into).collect(),
         }
     }
 }
 
-/// Parses a duration in whole seconds, minutes or hours, such as `90s`, `5m` or `1h30m`.
+/// Parses a duration in whole seconds, minutes or hours, such as `90s`, `5m` or `1h30m`; at most [`MAX_SECONDS`].
 fn seconds(text: &str) -> Parsed<u32> {
     let parse = || -> Option<u32> {
         let (mut total, mut rest) = (0_u32, text);
@@ -122,7 +129,7 @@ fn seconds(text: &str) -> Parsed<u32> {
             total = total.checked_add(number.parse::<u32>().ok()?.checked_mul(of_unit)?)?;
             rest = &unit[1..];
         }
-        Some(total)
+        Some(total).filter(|total| *total <= MAX_SECONDS)
     };
     parsed(text, parse())
 }
@@ -132,8 +139,9 @@ fn weight(text: &str) -> Option<u32> {
     text.trim().parse().ok().filter(|weight| *weight <= MAX_WEIGHT)
 }
 
+/// The value, or the beginning of the text, which may have 256 KiB.
 fn parsed<T>(text: &str, value: Option<T>) -> Parsed<T> {
-    value.map_or_else(|| Parsed::Bad(text.into()), Parsed::Good)
+    value.map_or_else(|| Parsed::Bad(text.chars().take(MOST_SHOWN).collect::<String>().into()), Parsed::Good)
 }
 
 fn cluster_ip_texts(spec: &ServiceSpec) -> Vec<&str> {
@@ -379,6 +387,8 @@ mod tests {
             ("-1s", bad("-1s")),
             ("1.5s", bad("1.5s")),
             ("1d", bad("1d")),
+            ("24h", Some(Good(86_400))),
+            ("24h1s", bad("24h1s")),
             ("2000000h", bad("2000000h")),
             ("1é", bad("1é")),
         ] {

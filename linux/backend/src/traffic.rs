@@ -20,7 +20,7 @@ use tracing::{info, warn};
 const ACCOUNTING: &str = "proc/sys/net/netfilter/nf_conntrack_acct";
 const EVENTS: &str = "proc/sys/net/netfilter/nf_conntrack_events";
 
-/// The largest value of the flag `--traffic`. With more ports, a report could be larger than the brain accepts.
+/// The largest value of the flag `--traffic`. With more ports, a report could be larger than the 4 MiB that the brain accepts.
 pub const MAX_PORTS: i64 = 10_000;
 
 /// Counts the traffic of Services.

@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     net::SocketAddr,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use localnet_core::{Family, Protocol};
@@ -17,8 +17,8 @@ use super::{Endpoints, Flow, Frontend, Frontends, Selection, Serving, Status};
 /// When endpoints stopped serving, and when their connections have to be closed.
 #[derive(Clone, Debug)]
 pub(super) struct Closing {
-    /// When an endpoint stopped serving a frontend. Others stopped before `began`.
-    stopped: HashMap<Frontend, HashMap<SocketAddr, Instant>>,
+    /// How long after an endpoint its connections are closed, and when endpoints stopped serving. Others stopped before `began`.
+    stopped: HashMap<Frontend, (Duration, HashMap<SocketAddr, Instant>)>,
     began: Instant,
     /// The times at which connections of a family have to be closed.
     due: BTreeSet<(Instant, Family)>,
@@ -36,7 +36,8 @@ impl Closing {
             return;
         };
         let family = Family::of(frontend.address.ip());
-        let stopped = self.stopped.entry(frontend).or_default();
+        let (duration, stopped) = self.stopped.entry(frontend).or_default();
+        *duration = after;
         stopped.retain(|endpoint, _| !now.contains(endpoint));
         for endpoint in before.into_iter().flat_map(Endpoints::iter).filter(|endpoint| !now.contains(endpoint)) {
             stopped.entry(*endpoint).or_insert(at);
@@ -75,24 +76,21 @@ impl Closing {
         let Some(after) = endpoints.close_after().filter(|_| !endpoints.contains(&flow.reply.source)) else {
             return false;
         };
-        let stopped = self.stopped.get(&frontend).and_then(|stopped| stopped.get(&flow.reply.source));
+        let stopped = self.stopped.get(&frontend).and_then(|(_, stopped)| stopped.get(&flow.reply.source));
         now >= *stopped.unwrap_or(&self.began) + after
     }
 
     /// Records that all connections that were due at this time are closed.
     pub(super) fn done(&mut self, now: Instant) {
         self.due.retain(|(at, _)| *at > now);
-        if self.due.is_empty() {
-            // Each recorded time has passed, and so has `began`.
-            self.stopped.clear();
-        }
+        // If the time of an endpoint has passed, that of `began` has passed, too.
+        self.stopped.values_mut().for_each(|(after, stopped)| stopped.retain(|_, at| *at + *after > now));
+        self.stopped.retain(|_, (_, stopped)| !stopped.is_empty());
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::super::testing::{Stage::Answered, address, endpoints, flow, frontend};
     use super::*;
 

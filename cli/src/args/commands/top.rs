@@ -60,7 +60,10 @@ pub(super) async fn run(flags: &Top, global: &Global) -> Answered {
         let sample = Sample { at: Instant::now(), flows };
         let mut top = top::count(&state, &facts, &sample, before.as_ref(), (flags.by, flags.draining));
         top.rows.truncate(flags.most);
-        if let Some(rates) = global.rates(brain.as_ref()).await {
+        // The counted rates include connections to other endpoints.
+        if !flags.draining
+            && let Some(rates) = global.rates(brain.as_ref()).await
+        {
             top.set_rates(&rates, flags.by);
         }
         (top.time, top.counts_bytes) = (output::utc(Timestamp::now()), kernel::counts_bytes());
