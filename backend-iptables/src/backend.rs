@@ -73,7 +73,10 @@ impl<K: Kernel> IptablesBackend<K> {
 
     /// The backend with a counter of the Services' traffic.
     #[must_use]
-    pub fn counting(self, traffic: Option<TrafficCounter>) -> Self {
+    pub fn counting(mut self, traffic: Option<TrafficCounter>) -> Self {
+        if traffic.is_some() {
+            self.desired.moved().count();
+        }
         Self { traffic, ..self }
     }
 
@@ -349,12 +352,7 @@ impl<K: Kernel> LinuxBackend for IptablesBackend<K> {
 
     fn take_commit(&mut self) -> Commit {
         let remembered = std::mem::take(&mut self.found).values().concat();
-        let moved = self.desired.take_moved();
-        if let Some(traffic) = &self.traffic {
-            traffic.changed(moved.iter().cloned());
-        }
-        let frontends = moved.into_iter().map(|(frontend, now)| (frontend, now.map(|served| served.endpoints)));
-        Commit { frontends: frontends.collect(), remembered, ..Commit::default() }
+        Commit { remembered, ..self.desired.moved().take(self.traffic.as_ref()) }
     }
 
     fn count(&self, counts: &mut Counts) {

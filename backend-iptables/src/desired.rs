@@ -14,8 +14,7 @@ use localnet_client::{
     Diagnostic,
     vips::{Config, Vips},
 };
-use localnet_linux::{conntrack::Frontend, traffic::Served};
-use localnet_linux_backend::elements::frontend;
+use localnet_linux_backend::moved::Moved;
 use localnet_proto::{Changes, Family, ServiceKey, Snapshot};
 
 use tables::Tables;
@@ -129,10 +128,9 @@ impl Desired {
         self.tables.rulesets[family].keep(chain);
     }
 
-    /// The VIPs whose endpoints may have changed since the last call, each with what it belongs to now, or `None` if the VIP no
-    /// longer exists.
-    pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Served>)> {
-        std::mem::take(&mut self.tables.moved).into_iter().map(|(vip, now)| (frontend(&vip), now)).collect()
+    /// The VIPs that changed since the last commit.
+    pub fn moved(&mut self) -> &mut Moved {
+        &mut self.tables.moved
     }
 
     /// The Services that the chains and lines of a family belong to. This function plans all Services of the family again, so

@@ -87,7 +87,10 @@ impl<K: Kernel> NftBackend<K> {
 
     /// The backend with a counter of the Services' traffic.
     #[must_use]
-    pub fn counting(self, traffic: Option<TrafficCounter>) -> Self {
+    pub fn counting(mut self, traffic: Option<TrafficCounter>) -> Self {
+        if traffic.is_some() {
+            self.desired.moved().count();
+        }
         Self { traffic, ..self }
     }
 
@@ -494,14 +497,12 @@ impl<K: Kernel> LinuxBackend for NftBackend<K> {
         let found = std::mem::take(&mut self.found);
         // Beside another proxy, that proxy may serve them now.
         let remembered = if self.is_canary { Vec::new() } else { found.values().concat() };
-        let moved = self.desired.take_moved();
-        if let Some(traffic) = &self.traffic {
-            traffic.changed(moved.iter().cloned());
+        let mut commit = Commit { remembered, ..self.desired.moved().take(self.traffic.as_ref()) };
+        if self.is_canary {
+            let removed = commit.frontends.extract_if(.., |(_, now)| now.is_none());
+            commit.handed_over = removed.map(|(frontend, _)| frontend).collect();
         }
-        let moved = moved.into_iter().map(|(frontend, now)| (frontend, now.map(|served| served.endpoints)));
-        let (frontends, removed): (Vec<_>, Vec<_>) = moved.partition(|(_, now)| now.is_some() || !self.is_canary);
-        let handed_over = removed.into_iter().map(|(frontend, _)| frontend).collect();
-        Commit { frontends, remembered, handed_over, recheck: false }
+        commit
     }
 
     fn count(&self, counts: &mut Counts) {

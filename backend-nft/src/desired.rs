@@ -7,18 +7,14 @@
 //!
 //! No I/O. The cost is O(changes).
 
-use std::{collections::HashMap, net::IpAddr};
+use std::net::IpAddr;
 
 use localnet_client::{
     Diagnostic,
     vips::{Config, Facts, Hairpin, Program, Vip, VipKey, Vips},
 };
-use localnet_linux::{
-    conntrack::Frontend,
-    nft::{Element, TableContent},
-    traffic::Served,
-};
-use localnet_linux_backend::{elements::frontend, table::TableState, traffic};
+use localnet_linux::nft::{Element, TableContent};
+use localnet_linux_backend::{moved::Moved, table::TableState};
 use localnet_proto::{ByFamily, Changes, Family, Service, ServiceKey, Snapshot};
 
 use crate::{
@@ -40,8 +36,7 @@ pub struct Desired {
 struct Tables {
     names: ChainNames,
     tables: ByFamily<TableState<SetId>>,
-    /// The VIPs that changed since the last call of `take_moved`, each with what it belongs to now, or `None` if it was removed.
-    moved: HashMap<VipKey, Option<Served>>,
+    moved: Moved,
     affinity: Affinity,
     /// The pools, sizes and timeouts that session affinity uses.
     shapes: ByFamily<Shape>,
@@ -53,17 +48,16 @@ impl Desired {
         let tables = Tables {
             names: ChainNames::default(),
             tables: ByFamily::from_fn(TableState::new),
-            moved: HashMap::new(),
+            moved: Moved::default(),
             affinity: Affinity::default(),
             shapes: ByFamily::default(),
         };
         Self { vips: Vips::new(config), tables }
     }
 
-    /// The VIPs whose endpoints may have changed since the last call, each with what it belongs to now, or `None` if it was
-    /// removed.
-    pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Served>)> {
-        std::mem::take(&mut self.tables.moved).into_iter().map(|(vip, now)| (frontend(&vip), now)).collect()
+    /// The VIPs that changed since the last commit.
+    pub fn moved(&mut self) -> &mut Moved {
+        &mut self.tables.moved
     }
 
     /// The table of each family.
@@ -193,13 +187,13 @@ impl Program for Tables {
 
 impl Tables {
     fn add(&mut self, key: &VipKey, vip: &Vip) {
-        self.moved.insert(*key, Some(traffic::served(key, vip)));
+        self.moved.add(key, vip);
         self.affinity.program(key, vip);
         self.change(key, vip, true);
     }
 
     fn remove(&mut self, key: &VipKey, vip: &Vip) {
-        self.moved.insert(*key, None);
+        self.moved.remove(key);
         self.change(key, vip, false);
         self.affinity.unprogram(key, vip);
     }

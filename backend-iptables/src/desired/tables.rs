@@ -1,15 +1,14 @@
 //! [`Tables`]: the chains and lines of all ports, updated as VIPs come and go.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::Arc,
 };
 
 use ipnet::IpNet;
 use localnet_client::vips::{Facts, Hairpin, Program, Vip, VipKey};
-use localnet_linux::traffic::Served;
-use localnet_linux_backend::traffic;
+use localnet_linux_backend::moved::Moved;
 use localnet_proto::{ByFamily, Changes, Family, Protocol, Service, ServiceKey, Snapshot};
 
 use crate::{
@@ -39,8 +38,7 @@ pub(super) struct Tables {
     moved_cluster_ips: BTreeSet<IpAddr>,
     /// The lines for health check node ports.
     health_checks: BTreeMap<ServiceKey, Vec<(Family, Line)>>,
-    /// The VIPs that changed, each with what it belongs to now, or `None` if the VIP no longer exists.
-    pub(super) moved: HashMap<VipKey, Option<Served>>,
+    pub(super) moved: Moved,
     pub(super) facts: Option<Facts>,
     /// The number of endpoints and VIPs of all ports.
     counts: ByFamily<Counts>,
@@ -107,7 +105,7 @@ impl Tables {
             outside: Default::default(),
             moved_cluster_ips: BTreeSet::new(),
             health_checks: BTreeMap::new(),
-            moved: HashMap::new(),
+            moved: Moved::default(),
             facts: None,
             counts: Default::default(),
             shapes: Default::default(),
@@ -319,7 +317,7 @@ impl Tables {
 
 impl Program for Tables {
     fn program(&mut self, key: &VipKey, vip: &Vip, service: &Service) {
-        self.moved.insert(*key, Some(traffic::served(key, vip)));
+        self.moved.add(key, vip);
         let comment = self.no_comment.clone();
         let port = self.changing(key, vip);
         port.head = Head {
@@ -330,7 +328,7 @@ impl Program for Tables {
     }
 
     fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
-        self.moved.insert(*key, None);
+        self.moved.remove(key);
         let port = self.changing(key, vip);
         port.remove(key);
         if port.vips() == 0 {

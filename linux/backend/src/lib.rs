@@ -11,6 +11,7 @@
 
 pub mod elements;
 pub mod live;
+pub mod moved;
 pub mod portions;
 pub mod rules;
 pub mod sets;

@@ -7,9 +7,9 @@ use std::{
 
 use localnet_client::vips::{Vip, VipKey};
 use localnet_linux::{
-    conntrack::{Endpoints, Volume},
+    conntrack::Volume,
     sysctl::{Set, Settings},
-    traffic::{Counter, PortName, PortTotals, Served, Total, Traffic},
+    traffic::{Counter, PortName, PortTotals, Total, Traffic},
 };
 use localnet_proto::{
     traffic::{self as wire, EndpointTraffic, PortTraffic, TrafficReport, TrafficTotal},
@@ -64,14 +64,13 @@ pub fn init(max_ports: usize, settings: &Settings) -> anyhow::Result<Set> {
     Ok(settings.ensure(ACCOUNTING, 1)?)
 }
 
-/// What a VIP belongs to.
-pub fn served(key: &VipKey, vip: &Vip) -> Served {
+/// The port that a VIP belongs to.
+pub fn port(key: &VipKey, vip: &Vip) -> PortName {
     let port = match &*vip.port_name {
         "" => vip.port_number.to_string().into(),
         _ => vip.port_name.clone(),
     };
-    let port = PortName { service: vip.service.clone(), port, protocol: key.protocol };
-    Served { port, endpoints: Endpoints::from(vip.serving.clone()).closing(vip.close_after) }
+    PortName { service: vip.service.clone(), port, protocol: key.protocol }
 }
 
 fn report(backend: &str, at: SystemTime, traffic: Traffic) -> TrafficReport {

@@ -25,6 +25,8 @@ use super::{Conntrack, Due, Endpoints, Error, Frontend, Kernel, Reconciler, Repo
 pub struct Commit {
     /// Frontends whose endpoints changed, with their present endpoints; `None` for a deleted frontend.
     pub frontends: Vec<(Frontend, Option<Endpoints>)>,
+    /// Those of `frontends` whose established TCP connections are closed, and how long after their endpoint has stopped serving.
+    pub closing: Vec<(Frontend, Duration)>,
     /// Frontends that the kernel held before this process started.
     pub remembered: Vec<Frontend>,
     /// Frontends that another proxy serves from now on. Their flows are left alone.
@@ -51,6 +53,7 @@ struct Inbox {
 #[derive(Debug, Default)]
 struct Waiting {
     frontends: HashMap<Frontend, Option<Endpoints>>,
+    closing: HashMap<Frontend, Duration>,
     remembered: BTreeSet<Frontend>,
     handed_over: BTreeSet<Frontend>,
     recheck: bool,
@@ -78,8 +81,10 @@ impl Inbox {
                 waiting.remembered.insert(frontend);
             }
             waiting.frontends.insert(frontend, now);
+            waiting.closing.remove(&frontend);
             waiting.handed_over.remove(&frontend);
         }
+        waiting.closing.extend(commit.closing);
         for frontend in commit.handed_over {
             waiting.frontends.remove(&frontend);
             waiting.remembered.remove(&frontend);
@@ -269,7 +274,10 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
                 self.reconciler.remember(frontend);
             }
             match endpoints {
-                Some(endpoints) => self.reconciler.set(frontend, endpoints),
+                Some(endpoints) => {
+                    let after = waiting.closing.get(&frontend).copied();
+                    self.reconciler.set_closing(frontend, endpoints, after);
+                }
                 None => self.reconciler.remove(&frontend),
             }
         }

@@ -17,42 +17,65 @@ use super::{Endpoints, Flow, Frontend, Frontends, Selection, Serving, Status};
 /// When endpoints stopped serving, and when their connections have to be closed.
 #[derive(Clone, Debug)]
 pub(super) struct Closing {
-    /// How long after an endpoint its connections are closed, and when endpoints stopped serving. Others stopped before `began`.
-    stopped: HashMap<Frontend, (Duration, HashMap<SocketAddr, Instant>)>,
+    /// The frontends whose connections are closed.
+    frontends: HashMap<Frontend, Of>,
     began: Instant,
     /// The times at which connections of a family have to be closed.
     due: BTreeSet<(Instant, Family)>,
 }
 
+/// The connections of a frontend.
+#[derive(Clone, Debug)]
+struct Of {
+    /// How long after their endpoint has stopped serving the connections are closed.
+    after: Duration,
+    /// When endpoints stopped serving. Others stopped before `began`.
+    stopped: HashMap<SocketAddr, Instant>,
+}
+
 impl Closing {
     pub(super) fn new(began: Instant) -> Self {
-        Self { stopped: HashMap::new(), began, due: BTreeSet::new() }
+        Self { frontends: HashMap::new(), began, due: BTreeSet::new() }
     }
 
-    /// Records new endpoints of a frontend, which had the endpoints `before`; `None` if it did not exist.
-    pub(super) fn set(&mut self, frontend: Frontend, before: Option<&Endpoints>, now: &Endpoints, at: Instant) {
-        let Some(after) = now.close_after().filter(|_| frontend.protocol == Protocol::Tcp) else {
+    /// How long after an endpoint the connections of a frontend are closed; `None`: never.
+    pub(super) fn after(&self, frontend: &Frontend) -> Option<Duration> {
+        self.frontends.get(frontend).map(|of| of.after)
+    }
+
+    /// Records new endpoints of a frontend, which had the endpoints `before`; `None` if it did not exist. `after`: how long after their
+    /// endpoint connections are closed.
+    pub(super) fn set(
+        &mut self,
+        frontend: Frontend,
+        before: Option<&Endpoints>,
+        now: &Endpoints,
+        after: Option<Duration>,
+        at: Instant,
+    ) {
+        let Some(after) = after.filter(|_| frontend.protocol == Protocol::Tcp) else {
             self.remove(&frontend);
             return;
         };
         let family = Family::of(frontend.address.ip());
-        let (duration, stopped) = self.stopped.entry(frontend).or_default();
-        *duration = after;
-        stopped.retain(|endpoint, _| !now.contains(endpoint));
+        let is_new = self.after(&frontend) != Some(after);
+        let of = self.frontends.entry(frontend).or_insert_with(|| Of { after, stopped: HashMap::new() });
+        of.after = after;
+        of.stopped.retain(|endpoint, _| !now.contains(endpoint));
         for endpoint in before.into_iter().flat_map(Endpoints::iter).filter(|endpoint| !now.contains(endpoint)) {
-            stopped.entry(*endpoint).or_insert(at);
+            of.stopped.entry(*endpoint).or_insert(at);
             self.due.insert((at + after, family));
         }
-        if before.and_then(Endpoints::close_after) != Some(after) {
+        if is_new {
             // Endpoints may have stopped before, in this process or an earlier one.
-            let began = stopped.values().copied().chain([self.began]);
+            let began = of.stopped.values().copied().chain([self.began]);
             self.due.extend(began.map(|began| ((began + after).max(at), family)));
         }
     }
 
     /// Removes a frontend. Its connections stay.
     pub(super) fn remove(&mut self, frontend: &Frontend) {
-        self.stopped.remove(frontend);
+        self.frontends.remove(frontend);
     }
 
     /// When to close connections next.
@@ -73,19 +96,17 @@ impl Closing {
         }
         let frontend = Frontend::new(flow.protocol, flow.original.destination);
         let Some(Serving::Now(endpoints)) = frontends.find(&frontend) else { return false };
-        let Some(after) = endpoints.close_after().filter(|_| !endpoints.contains(&flow.reply.source)) else {
+        let Some(of) = self.frontends.get(&frontend).filter(|_| !endpoints.contains(&flow.reply.source)) else {
             return false;
         };
-        let stopped = self.stopped.get(&frontend).and_then(|(_, stopped)| stopped.get(&flow.reply.source));
-        now >= *stopped.unwrap_or(&self.began) + after
+        now >= *of.stopped.get(&flow.reply.source).unwrap_or(&self.began) + of.after
     }
 
     /// Records that all connections that were due at this time are closed.
     pub(super) fn done(&mut self, now: Instant) {
         self.due.retain(|(at, _)| *at > now);
         // If the time of an endpoint has passed, that of `began` has passed, too.
-        self.stopped.values_mut().for_each(|(after, stopped)| stopped.retain(|_, at| *at + *after > now));
-        self.stopped.retain(|_, (_, stopped)| !stopped.is_empty());
+        self.frontends.values_mut().for_each(|of| of.stopped.retain(|_, at| *at + of.after > now));
     }
 }
 
@@ -97,8 +118,8 @@ mod tests {
     const VIP: &str = "10.96.0.10:80";
     const AFTER: Duration = Duration::from_secs(30);
 
-    fn serving(all: &[&str]) -> Endpoints {
-        endpoints(all).closing(Some(AFTER))
+    fn serving(all: &[&str]) -> (Endpoints, Option<Duration>) {
+        (endpoints(all), Some(AFTER))
     }
 
     struct World {
@@ -117,10 +138,10 @@ mod tests {
             self.began + Duration::from_secs(seconds)
         }
 
-        fn set(&mut self, seconds: u64, endpoints: Endpoints) {
+        fn set(&mut self, seconds: u64, (endpoints, after): (Endpoints, Option<Duration>)) {
             let (frontend, at) = (frontend(Protocol::Tcp, VIP), self.at(seconds));
             let before = self.frontends.endpoints(&frontend).cloned();
-            self.closing.set(frontend, before.as_ref(), &endpoints, at);
+            self.closing.set(frontend, before.as_ref(), &endpoints, after, at);
             self.frontends.set(frontend, endpoints);
         }
 
@@ -159,12 +180,12 @@ mod tests {
     fn a_service_that_requests_it_later_closes_what_has_been_waiting() {
         let a = "10.244.0.2:80";
         let mut world = World::new();
-        world.set(0, endpoints(&[a]));
-        world.set(100, endpoints(&[]));
+        world.set(0, (endpoints(&[a]), None));
+        world.set(100, (endpoints(&[]), None));
         assert_eq!(world.closes(500, a), (false, false), "as kube-proxy does");
         world.set(600, serving(&[]));
         assert_eq!(world.closes(600, a), (true, true));
-        world.set(601, endpoints(&[]));
+        world.set(601, (endpoints(&[]), None));
         assert_eq!(world.closes(700, a), (false, false));
     }
 

@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use localnet_core::{Family, Protocol};
 
@@ -40,20 +39,9 @@ impl fmt::Display for Frontend {
 /// The endpoints that may answer in flows to a frontend: those that are eligible in any scope, and those that only
 /// drain. Cloning is cheap, and the frontends of one Service share one list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoints(Arc<[SocketAddr]>, Option<Duration>);
+pub struct Endpoints(Arc<[SocketAddr]>);
 
 impl Endpoints {
-    /// The same endpoints. Established TCP connections to other endpoints are closed `after` the endpoint has stopped serving; `None`:
-    /// never.
-    pub fn closing(self, after: Option<Duration>) -> Self {
-        Self(self.0, after)
-    }
-
-    /// How long after an endpoint has stopped serving its established TCP connections are closed; `None`: never.
-    pub fn close_after(&self) -> Option<Duration> {
-        self.1
-    }
-
     /// The endpoints, sorted.
     pub fn iter(&self) -> impl Iterator<Item = &SocketAddr> {
         self.0.iter()
@@ -83,7 +71,7 @@ impl Endpoints {
 impl From<Arc<[SocketAddr]>> for Endpoints {
     /// Shares the list if it is sorted and without duplicates, and copies it otherwise.
     fn from(endpoints: Arc<[SocketAddr]>) -> Self {
-        if endpoints.is_sorted_by(|a, b| a < b) { Self(endpoints, None) } else { endpoints.iter().copied().collect() }
+        if endpoints.is_sorted_by(|a, b| a < b) { Self(endpoints) } else { endpoints.iter().copied().collect() }
     }
 }
 
@@ -92,7 +80,7 @@ impl FromIterator<SocketAddr> for Endpoints {
         let mut endpoints: Vec<_> = endpoints.into_iter().collect();
         endpoints.sort_unstable();
         endpoints.dedup();
-        Self(endpoints.into(), None)
+        Self(endpoints.into())
     }
 }
 

@@ -135,10 +135,16 @@ impl Reconciler {
 
     /// Adds a frontend or changes its endpoints. With no endpoints, every flow to it is stale.
     pub fn set(&mut self, frontend: Frontend, endpoints: Endpoints) {
-        if self.frontends.endpoints(&frontend) == Some(&endpoints) {
+        self.set_closing(frontend, endpoints, None);
+    }
+
+    /// As [`Self::set`]. Established TCP connections to other endpoints are closed `after` the endpoint has stopped serving.
+    pub fn set_closing(&mut self, frontend: Frontend, endpoints: Endpoints, after: Option<Duration>) {
+        let before = self.frontends.endpoints(&frontend);
+        if before == Some(&endpoints) && self.closing.after(&frontend) == after {
             return;
         }
-        self.closing.set(frontend, self.frontends.endpoints(&frontend), &endpoints, Instant::now());
+        self.closing.set(frontend, before, &endpoints, after, Instant::now());
         let recorded = self.changed.entry(frontend);
         match self.frontends.set(frontend, endpoints) {
             Some(before) => _ = recorded.or_insert(Before::Endpoints(before)),
