@@ -19,7 +19,7 @@ use localnet_linux::conntrack::Flow;
 use localnet_proto::{ByFamily, Digest, Family, Revision, ServiceKey, Snapshot, wire::IpFamily};
 use tokio::time::Instant;
 
-use crate::{api::Counts, subsystem::Subsystem, truth::Truth};
+use crate::{api::Counts, owners::Owners, subsystem::Subsystem, truth::Truth};
 
 /// How long a backend may take to apply a revision before the node is unhealthy.
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -59,6 +59,8 @@ pub struct Profile {
     is_atomic: bool,
     names_repairs: bool,
     has_gaps: bool,
+    shares_endpoints: bool,
+    refuses_parts: bool,
 }
 
 struct Inner {
@@ -83,6 +85,7 @@ struct Inner {
     /// The newest revision of each instance that the backend has received.
     received: HashMap<u64, u64>,
     plans: HashMap<(Digest, Vec<ServiceKey>), Arc<Served>>,
+    owners: Owners,
     /// The plans that a family's table may hold: that of the last sync that succeeded, and those of later attempts.
     possible: ByFamily<Vec<Arc<Served>>>,
     /// The state and the revision of the last sync that succeeded.
@@ -120,6 +123,8 @@ impl Ledger {
             is_atomic: S::IS_ATOMIC,
             names_repairs: S::NAMES_REPAIRS,
             has_gaps: S::HAS_GAPS,
+            shares_endpoints: S::SHARES_ENDPOINTS,
+            refuses_parts: S::REFUSES_PARTS,
         };
         Self(Arc::new(Mutex::new(Inner {
             profile,
@@ -135,6 +140,7 @@ impl Ledger {
             published: HashMap::new(),
             received: HashMap::new(),
             plans: HashMap::new(),
+            owners: Owners::default(),
             possible: ByFamily::default(),
             applied: ByFamily::default(),
             applied_at: ByFamily::default(),
@@ -215,14 +221,16 @@ impl Ledger {
     pub fn sync_starts(&self, state: &Snapshot) {
         let mut inner = self.lock();
         let refused = inner.refused.clone();
-        let is_atomic = inner.profile.is_atomic;
+        let Profile { is_atomic, has_gaps, .. } = inner.profile;
+        inner.owners.add(state);
         for plan in [inner.plan(state, &BTreeSet::new()), inner.plan(state, &refused)] {
             for possible in inner.possible.values_mut() {
                 if possible.is_empty() && !is_atomic {
                     // The first load changes an empty kernel step by step.
                     possible.push(Arc::default());
                 }
-                if possible.last() != Some(&plan) {
+                // Even a VIP that keeps its content may be missing until the sync succeeds.
+                if has_gaps || possible.last() != Some(&plan) {
                     possible.push(Arc::clone(&plan));
                 }
             }
@@ -239,16 +247,11 @@ impl Ledger {
         // A family that fails still lacks what the kernel refused before.
         inner.refused.extend(synced.refused.iter().cloned());
         let plan = inner.plan(state, &synced.refused);
-        let mut possible = vec![Arc::clone(&plan)];
-        if !inner.profile.is_atomic && !synced.refused.is_empty() {
-            // Of a Service that the kernel refuses, it may serve a part.
-            possible.insert(0, inner.plan(state, &BTreeSet::new()));
-        }
         for family in Family::BOTH {
             if synced.failed.iter().any(|(failed, _)| *failed == family) {
                 continue;
             }
-            inner.possible[family].clone_from(&possible);
+            inner.possible[family] = inner.possible_after(family, &plan, state);
             if inner.applied[family] != state.revision || inner.applied_at[family].is_none() {
                 inner.applied_at[family] = Some(Instant::now());
             }
@@ -366,6 +369,25 @@ impl Inner {
         }
     }
 
+    /// What the kernel may serve after a sync with this plan. Of a Service that the kernel refuses, it may serve a part. If the backend
+    /// skips only the VIPs that the kernel refuses, these may also have a content from before.
+    fn possible_after(&mut self, family: Family, plan: &Arc<Served>, state: &Snapshot) -> Vec<Arc<Served>> {
+        let full = self.plan(state, &BTreeSet::new());
+        if self.profile.is_atomic || full == *plan {
+            return vec![Arc::clone(plan)];
+        }
+        let mut possible = vec![Arc::clone(&full), Arc::clone(plan)];
+        for before in self.possible[family].iter().filter(|_| self.profile.refuses_parts) {
+            let mut mixed = Served::clone(plan);
+            let refused = full.0.keys().filter(|vip| !plan.0.contains_key(vip));
+            mixed.0.extend(refused.filter_map(|vip| Some((*vip, before.0.get(vip)?.clone()))));
+            if possible.iter().all(|known| **known != mixed) {
+                possible.push(Arc::new(mixed));
+            }
+        }
+        possible
+    }
+
     /// What the kernel serves after a sync of a state without some Services.
     fn plan(&mut self, state: &Snapshot, without: &BTreeSet<ServiceKey>) -> Arc<Served> {
         let key = (Digest::of(state), without.iter().cloned().collect::<Vec<_>>());
@@ -437,7 +459,7 @@ impl Inner {
             let unknown = all.filter(|vip| vip.family() == family).find(|vip| {
                 let entry: Option<&Entry> = has.0.get(*vip);
                 let is_known = possible.iter().any(|plan| plan.0.get(*vip) == entry);
-                let is_mixed = may_mix && mixes(entry, possible, vip, self.profile.has_gaps);
+                let is_mixed = may_mix && self.mixes(entry, possible, vip);
                 !(is_known || is_mixed || entry.is_none() && may_lack)
             });
             if let Some(vip) = unknown {
@@ -603,32 +625,36 @@ impl Inner {
             self.violated("bounded-requests", format!("{busiest} requests for {kind} within 10 s"));
         }
     }
-}
 
-/// Whether each endpoint of a VIP is one that it has in some plan. A VIP has no endpoints only if it has none in some plan. While a VIP is removed, it may share the endpoints of another VIP
-/// of its Service, which some kernels store only once.
-fn mixes(entry: Option<&Entry>, plans: &[Arc<Served>], vip: &VipKey, has_gaps: bool) -> bool {
-    let leads = |entry: Option<&Entry>| matches!(entry, Some(Entry { to: Some(To::Endpoints(_)), .. }));
-    if !leads(entry) && !has_gaps && plans.iter().all(|plan| leads(plan.0.get(vip))) {
-        return false;
+    /// Whether each endpoint of a VIP is one that it has in some plan. A VIP has no endpoints only if it has none in some plan. While a VIP
+    /// is removed, or if the kernel's VIPs share endpoints, it may have those of another VIP of its Service.
+    fn mixes(&self, entry: Option<&Entry>, plans: &[Arc<Served>], vip: &VipKey) -> bool {
+        let Profile { has_gaps, shares_endpoints, .. } = self.profile;
+        let leads = |entry: Option<&Entry>| matches!(entry, Some(Entry { to: Some(To::Endpoints(_)), .. }));
+        if !leads(entry) && !has_gaps && plans.iter().all(|plan| leads(plan.0.get(vip))) {
+            return false;
+        }
+        let Some(entry) = entry else { return true };
+        let of_vip: Vec<_> = plans.iter().filter_map(|plan| plan.0.get(vip)).collect();
+        let is_removed = plans.iter().any(|plan| !plan.0.contains_key(vip));
+        let all = plans.iter().flat_map(|plan| &plan.0);
+        let owner = self.owners.of(vip).filter(|_| shares_endpoints);
+        let is_sibling = |key: &VipKey| owner.is_some() && self.owners.of(key) == owner;
+        let all = all.filter(|(key, _)| is_removed || *key == vip || is_sibling(key));
+        let plans: Vec<_> = all.map(|(_, entry)| entry).collect();
+        let known: BTreeSet<_> = plans
+            .iter()
+            .flat_map(|plan| [&plan.to, &plan.outside])
+            .filter_map(|to| if let Some(To::Endpoints(endpoints)) = to { Some(endpoints) } else { None })
+            .flatten()
+            .collect();
+        let is_empty = |entry: &Entry| [&entry.to, &entry.outside].iter().any(|to| matches!(to, Some(To::Nothing(_))));
+        if is_empty(entry) && !has_gaps && !of_vip.is_empty() && !of_vip.into_iter().any(is_empty) {
+            return false;
+        }
+        [&entry.to, &entry.outside].into_iter().all(|to| match to {
+            Some(To::Endpoints(endpoints)) => endpoints.iter().all(|endpoint| known.contains(endpoint)),
+            _ => true,
+        })
     }
-    let Some(entry) = entry else { return true };
-    let of_vip: Vec<_> = plans.iter().filter_map(|plan| plan.0.get(vip)).collect();
-    let is_removed = plans.iter().any(|plan| !plan.0.contains_key(vip));
-    let all = plans.iter().flat_map(|plan| &plan.0);
-    let plans: Vec<_> = all.filter(|(key, _)| is_removed || *key == vip).map(|(_, entry)| entry).collect();
-    let known: BTreeSet<_> = plans
-        .iter()
-        .flat_map(|plan| [&plan.to, &plan.outside])
-        .filter_map(|to| if let Some(To::Endpoints(endpoints)) = to { Some(endpoints) } else { None })
-        .flatten()
-        .collect();
-    let is_empty = |entry: &Entry| [&entry.to, &entry.outside].iter().any(|to| matches!(to, Some(To::Nothing(_))));
-    if is_empty(entry) && !has_gaps && !of_vip.is_empty() && !of_vip.into_iter().any(is_empty) {
-        return false;
-    }
-    [&entry.to, &entry.outside].into_iter().all(|to| match to {
-        Some(To::Endpoints(endpoints)) => endpoints.iter().all(|endpoint| known.contains(endpoint)),
-        _ => true,
-    })
 }

@@ -18,6 +18,7 @@ pub mod invariants;
 pub mod kernel;
 pub mod link;
 pub mod node;
+pub mod owners;
 pub mod replay;
 pub mod run;
 pub mod subsystem;

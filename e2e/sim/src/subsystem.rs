@@ -26,6 +26,10 @@ pub trait Subsystem: Clone + Send + 'static {
     const SKIPS: &'static [&'static str] = &[];
     /// Whether a VIP that changes may be missing until a sync succeeds.
     const HAS_GAPS: bool = false;
+    /// Whether the VIPs of a Service share endpoints. Until a sync succeeds, a VIP may then also have those of another VIP of its Service.
+    const SHARES_ENDPOINTS: bool = false;
+    /// Whether the backend skips only the VIPs that the kernel refuses, instead of their Services.
+    const REFUSES_PARTS: bool = false;
     /// Whether what the backend writes for session affinity depends on what it finds.
     const KEEPS_SLOTS: bool = false;
     /// What the subsystem tells the backend about a commit of another program.

@@ -104,6 +104,7 @@ impl Program for Iptables {
 impl Subsystem for Iptables {
     const NAME: &'static str = "iptables";
     const IS_ATOMIC: bool = false;
+    const SHARES_ENDPOINTS: bool = true;
     type Notice = ();
 
     fn new(rng: &mut StdRng) -> Self {

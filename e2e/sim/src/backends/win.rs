@@ -65,6 +65,7 @@ impl Subsystem for Hns {
     const HAS_FLOWS: bool = false;
     const SKIPS: &'static [&'static str] = &["hns-unsupported"];
     const HAS_GAPS: bool = true;
+    const REFUSES_PARTS: bool = true;
     type Notice = ();
 
     fn new(rng: &mut StdRng) -> Self {
