@@ -3,7 +3,7 @@
 #
 # Tests that need a kernel with IPVS (targets named guest…) run at the same time as the others, because the guest emulates one
 # processor and mostly waits. The tests of the whole system and of the library start first; those of the backend start when two
-# processors are free. The simulation runs new seeds beside them. The output of all these comes late. Kubernetes' own tests run
+# processors are free. The output of all these comes late. Kubernetes' own tests run
 # last and alone, because they have time limits of their own. At the end, it repeats what failed.
 set -u
 
@@ -29,10 +29,7 @@ host=$("${RUSTC:-rustc}" -vV | sed -n 's/^host: //p' | tr a-z- A-Z_)
     within 2400 --test 'guest_[!s]*' && [ "$system" = 0 ]
 } >"$beside" 2>&1 &
 guest=$!
-seeds=target/seeds.log
-nice target/debug/localnet-sim search --seeds 500 >"$seeds" 2>&1 &
-simulation=$!
-trap 'kill "$guest" "$simulation" 2>/dev/null' INT TERM
+trap 'kill "$guest" 2>/dev/null' INT TERM
 
 failed=
 within 1200 --lib --bins --test '[!g]*' --test 'g[!u]*' || failed=1
@@ -40,8 +37,7 @@ within 1200 --doc || failed=1
 echo "running the last tests that need a kernel with IPVS"
 within 2400 --test guest >"$last" 2>&1 || failed=1
 wait "$guest" || failed=1
-wait "$simulation" || { failed=1 && echo "localnet-sim search failed" >>"$FAILURES"; }
-cat "$beside" "$last" "$seeds"
+cat "$beside" "$last"
 echo "running a part of Kubernetes' own tests on a cluster of two nodes"
 QUICK=1 TESTED=1 timeout 1200 "$here/kubernetes/run.sh" || { failed=1 && echo "e2e/kubernetes/run.sh failed" >>"$FAILURES"; }
 cat "$FAILURES"

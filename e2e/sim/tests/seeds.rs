@@ -1,4 +1,4 @@
-//! Runs seeds: some twice, those that once failed, and a fixed range. `e2e/test.sh` runs new seeds beside the tests.
+//! Runs seeds: some twice, those that once failed, and a fixed range.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use std::process::Command;
