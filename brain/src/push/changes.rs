@@ -26,10 +26,12 @@ pub(crate) struct Changes {
     endpoints: usize,
 }
 
-/// The error for a change with more removals than the program can have Services.
+/// The error for a change that removes too many Services.
 #[derive(Debug, PartialEq, thiserror::Error)]
-#[error("a change may remove at most {0} Services, as the grant allows no more; send commit more often, or clear")]
-pub(crate) struct TooManyRemovals(u32);
+#[error(
+    "a change may remove at most {0} Services, also with a set that the grant does not allow; send commit more often, or clear"
+)]
+pub(crate) struct TooManyRemovals(usize);
 
 impl Changes {
     /// The start of a list.
@@ -55,8 +57,11 @@ impl Changes {
         *self = Self { is_cleared: true, ..Self::list(&self.grant) };
     }
 
-    /// Adds or replaces a Service.
-    pub(crate) fn set(&mut self, pushed: PushedService) {
+    /// Adds or replaces a Service. Removes it if the grant does not allow it.
+    ///
+    /// # Errors
+    /// Returns an error if a change removes too many Services.
+    pub(crate) fn set(&mut self, pushed: PushedService) -> Result<(), TooManyRemovals> {
         let key = bounds::key(&pushed);
         if let Err(problem) = bounds::check(&self.grant, &pushed) {
             // An invalid key belongs to no Service.
@@ -64,7 +69,8 @@ impl Changes {
                 self.take(&key);
                 self.put(key.clone(), None);
             }
-            return self.refuse(key, problem);
+            self.refuse(key, problem);
+            return self.check();
         }
         self.take(&key);
         self.services += 1;
@@ -78,6 +84,7 @@ impl Changes {
             self.put(last.clone(), None);
             self.refuse(last.clone(), problem(&last));
         }
+        self.check()
     }
 
     /// Removes a Service.
@@ -87,8 +94,13 @@ impl Changes {
     pub(crate) fn remove(&mut self, key: ServiceKey) -> Result<(), TooManyRemovals> {
         self.take(&key);
         self.put(key, None);
-        let most = self.grant.max_services;
-        if self.steps.len() - self.services > 2 * most as usize { Err(TooManyRemovals(most)) } else { Ok(()) }
+        self.check()
+    }
+
+    /// Checks the number of removals, which take memory.
+    fn check(&self) -> Result<(), TooManyRemovals> {
+        let most = 2 * self.grant.max_services as usize;
+        if self.steps.len() - self.services > most { Err(TooManyRemovals(most)) } else { Ok(()) }
     }
 
     /// Removes the step for a Service.

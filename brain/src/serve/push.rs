@@ -70,10 +70,8 @@ impl Push {
             };
             let Some(PushRequest { step }) = message else { return Ok(()) };
             match step {
-                Some(Step::Set(service)) => changes.set(service),
-                Some(Step::Remove(key)) => {
-                    changes.remove(push::key(&key)).map_err(|error| Status::invalid_argument(error.to_string()))?;
-                }
+                Some(Step::Set(service)) => changes.set(service).map_err(invalid)?,
+                Some(Step::Remove(key)) => changes.remove(push::key(&key)).map_err(invalid)?,
                 Some(Step::Clear(_)) => changes.clear(),
                 Some(Step::Commit(commit)) => {
                     let Some(committed) = self.pushers.commit(stream, changes, commit.number).await else {
@@ -99,6 +97,10 @@ async fn send(answers: &Answers, answer: Answer) -> Result<(), Status> {
         Ok(_) => Ok(()),
         Err(_) => Err(Status::aborted("the program has read no answer for too long; call Push again")),
     }
+}
+
+fn invalid(error: impl std::fmt::Display) -> Status {
+    Status::invalid_argument(error.to_string())
 }
 
 fn ended(end: End) -> Status {

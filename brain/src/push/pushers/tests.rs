@@ -107,7 +107,7 @@ fn service(namespace: &str, name: &str, endpoints: usize) -> PushedService {
 }
 
 fn set(name: &'static str, endpoints: usize) -> impl Fn(&mut Changes) {
-    move |changes| changes.set(service("mesh", name, endpoints))
+    move |changes| changes.set(service("mesh", name, endpoints)).unwrap()
 }
 
 fn remove(name: &str) -> impl Fn(&mut Changes) {
@@ -150,7 +150,7 @@ fn services_stay_for_some_time_after_the_stream_has_ended() {
     let mut mesh = world.connect(&MESH);
     let mut vms = world.connect(&VMS);
     world.commit(&mut mesh, set("a", 1));
-    world.commit(&mut vms, |changes| changes.set(service("vms", "v", 0)));
+    world.commit(&mut vms, |changes| changes.set(service("vms", "v", 0)).unwrap());
     world.wait(3600);
     assert_eq!((world.of("push:mesh").len(), world.trouble()), (2, String::new()));
     world.state.disconnect(&mesh, world.now);
@@ -184,7 +184,7 @@ fn the_first_state_waits_for_30_s() {
     let mut world = World::new();
     world.wait(29);
     let mut stream = world.connect(&VMS);
-    world.commit(&mut stream, |changes| changes.set(service("vms", "v", 0)));
+    world.commit(&mut stream, |changes| changes.set(service("vms", "v", 0)).unwrap());
     assert_eq!((world.listed.len(), world.trouble()), (1, String::new()));
     world.wait(1);
     assert_eq!(world.listed.len(), 2);
@@ -217,7 +217,7 @@ fn what_a_new_grant_does_not_contain_is_removed_at_once() {
     let mut world = World::new();
     let (mut mesh, mut vms) = (world.connect(&MESH), world.connect(&VMS));
     world.commit(&mut mesh, |changes| ["a", "b"].into_iter().for_each(|name| set(name, 1)(changes)));
-    world.commit(&mut vms, |changes| changes.set(service("vms", "v", 0)));
+    world.commit(&mut vms, |changes| changes.set(service("vms", "v", 0)).unwrap());
     world.load(&GRANTS.replace("maxServices: 3", "maxServices: 1"));
     assert_eq!((world.of("push:mesh"), mesh.end.try_recv()), (vec!["a", "a/0"], Ok(End::Changed)));
     assert!(vms.end.try_recv().is_err(), "the other grant has not changed");
@@ -264,13 +264,20 @@ fn the_memory_of_a_change_is_limited() {
     let mut stream = world.connect(&MESH);
     let names: Vec<String> = (0..1000).map(|number| format!("n{number:04}")).collect();
     let mut changes = stream.changes();
-    names.iter().rev().for_each(|name| changes.set(service("mesh", name, 1)));
+    names.iter().rev().for_each(|name| changes.set(service("mesh", name, 1)).unwrap());
     assert_eq!((changes.steps.len(), changes.refused.len()), (3, 997));
     world.state.commit(&mut stream, changes).unwrap();
     let mut changes = stream.changes();
     let removed = names.iter().map(|name| changes.remove(ServiceKey::new("mesh", name.as_str())));
     assert!(removed.collect::<Result<(), _>>().is_err());
     assert!(changes.steps.len() <= 7);
+    // Regression: only `remove` limited the removals, so each refused `set` of a change took memory.
+    for (namespace, endpoints) in [("other", 1), ("mesh", 7), ("mesh", 2)] {
+        let mut changes = stream.changes();
+        let set = names.iter().map(|name| changes.set(service(namespace, name, endpoints)));
+        assert!(set.collect::<Result<(), _>>().is_err(), "{namespace}, {endpoints} endpoints");
+        assert!(changes.steps.len() <= 10);
+    }
 }
 
 #[test]
