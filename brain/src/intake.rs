@@ -68,7 +68,10 @@ impl Intake {
             _ => batch.source,
         };
         match batch.origin {
-            Origin::Pushed(Pushed { is_list: true, .. }) => self.reread(cluster, source, batch.events, now),
+            Origin::Pushed(Pushed { is_list: true, .. }) => {
+                self.release(cluster, source, &batch.events);
+                self.reread(cluster, source, batch.events, now);
+            }
             Origin::Changes | Origin::Pushed(_) => {
                 batch.events.into_iter().for_each(|event| self.apply(cluster, source, event));
             }
@@ -129,6 +132,26 @@ impl Intake {
         }
         for object in objects {
             cluster.handle_from(source, Event::Apply(object));
+        }
+    }
+
+    /// Applies the held removals if a pushed list lacks further objects. Pushers that send lists with ever new names could otherwise
+    /// exceed their limits, which do not count held objects.
+    fn release(&mut self, cluster: &mut Cluster, source: usize, events: &[Event]) {
+        let guard = &mut self.guards[source];
+        let held = [Kind::Service, Kind::Slice].map(|kind| (kind, guard.held(kind)));
+        let is_held = |kind: Kind, key: &ServiceKey| held.iter().any(|(of, keys)| *of == kind && keys.contains(key));
+        let lacks_more = events.iter().any(|event| match event {
+            Event::Delete { kind, namespace, name } => {
+                !is_held(*kind, &ServiceKey::new(Arc::clone(namespace), Arc::clone(name)))
+            }
+            _ => false,
+        });
+        if lacks_more {
+            for (kind, keys) in held {
+                guard.release(kind);
+                keys.into_iter().for_each(|key| cluster.handle_from(source, delete(kind, key)));
+            }
         }
     }
 
@@ -501,5 +524,27 @@ mod tests {
         world.take(all(50), pushed(false));
         world.take(deletes().collect(), pushed(false));
         assert_eq!((world.count(Kind::Service), world.trouble()), (1, None));
+    }
+    /// Regression: each list with new names added as many objects as the grant allows, until the first hold time was over.
+    #[test]
+    fn lists_with_new_names_keep_at_most_two_lists() {
+        let mut world = World::of(&["kube", "push:mesh"]);
+        world.source = 1;
+        let pushed = |is_list| Origin::Pushed(Pushed { source: "push:mesh".into(), is_list, published: None });
+        let named = |round: usize| {
+            services(50).into_iter().map(move |object| {
+                let Object::Service(mut service) = object else { return object };
+                service.name = format!("{}-{round}", service.name).into();
+                Object::Service(service)
+            })
+        };
+        let gone = |round| named(round).map(|object| delete(Kind::Service, object.key()));
+        world.take(vec![Event::Replace { kind: Kind::Service, objects: named(0).collect() }], pushed(false));
+        for round in 0..5 {
+            // A list that lacks the same objects again does not end the hold time.
+            world.take(gone(round).chain(named(round + 1).map(Event::Apply)).collect(), pushed(true));
+            world.take(named(round + 1).map(Event::Apply).collect(), pushed(true));
+            assert_eq!(world.count(Kind::Service), 100, "round {round}");
+        }
     }
 }
