@@ -72,6 +72,8 @@ pub(super) struct State {
 struct Pusher {
     grant: Arc<Grant>,
     services: BTreeMap<ServiceKey, Pushed>,
+    /// Previous numbers of slices of Services that a list has removed or that have fewer since: the shrink guard may hold the slices.
+    held: BTreeMap<ServiceKey, usize>,
     /// The Services that cannot be used at all.
     refused: BTreeMap<ServiceKey, Diagnostic>,
     stream: Option<(u64, oneshot::Sender<End>)>,
@@ -202,6 +204,7 @@ impl Pusher {
         Self {
             grant,
             services: BTreeMap::new(),
+            held: BTreeMap::new(),
             refused: BTreeMap::new(),
             stream: None,
             outdated: Some(now),
@@ -220,6 +223,7 @@ impl Pusher {
     fn commit(&mut self, changes: Changes, proxy_name: Option<&Arc<str>>) -> Pushes {
         let is_first = self.awaited_until.take().is_some();
         let Changes { is_complete, is_cleared, mut steps, refused, .. } = changes;
+        let is_list = is_complete && !is_first && !is_cleared;
         let refused_before = std::mem::take(&mut self.refused);
         if is_complete {
             for key in self.services.keys() {
@@ -243,10 +247,20 @@ impl Pusher {
             touched.entry(key).or_insert(before);
         }
         let mut events = Vec::new();
-        for (key, before) in touched {
-            match self.objects(&key, proxy_name) {
+        let mut held = std::mem::take(&mut self.held);
+        // If a list lacks further slices, the brain no longer holds earlier ones.
+        let mut release = is_first || is_cleared;
+        for (key, own) in touched {
+            let before = own.max(held.remove(&key).unwrap_or(0));
+            let objects = self.objects(&key, proxy_name);
+            let slices = objects.as_ref().map_or(0, |objects| objects.slices.len());
+            if is_list && slices < before {
+                release |= slices < own;
+                self.held.insert(key.clone(), before);
+            }
+            match objects {
                 Some(objects) => {
-                    let deleted = objects.slices.len()..before.max(objects.slices.len());
+                    let deleted = slices..before;
                     events.extend(objects.all().map(Event::Apply));
                     events.extend(deleted.map(|number| delete(Kind::Slice, bounds::slice_name(&key, number))));
                 }
@@ -256,10 +270,13 @@ impl Pusher {
                 }
             }
         }
+        if !release {
+            self.held.extend(held);
+        }
         if is_first || is_cleared {
             events = lists(events);
         }
-        self.pushes(events, is_complete && !is_first && !is_cleared, &refused_before)
+        self.pushes(events, is_list, &refused_before)
     }
 
     /// The objects of a Service. If the Service cannot be used, removes it.
@@ -305,6 +322,7 @@ impl Pusher {
     /// Removes what a new grant does not contain, at once.
     fn restrict(&mut self, proxy_name: Option<&Arc<str>>) -> Pushes {
         let before = self.refused.clone();
+        self.held.clear();
         self.trim();
         let keys: Vec<ServiceKey> = self.services.keys().cloned().collect();
         let objects = keys.iter().filter_map(|key| self.objects(key, proxy_name)).flat_map(bounds::Objects::all);
@@ -316,6 +334,7 @@ impl Pusher {
     fn remove_all(&mut self) -> Pushes {
         self.awaited_until = None;
         self.services.clear();
+        self.held.clear();
         self.refused.clear();
         Pushes { source: self.grant.source(), events: lists(Vec::new()), is_list: false, refused: Vec::new() }
     }

@@ -294,3 +294,34 @@ fn the_objects_of_a_change_are_those_of_its_services() {
     assert_eq!((&*service.name, slice.endpoints.len()), ("b", 2));
     assert_eq!(*service.cluster_ips, [Parsed::Good("10.97.0.1".parse().unwrap())]);
 }
+
+/// Regression: the slices that the shrink guard held for a list stayed after a later `set` of their Service.
+#[test]
+fn a_change_removes_the_slices_that_an_earlier_list_lacked() {
+    // The ports of the endpoints differ, so each endpoint has a slice.
+    let slices = |count| {
+        let mut service = service("mesh", "a", count);
+        for (number, endpoint) in (80..).zip(&mut service.endpoints) {
+            endpoint.ports[0].number = number;
+        }
+        service
+    };
+    // The number of slices in the list, if it contains the Service.
+    for listed in [None, Some(1)] {
+        let mut world = World::new();
+        let mut stream = world.connect(&MESH);
+        world.commit(&mut stream, |changes| changes.set(slices(2)).unwrap());
+        for _ in 0..2 {
+            stream = world.connect(&MESH);
+            let before = world.objects.clone();
+            world.commit(&mut stream, |changes| {
+                listed.into_iter().for_each(|count| changes.set(slices(count)).unwrap())
+            });
+            assert!(world.was_list);
+            // The guard holds all objects.
+            world.objects = before;
+        }
+        world.commit(&mut stream, |changes| changes.set(slices(1)).unwrap());
+        assert_eq!(world.of("push:mesh"), ["a", "a/0"]);
+    }
+}
