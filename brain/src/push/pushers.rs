@@ -77,7 +77,7 @@ struct Pusher {
     /// The Services that cannot be used at all.
     refused: BTreeMap<ServiceKey, Diagnostic>,
     stream: Option<(u64, oneshot::Sender<End>)>,
-    /// Since when the services may be outdated: since the start, or since the last stream that has sent its list ended. `None` while
+    /// Since when the services may be outdated: since the start or the end of its wait, or since the last stream that has sent its list ended. `None` while
     /// such a stream exists.
     outdated: Option<Instant>,
     /// When the first state no longer waits for the list. `None` if it does not wait.
@@ -179,6 +179,8 @@ impl State {
         for pusher in &mut self.all {
             if pusher.awaited_until.is_some_and(|until| until <= now) {
                 pusher.is_late = true;
+                // A short `keep` would otherwise end the trouble before it is reported.
+                pusher.outdated = Some(now);
                 pushes.push(pusher.remove_all());
             }
             if pusher.expires().is_some_and(|at| at <= now) {
@@ -348,16 +350,19 @@ impl Pusher {
     }
 
     fn trouble(&self) -> Option<String> {
-        let Keep::For(time) = self.grant.keep else { return None };
-        self.expires()?;
-        let (name, seconds) = (self.grant.source(), time.as_secs());
-        let after = format!("for {seconds} s (keep) after the end of the last stream");
-        Some(match self.services.len() {
-            0 => format!("{name} has not sent its list since the brain started, so its Services are missing"),
-            services => {
-                format!("{name} is not connected, or has not sent its list again; its {services} Services stay {after}")
-            }
-        })
+        self.outdated?;
+        let name = self.grant.source();
+        match (self.services.len(), self.grant.keep) {
+            (0, _) => self
+                .is_late
+                .then(|| format!("{name} has not sent its list since the brain started, so its Services are missing")),
+            (services, Keep::For(time)) => Some(format!(
+                "{name} is not connected, or has not sent its list again; its {services} Services stay for {} s (keep) after the end of the last stream",
+                time.as_secs()
+            )),
+            // Nothing happens to the Services.
+            (_, Keep::Forever) => None,
+        }
     }
 }
 

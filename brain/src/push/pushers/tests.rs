@@ -190,8 +190,29 @@ fn the_first_state_waits_for_30_s() {
     assert_eq!(world.listed.len(), 2);
     assert!(world.trouble().contains("push:mesh has not sent its list"), "{}", world.trouble());
     // The trouble ends with `keep`: by then, the Services of an earlier brain would be gone, too.
-    world.wait(30);
+    world.wait(59);
+    assert!(world.trouble().contains("push:mesh"));
+    world.wait(1);
     assert_eq!(world.trouble(), "");
+}
+
+/// Regression: a missing list was no trouble if `keep` was forever, or at most 30 s.
+#[test]
+fn a_missing_first_list_is_a_trouble_with_each_keep() {
+    for (keep, stays) in [("5s", false), ("30s", false), ("forever", true)] {
+        let now = Instant::now();
+        let grants = Grants::parse(&GRANTS.replace("keep: 60s", &format!("keep: {keep}"))).unwrap();
+        let mut world = World { now, state: State::new(&grants, None, now), ..World::new() };
+        let mut vms = world.connect(&VMS);
+        world.commit(&mut vms, |changes| changes.set(service("vms", "v", 0)).unwrap());
+        world.wait(30);
+        assert!(world.trouble().contains("push:mesh has not sent its list"), "{keep}: {}", world.trouble());
+        world.wait(3600);
+        assert_eq!(!world.trouble().is_empty(), stays, "{keep}");
+        let mut mesh = world.connect(&MESH);
+        world.commit(&mut mesh, set("a", 0));
+        assert_eq!(world.trouble(), "", "{keep}");
+    }
 }
 
 #[test]
