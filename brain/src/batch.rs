@@ -43,7 +43,7 @@ pub struct Pushed {
     pub source: Arc<str>,
     /// Whether the events are the differences from a new list. If not, the program has sent each change.
     pub is_list: bool,
-    /// Receives the result. `None` if nobody waits for it.
+    /// Receives the result. `None` if the sender does not wait for it.
     pub published: Option<oneshot::Sender<Published>>,
 }
 

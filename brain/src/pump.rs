@@ -142,7 +142,7 @@ impl Waiting {
         }
     }
 
-    /// Answers all of them, after the state with this revision was published.
+    /// Sends the result to each waiting sender, after the state with this revision was published.
     fn answer(&mut self, rev: u64, cluster: &mut Cluster, report: &Report) {
         for (source, published) in self.0.drain(..) {
             let source = cluster.source(&source);

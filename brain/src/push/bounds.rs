@@ -65,7 +65,7 @@ pub(super) fn slice_name(service: &ServiceKey, number: usize) -> ServiceKey {
 }
 
 /// The number of endpoints of a Service. An endpoint counts once for each of its ports.
-pub(super) fn weight(pushed: &PushedService) -> usize {
+pub(super) fn count_endpoints(pushed: &PushedService) -> usize {
     pushed.endpoints.iter().map(|endpoint| endpoint.ports.len().max(1)).sum()
 }
 
@@ -93,10 +93,10 @@ pub(super) fn check(grant: &Grant, pushed: &PushedService) -> Result<(), Diagnos
             "use another namespace, or add it to namespaces of the grant",
         );
     }
-    if weight(pushed) > grant.max_endpoints as usize {
+    if count_endpoints(pushed) > grant.max_endpoints as usize {
         let problem = format!(
             "has {} endpoints, and the grant {:?} allows {}",
-            weight(pushed),
+            count_endpoints(pushed),
             grant.name.0,
             grant.max_endpoints
         );

@@ -74,7 +74,7 @@ impl Changes {
         }
         self.take(&key);
         self.services += 1;
-        self.endpoints += bounds::weight(&pushed);
+        self.endpoints += bounds::count_endpoints(&pushed);
         self.put(key, Some(Arc::new(pushed)));
         // The Services with the last names go beyond the limits, whatever the other steps are.
         while let Some(problem) = beyond(&self.grant, self.services, self.endpoints)
@@ -108,7 +108,7 @@ impl Changes {
         self.refused.remove(key);
         if let Some(Some(pushed)) = self.steps.remove(key) {
             self.services -= 1;
-            self.endpoints -= bounds::weight(&pushed);
+            self.endpoints -= bounds::count_endpoints(&pushed);
         }
     }
 

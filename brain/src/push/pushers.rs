@@ -241,7 +241,7 @@ impl Pusher {
             let before = self.services.remove(&key);
             touched.insert(key.clone(), before.map_or(0, |pushed| pushed.slices));
             if let Some(service) = step {
-                let endpoints = bounds::weight(&service);
+                let endpoints = bounds::count_endpoints(&service);
                 self.services.insert(key, Pushed { service, endpoints, slices: 0 });
             }
         }
