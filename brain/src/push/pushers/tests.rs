@@ -336,7 +336,7 @@ fn a_change_removes_the_slices_that_an_earlier_list_lacked() {
             stream = world.connect(&MESH);
             let before = world.objects.clone();
             world.commit(&mut stream, |changes| {
-                listed.into_iter().for_each(|count| changes.set(slices(count)).unwrap())
+                listed.into_iter().for_each(|count| changes.set(slices(count)).unwrap());
             });
             assert!(world.was_list);
             // The guard holds all objects.
