@@ -159,6 +159,9 @@ impl<K: Kernel> NftBackend<K> {
         }
         self.read = ByFamily::default();
         let mut failed = self.write();
+        if self.desired.release() && failed.is_empty() {
+            failed = self.write();
+        }
         for (_, error) in &mut failed {
             let cause = std::mem::replace(error, anyhow::Error::msg(""));
             *error = cause.context(format!("cannot program nf_tables with revision {}", state.revision));

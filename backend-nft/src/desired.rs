@@ -20,7 +20,12 @@ use localnet_proto::{ByFamily, Changes, Family, Service, ServiceKey, Snapshot};
 use crate::{
     affinity::{Affinity, Chore, Place},
     kernel::LiveTable,
-    plan::{ChainNames, affinity::Shape, chains, elements, sets::SetId},
+    plan::{
+        ChainNames,
+        affinity::Shape,
+        chains, elements,
+        sets::{Pool, SetId},
+    },
 };
 
 /// The desired state of the kernel.
@@ -37,6 +42,9 @@ struct Tables {
     names: ChainNames,
     tables: ByFamily<TableState<SetId>>,
     moved: Moved,
+    /// The numbers of slots that VIPs no longer have. A packet that has read the old number needs its chain, so both stay until the
+    /// kernel has the new numbers.
+    released: Vec<(Family, Pool, u32)>,
     affinity: Affinity,
     /// The pools, sizes and timeouts that session affinity uses.
     shapes: ByFamily<Shape>,
@@ -49,10 +57,26 @@ impl Desired {
             names: ChainNames::default(),
             tables: ByFamily::from_fn(TableState::new),
             moved: Moved::default(),
+            released: Vec::new(),
             affinity: Affinity::default(),
             shapes: ByFamily::default(),
         };
         Self { vips: Vips::new(config), tables }
+    }
+
+    /// Removes the numbers of slots that no VIP has any more. Call this after the kernel has the new numbers. Returns whether
+    /// anything has changed.
+    pub fn release(&mut self) -> bool {
+        let Tables { names, tables, released, .. } = &mut self.tables;
+        let mut changed = false;
+        for (family, pool, slots) in std::mem::take(released) {
+            let (table, chain) = (&mut tables[family], || chains::lb(names, pool, slots));
+            if table.count_picking(pool.endpoints(), slots, names.chain(pool, slots), chain, false) {
+                table.change(pool.sizes(), elements::of_size(pool, slots, names), false);
+                changed = true;
+            }
+        }
+        changed
     }
 
     /// The VIPs that changed since the last commit.
@@ -199,14 +223,16 @@ impl Tables {
     }
 
     fn change(&mut self, key: &VipKey, vip: &Vip, present: bool) {
-        let Self { names, tables, affinity, .. } = self;
+        let Self { names, tables, affinity, released, .. } = self;
         let table = &mut tables[key.family()];
         let slots = affinity.slots(key, vip);
         elements::of_vip(key, vip, slots, names, |set, element| table.change(set, element, present));
         for (pool, slots) in elements::pools_of(vip) {
             let chain = || chains::lb(names, pool, slots);
-            if table.count_picking(pool.endpoints(), slots, names.chain(pool, slots), chain, present) {
-                table.change(pool.sizes(), elements::of_size(pool, slots, names), present);
+            if !present {
+                released.push((key.family(), pool, slots));
+            } else if table.count_picking(pool.endpoints(), slots, names.chain(pool, slots), chain, true) {
+                table.change(pool.sizes(), elements::of_size(pool, slots, names), true);
             }
         }
     }

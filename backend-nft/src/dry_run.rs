@@ -10,6 +10,7 @@ impl Desired {
     /// Plans `state` and returns the tables as text for `nft -f`. Comments in the text describe what is skipped.
     pub fn text(&mut self, state: &Snapshot, changes: &Changes) -> String {
         let notices = self.update(state, changes);
+        self.release();
         let comments: String = notices.iter().map(|notice| format!("# {notice}\n")).collect();
         let tables: Vec<String> = self.content().iter().map(nft::listing).collect();
         comments + &tables.join("\n")

@@ -63,6 +63,7 @@ pub fn plan(state: &Snapshot, config: &Config, local: &[IpAddr]) -> Desired {
     desired.vips.set_local_addresses(local.to_vec());
     // The returned diagnostics are ignored: the backend itself reports what it does not program.
     desired.update(state, &Changes::everything());
+    desired.release();
     desired
 }
 

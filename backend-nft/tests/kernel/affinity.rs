@@ -311,6 +311,8 @@ fn new_and_expired_clients_cause_no_sync() {
     assert_eq!(live.set(state), 1, "no sync but this one");
 }
 
+/// Regression: a packet that had read a number of slots found no chain for it, because the same transaction had removed the chain's
+/// element.
 #[test]
 fn no_connection_fails_while_endpoints_come_and_go() {
     [None, Some(10_800)].into_iter().for_each(connections_while_endpoints_change);
