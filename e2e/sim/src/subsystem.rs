@@ -87,6 +87,6 @@ pub struct Edit<N> {
     pub what: String,
     /// The families whose objects it damages.
     pub damages: BTreeSet<Family>,
-    /// What the backend is told.
+    /// The notice that the backend gets; `None` if it gets none.
     pub notice: Option<N>,
 }
