@@ -1,7 +1,8 @@
 //! [`IpvsBackend`]: applies the diff of each state. If the applied state is unknown, it first reads the live state. It skips
 //! what the kernel refuses.
 //!
-//! A sync deletes virtual servers first, then writes rules, then adds virtual servers and destinations, and binds addresses last.
+//! A sync deletes virtual servers first, and adds destinations to those that have none. Then it writes rules, adds virtual servers and
+//! the other destinations, removes destinations, and binds addresses last.
 //! In this order, packets never reach a virtual server whose rules are missing. Our tables list the VIPs of all our virtual
 //! servers, so that a restarted backend knows which virtual servers are its own.
 
@@ -142,16 +143,20 @@ impl<K: Kernel> IpvsBackend<K> {
             let deletions = self.desired.servers().deletions();
             // A refused deletion means that the server was deleted already, unless the kernel is short of a resource. Then its VIP must
             // stay in the tables, so that a later sync knows that the server is ours.
-            if let Some((_, error)) = self.change(&deletions)?.into_iter().find_map(|refused| refused.short) {
-                return Err(error);
-            }
+            without_shortage(self.change(&deletions)?)?;
+            let additions = self.desired.servers().first_destinations();
+            let mut refused = without_shortage(self.change(&additions)?)?;
             let mut failed = self.write_tables()?;
             // If the rules of a family are not written, its virtual servers must not be added.
             let mut families = self.families();
             families.retain(|family| failed.iter().all(|(of, _)| of != family));
-            let changes = self.desired.servers().changes(|family| families.contains(&family));
-            let refused = self.change(&changes)?;
             let surprise = |refused: &Refused| EXISTENCE.contains(&refused.errno) && refused.scheduler.is_none();
+            let additions = self.desired.servers().additions(|family| families.contains(&family));
+            refused.extend(self.change(&additions)?);
+            let incomplete = refused.iter().filter(|one| one.short.is_some() || !fresh && surprise(one));
+            let incomplete = incomplete.map(|refused| refused.frontend).collect();
+            let removals = self.desired.servers().removals(|family| families.contains(&family), &incomplete);
+            refused.extend(self.change(&removals)?);
             if !fresh && refused.iter().any(surprise) {
                 info!("the virtual servers differ from the applied state; reading them");
                 // The kernel may have refused these changes only because the applied state was wrong.
@@ -199,9 +204,9 @@ impl<K: Kernel> IpvsBackend<K> {
                 }
                 _ => None,
             };
-            let family = Family::of(change.frontend().address.ip());
-            let errno = refused.errno;
-            Refused { errno, scheduler, short: refused.is_shortage().then(|| (family, refused.into())) }
+            let (errno, frontend) = (refused.errno, *change.frontend());
+            let family = Family::of(frontend.address.ip());
+            Refused { errno, frontend, scheduler, short: refused.is_shortage().then(|| (family, refused.into())) }
         });
         Ok(refused.collect())
     }
@@ -310,8 +315,8 @@ impl<K: Kernel> IpvsBackend<K> {
         Ok(true)
     }
 
-    /// Selects the virtual servers that belong to this backend: their VIP is desired, is in our tables, or has its address on our
-    /// interface. A virtual server with an excluded address never belongs to this backend.
+    /// Selects the virtual servers that belong to this backend: their VIP is desired, was applied before, is in our tables, or has its
+    /// address on our interface. A virtual server with an excluded address never belongs to this backend.
     fn ours(
         &self,
         servers: Vec<ServerState>,
@@ -322,7 +327,7 @@ impl<K: Kernel> IpvsBackend<K> {
             let frontend = &state.server.frontend;
             let address = frontend.address.ip();
             let known =
-                self.desired.servers().wants(frontend) || ledger.contains(frontend) || addresses.contains(&address);
+                self.desired.servers().knows(frontend) || ledger.contains(frontend) || addresses.contains(&address);
             known && !self.desired.options().excludes(address)
         };
         servers.into_iter().filter(is_ours).collect()
@@ -417,10 +422,19 @@ impl<K: Kernel> Backend for IpvsBackend<K> {
 /// A refused change of a virtual server or destination.
 struct Refused {
     errno: i32,
+    frontend: Frontend,
     /// The requested scheduler, if the kernel lacks it.
     scheduler: Option<Scheduler>,
     /// The family and the error, if the kernel refused the change only because it is short of a resource.
     short: Option<(Family, anyhow::Error)>,
+}
+
+/// Returns an error if the kernel refused one of these changes only because it is short of a resource.
+fn without_shortage(mut refused: Vec<Refused>) -> anyhow::Result<Vec<Refused>> {
+    match refused.iter_mut().find_map(|refused| refused.short.take()) {
+        Some((_, error)) => Err(error),
+        None => Ok(refused),
+    }
 }
 
 mod check;

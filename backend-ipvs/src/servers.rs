@@ -24,6 +24,8 @@ pub struct Servers {
     wanted: BTreeMap<Frontend, Plan>,
     /// The applied state; `None` if it is unknown.
     held: Option<BTreeMap<Frontend, Held>>,
+    /// While the applied state is unknown: the virtual servers of the last one that was known.
+    remembered: BTreeSet<Frontend>,
     /// The virtual servers whose desired and applied states may differ. While the applied state is unknown, all may differ, and
     /// this set is not maintained.
     dirty: BTreeSet<Frontend>,
@@ -79,10 +81,15 @@ impl Servers {
         self.held.is_some()
     }
 
-    /// Forgets the applied state.
+    /// Forgets the applied state, but not which virtual servers it contained.
     pub fn forget(&mut self) {
-        self.held = None;
+        self.remembered.extend(self.held.take().into_iter().flat_map(BTreeMap::into_keys));
         self.dirty.clear();
+    }
+
+    /// Whether this virtual server is desired, or was in the last known applied state.
+    pub fn knows(&self, frontend: &Frontend) -> bool {
+        self.wants(frontend) || self.remembered.contains(frontend)
     }
 
     /// Lets the next changes retry what the kernel refused.
@@ -107,6 +114,7 @@ impl Servers {
         let draining = all.filter(|(frontend, address)| !self.serves(frontend, address));
         self.draining = draining.map(|key| (key, before.remove(&key).flatten())).collect();
         self.held = Some(held);
+        self.remembered.clear();
     }
 
     /// Whether an endpoint is a desired destination of a virtual server.
@@ -148,20 +156,50 @@ impl Servers {
         gone.map(|frontend| Change::DeleteServer(*frontend)).collect()
     }
 
-    /// All changes except [`Self::deletions`], for the families that `has` selects.
-    pub fn changes(&self, has: impl Fn(Family) -> bool) -> Vec<Change> {
-        let Some(held) = &self.held else { return Vec::new() };
+    /// The additions to virtual servers that have no destination for new connections. They come before the rules: until now, rules
+    /// keep packets away from such a virtual server. If the rules changed first, packets would find it empty.
+    pub fn first_destinations(&self) -> Vec<Change> {
         let mut changes = Vec::new();
-        for frontend in self.dirty.iter().filter(|frontend| has(Family::of(frontend.address.ip()))) {
-            let Some(plan) = self.wanted.get(frontend) else { continue };
-            if !self.refused.contains_key(&(*frontend, None)) {
-                self.changes_of(plan, held.get(frontend), &mut changes);
+        let serves = |held: &Held| held.destinations.values().any(|one| one.weight > 0);
+        for (plan, held) in self.dirty_plans(|_| true).filter(|(_, held)| held.is_some_and(|held| !serves(held))) {
+            self.additions_to(plan, held, &mut changes);
+        }
+        changes
+    }
+
+    /// All changes except [`Self::deletions`] and [`Self::removals`], for the families that `has` selects.
+    pub fn additions(&self, has: impl Fn(Family) -> bool) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for (plan, held) in self.dirty_plans(has) {
+            self.additions_to(plan, held, &mut changes);
+        }
+        changes
+    }
+
+    /// The removals of destinations that are no longer desired, for the families that `has` selects, except those of the virtual
+    /// servers `incomplete`. The [`Self::additions`] must come first: without them, a virtual server may lose its last destination.
+    pub fn removals(&self, has: impl Fn(Family) -> bool, incomplete: &BTreeSet<Frontend>) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for (plan, held) in self.dirty_plans(has) {
+            if let Some(held) = held.filter(|_| !incomplete.contains(&plan.server.frontend)) {
+                removals_from(plan, held, &mut changes);
             }
         }
         changes
     }
 
-    fn changes_of(&self, plan: &Plan, held: Option<&Held>, changes: &mut Vec<Change>) {
+    /// The desired virtual servers whose applied state, which is also returned, may differ, without those that the kernel refuses.
+    fn dirty_plans(&self, has: impl Fn(Family) -> bool) -> impl Iterator<Item = (&Plan, Option<&Held>)> {
+        let dirty = self.dirty.iter().filter(move |frontend| has(Family::of(frontend.address.ip())));
+        let taken = dirty.filter(|frontend| !self.refused.contains_key(&(**frontend, None)));
+        let known = self
+            .held
+            .as_ref()
+            .map(|held| taken.filter_map(|frontend| Some((self.wanted.get(frontend)?, held.get(frontend)))));
+        known.into_iter().flatten()
+    }
+
+    fn additions_to(&self, plan: &Plan, held: Option<&Held>, changes: &mut Vec<Change>) {
         let frontend = plan.server.frontend;
         match held {
             None => changes.push(Change::AddServer(plan.server.clone())),
@@ -181,16 +219,6 @@ impl Servers {
                 }
                 Some(_) => changes.push(Change::UpdateDestination(frontend, wanted)),
                 None => changes.push(Change::AddDestination(frontend, wanted)),
-            }
-        }
-        for (address, destination) in held.iter().flat_map(|held| &held.destinations) {
-            if plan.destinations.binary_search(address).is_ok() {
-                continue;
-            }
-            if !drains(&frontend) {
-                changes.push(Change::DeleteDestination(frontend, *address));
-            } else if destination.weight > 0 {
-                changes.push(Change::UpdateDestination(frontend, Destination { weight: 0, ..*destination }));
             }
         }
     }
@@ -316,6 +344,18 @@ const LAST: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(std::net::Ipv6Addr
 /// Whether the removed destinations of a virtual server drain. Only TCP has connections that end.
 fn drains(frontend: &Frontend) -> bool {
     frontend.protocol == Protocol::Tcp
+}
+
+fn removals_from(plan: &Plan, held: &Held, changes: &mut Vec<Change>) {
+    let frontend = plan.server.frontend;
+    let gone = held.destinations.iter().filter(|(address, _)| plan.destinations.binary_search(address).is_err());
+    for (address, destination) in gone {
+        if !drains(&frontend) {
+            changes.push(Change::DeleteDestination(frontend, *address));
+        } else if destination.weight > 0 {
+            changes.push(Change::UpdateDestination(frontend, Destination { weight: 0, ..*destination }));
+        }
+    }
 }
 
 #[cfg(test)]

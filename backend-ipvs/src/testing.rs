@@ -57,6 +57,14 @@ pub struct FakeServer {
     pub destinations: BTreeMap<SocketAddr, (Destination, u32)>,
 }
 
+impl FakeServer {
+    /// The virtual server with its destinations.
+    pub fn state(&self) -> ServerState {
+        let destinations = self.destinations.values().map(destination_state).collect();
+        ServerState { server: self.server.clone(), destinations }
+    }
+}
+
 const MISSING: i32 = 2;
 const NO_SERVER: i32 = 3;
 const EXISTS: i32 = 17;
@@ -66,11 +74,7 @@ const NO_MEMORY: i32 = 12;
 impl FakeKernel {
     /// The virtual servers with their destinations.
     pub fn states(&self) -> Vec<ServerState> {
-        let state = |fake: &FakeServer| ServerState {
-            server: fake.server.clone(),
-            destinations: fake.destinations.values().map(destination_state).collect(),
-        };
-        self.servers.values().map(state).collect()
+        self.servers.values().map(FakeServer::state).collect()
     }
 
     fn make(&mut self, change: &Change) -> Result<(), i32> {

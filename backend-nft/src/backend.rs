@@ -244,19 +244,27 @@ impl<K: Kernel> NftBackend<K> {
         loop {
             fresh |= self.read_unknown(family)?;
             self.prepare(family)?;
+            self.read_substitute(family)?;
             let portions = self.desired.tables()[family].changes(self.limits);
             let Some((index, transaction, error)) = self.apply_portions(family, &portions) else {
                 self.desired.commit(family);
-                if let Err(error) = self.remove_substitute(family) {
+                if portions.count() == 0
+                    && let Err(error) = self.remove_substitute(family)
+                {
                     debug!(%error, "cannot delete the substitute table");
+                    return Ok(());
                 }
+                self.has_substitute[family] = false;
                 return Ok(());
             };
             let failed = if fresh { self.pinpoint(transaction, error) } else { Some((transaction, error)) };
-            if portions.count() > 1 && (index > 0 || failed.is_none()) {
-                // The table now holds a part of the change.
-                self.desired.forget(family);
+            if portions.count() > 1 {
+                // Also if the answer to the first portion was lost.
                 self.has_substitute[family] = true;
+                if index > 0 || failed.is_none() {
+                    // The table now holds a part of the change.
+                    self.desired.forget(family);
+                }
             }
             let Some((transaction, error)) = failed else {
                 if portions.count() == 1 {
@@ -305,18 +313,22 @@ impl<K: Kernel> NftBackend<K> {
         None
     }
 
-    /// Removes the substitute table if it exists. It is needed only until the main table is complete.
+    /// Reads the substitute table if it may exist.
+    fn read_substitute(&mut self, family: Family) -> Result<(), Error> {
+        let may_exist = self.has_substitute[family];
+        let found = if may_exist { self.kernel.read(&plan::substitute(family), &|_| None)? } else { None };
+        self.has_substitute[family] = found.is_some();
+        self.desired.tables()[family].set_substitute(found.as_ref());
+        Ok(())
+    }
+
+    /// Deletes the substitute table if it exists. No packets enter it, because the table itself is complete.
     fn remove_substitute(&mut self, family: Family) -> Result<(), Error> {
-        if !self.has_substitute[family] {
-            return Ok(());
-        }
-        let table = plan::substitute(family);
-        if self.kernel.read(&table, &|_| None)?.is_some() {
+        if self.has_substitute[family] {
             let mut removal = Transaction::new();
-            removal.delete_table(&table);
+            removal.delete_table(&plan::substitute(family));
             self.apply_transaction(&removal)?;
         }
-        self.has_substitute[family] = false;
         Ok(())
     }
 

@@ -42,11 +42,11 @@ fn state() -> Snapshot {
     serde_saphyr::from_str(WEB).unwrap()
 }
 
-/// The state without the second endpoint.
-fn shrunk() -> Snapshot {
+/// The state with only the first endpoints.
+fn with_endpoints(count: usize) -> Snapshot {
     let mut state = state();
     let web = state.services.get_mut(&ServiceKey::new("default", "web")).unwrap();
-    Arc::make_mut(web).endpoints.truncate(1);
+    Arc::make_mut(web).endpoints.truncate(count);
     state
 }
 
@@ -80,7 +80,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
 #[test]
 fn the_live_listing_equals_the_plan_until_another_program_changes_something() {
     let mut backend = backend(Options::default());
-    for (state, local) in [(state(), "192.168.0.2"), (shrunk(), "192.168.0.2"), (state(), "192.168.0.3")] {
+    for (state, local) in [(state(), "192.168.0.2"), (with_endpoints(1), "192.168.0.2"), (state(), "192.168.0.3")] {
         backend.set_local_addresses(vec![local.parse().unwrap()]);
         sync(&mut backend, &state, &Changes::everything());
         let mut reader = restarted(&backend);
@@ -152,12 +152,12 @@ fn rules_are_written_first_and_addresses_last_and_an_unchanged_state_sends_nothi
 fn removing_an_endpoint_changes_each_virtual_server_once() {
     let mut backend = backend(Options::default());
     sync(&mut backend, &state(), &Changes::everything());
-    let log = sync(&mut backend, &shrunk(), &web_changed());
+    let log = sync(&mut backend, &with_endpoints(1), &web_changed());
     let drained = "-e -t 172.30.0.1:80 -r 10.180.1.2:8080 -m -w 0; -e -t 192.168.0.2:30080 -r 10.180.1.2:8080 -m -w 0";
     assert_eq!(log, [drained]);
     assert!(backend.is_draining());
     let mut after = restarted(&backend);
-    assert_eq!(sync(&mut after, &shrunk(), &Changes::everything()), [] as [&str; 0]);
+    assert_eq!(sync(&mut after, &with_endpoints(1), &Changes::everything()), [] as [&str; 0]);
     assert!(after.is_draining(), "a restart finds what drains");
     run(after.drain(Duration::ZERO)).unwrap();
     assert_eq!(
@@ -189,7 +189,7 @@ fn virtual_servers_of_other_programs_always_stay() {
     // The last address is on our interface, too. Its virtual server still belongs to others, because the address is excluded.
     backend.kernel.addresses = Some(["172.30.9.1".parse().unwrap()].into());
     sync(&mut backend, &state(), &Changes::everything());
-    sync(&mut restarted(&backend), &shrunk(), &Changes::everything());
+    sync(&mut restarted(&backend), &with_endpoints(1), &Changes::everything());
     for (frontend, server) in &others {
         assert_eq!(backend.kernel.servers.get(frontend), Some(server));
     }
@@ -231,7 +231,7 @@ fn objects_that_other_programs_delete_are_restored() {
     }
     // The next sync repairs the change even if nothing reported it.
     backend.kernel.servers.clear();
-    sync(&mut backend, &shrunk(), &web_changed());
+    sync(&mut backend, &with_endpoints(1), &web_changed());
     assert_eq!(backend.kernel.servers.len(), 2);
     assert!(run(backend.is_undisturbed()).unwrap());
 }
@@ -276,7 +276,7 @@ fn a_cancelled_check_continues_where_it_stopped() {
     assert_eq!(backend.desired.servers().after(backend.checked, 1), [last]);
     let mut draining = self::backend(Options::default());
     sync(&mut draining, &state(), &Changes::everything());
-    sync(&mut draining, &shrunk(), &web_changed());
+    sync(&mut draining, &with_endpoints(1), &web_changed());
     {
         let mut drain = pin!(draining.drain(Duration::ZERO));
         assert!(drain.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "the check did not yield");
@@ -322,7 +322,7 @@ fn an_endpoint_that_the_kernel_refuses_is_skipped_with_a_diagnostic() {
     backend.retry_refused();
     let (log, again) = synced(&mut backend, &state(), &Changes::default());
     assert_eq!((log.len(), again), (1, skipped));
-    assert_eq!(synced(&mut backend, &shrunk(), &web_changed()).1, []);
+    assert_eq!(synced(&mut backend, &with_endpoints(1), &web_changed()).1, []);
 }
 
 #[test]
@@ -422,6 +422,47 @@ fn nothing_drains_after_a_failed_sync() {
         assert_eq!(backend.kernel.servers.values().map(|fake| fake.destinations.len()).sum::<usize>(), destinations);
     }
     assert!(!backend.is_draining());
+}
+
+/// The kernel lacked the memory for the new endpoints. The backend nevertheless removed the former ones, and the Service had none.
+#[test]
+fn endpoints_stay_while_the_kernel_lacks_the_memory_for_those_that_replace_them() {
+    let mut backend = backend(Options::default());
+    sync(&mut backend, &state(), &Changes::everything());
+    let before = backend.kernel.servers.clone();
+    let moved = Snapshot::clone(&serde_saphyr::from_str(&WEB.replace("address: 10.180.", "address: 10.181.")).unwrap());
+    backend.kernel.short = true;
+    backend.kernel.hated.extend(["10.181.0.1:8080", "10.181.1.2:8080"].map(|one| one.parse::<SocketAddr>().unwrap()));
+    let synced = run(backend.apply(&moved, &web_changed())).unwrap();
+    assert_eq!((synced.failed.is_empty(), &backend.kernel.servers), (false, &before));
+    backend.kernel.hated.clear();
+    sync(&mut backend, &moved, &Changes::everything());
+    let serves = |fake: &FakeServer| fake.destinations.values().filter(|(one, _)| one.weight > 0).count();
+    assert!(backend.kernel.servers.values().all(|fake| serves(fake) == 2 && fake.destinations.len() == 4));
+}
+
+/// Rules kept packets away from a virtual server without destinations. The backend deleted these rules before it added destinations. If
+/// the sync failed in between, the Service had no endpoints until the next one.
+#[test]
+fn an_empty_virtual_server_gets_destinations_before_its_rules_change() {
+    let mut backend = backend(Options::default());
+    sync(&mut backend, &with_endpoints(0), &Changes::everything());
+    let lines = sync(&mut backend, &state(), &web_changed());
+    let at = |what: &str| lines.iter().position(|line| line.contains(what)).unwrap();
+    assert!(at("-a") < at("rules"), "{lines:#?}");
+}
+
+/// Another program deleted our table and our interface, and the Service was deleted before the backend read them again. It took the
+/// virtual servers for those of another program, and never deleted them.
+#[test]
+fn virtual_servers_that_lost_all_marks_are_still_our_own() {
+    let mut backend = backend(Options::default());
+    sync(&mut backend, &state(), &Changes::everything());
+    backend.kernel.nft.tables.clear();
+    backend.kernel.addresses = None;
+    backend.forget();
+    sync(&mut backend, &Snapshot { services: Default::default(), ..state() }, &Changes::everything());
+    assert_eq!(backend.kernel.servers, Default::default());
 }
 
 /// Every sync without an applied state is a full sync, not only the first one.

@@ -70,7 +70,12 @@ impl Ipvs {
 #[track_caller]
 fn send(servers: &mut Servers, ipvs: &mut Ipvs) -> String {
     let mut script = String::new();
-    let steps: [fn(&Servers) -> Vec<Change>; 2] = [Servers::deletions, |servers| servers.changes(|_| true)];
+    let steps: [fn(&Servers) -> Vec<Change>; 4] = [
+        Servers::deletions,
+        Servers::first_destinations,
+        |servers| servers.additions(|_| true),
+        |servers| servers.removals(|_| true, &BTreeSet::new()),
+    ];
     for step in steps {
         let changes = step(servers);
         ipvs.apply(&changes);

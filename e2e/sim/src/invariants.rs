@@ -101,6 +101,8 @@ struct Inner {
     has: Served,
     /// The families of which packets meet the rules.
     entered: ByFamily<bool>,
+    /// The families without hidden damage.
+    whole: ByFamily<bool>,
     /// Whether the kernel refuses some objects.
     hates: bool,
     established: BTreeMap<String, (u64, Option<Revision>, bool)>,
@@ -150,6 +152,7 @@ impl Ledger {
             repaired: ByFamily::default(),
             has: Served::default(),
             entered: ByFamily::default(),
+            whole: ByFamily::default(),
             hates: false,
             established: BTreeMap::new(),
             delivered: None,
@@ -349,6 +352,7 @@ impl Inner {
 
     fn see<S: Subsystem>(&mut self, kernel: &S) {
         (self.has, self.entered) = (kernel.served(), kernel.entered());
+        self.whole = ByFamily::from_fn(|family| kernel.is_whole(family));
     }
 
     fn is_damaged(&self) -> bool {
@@ -363,7 +367,7 @@ impl Inner {
                 let of_family = served.0.iter().filter(|(vip, _)| vip.family() == family);
                 of_family.map(|(vip, entry)| (*vip, entry.clone())).collect::<Vec<_>>()
             };
-            if self.entered[family] && of(&self.has) == of(plan) {
+            if self.entered[family] && self.whole[family] && of(&self.has) == of(plan) {
                 self.repaired[family] = self.damage[family];
             }
         }

@@ -210,6 +210,9 @@ fn report(seed: u64, backend: Option<Name>, output: &str, shrinks: bool) -> anyh
     let mut options = options(backend, &without);
     options.push("--trace".to_owned());
     let (result, trace, _) = child(seed, &options)?;
+    if violated(&result) != violated(output) {
+        println!("seed {seed} gives another result with the same steps: {output}");
+    }
     let of_run = backend.unwrap_or_else(|| Name::of_seed(seed)).to_possible_value();
     let of_run = of_run.as_ref().map_or("", |value| value.get_name());
     let corpus = format!("{seed} {of_run} {}", violated(output));

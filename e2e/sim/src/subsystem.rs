@@ -50,6 +50,11 @@ pub trait Subsystem: Clone + Send + 'static {
         ByFamily::new(true, true)
     }
 
+    /// Whether no damage is left of which [`Self::served`] shows nothing as long as the state stays the same.
+    fn is_whole(&self, _family: Family) -> bool {
+        true
+    }
+
     /// Everything that a new backend would program in the same way, as text.
     fn objects(&self, state: &Snapshot) -> Vec<String>;
 

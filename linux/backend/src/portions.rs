@@ -42,6 +42,18 @@ impl Default for Limits {
     }
 }
 
+/// What is left of an attempt to replace a live table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Substitute {
+    /// No substitute table.
+    #[default]
+    Absent,
+    /// A substitute table that no packets enter.
+    Partial,
+    /// A substitute table that packets enter, so they do not enter the table itself.
+    Entered,
+}
+
 /// The value and the comment of an element.
 pub type Value = (ElementData, Option<Name>);
 
@@ -80,6 +92,8 @@ pub struct Portions<S> {
     changes: Changes<S>,
     /// The tables to write, in order: the substitute, if there is one, then the table itself. Both have the same portions.
     tables: Vec<Table>,
+    /// The substitute of an earlier attempt. The last transaction deletes it, so that packets enter one table at any time.
+    leftover: Option<Table>,
     /// The first key of each portion except the first portion.
     starts: Vec<ElementKey>,
     count: usize,
@@ -90,20 +104,35 @@ const ALL: KeyRange<'static, ElementKey> = (Bound::Unbounded, Bound::Unbounded);
 
 impl<S: Sets> Portions<S> {
     /// Changes a table in place.
-    pub fn in_place(changes: Changes<S>, elements: &Elements, limits: Limits) -> Self {
+    pub fn in_place(changes: Changes<S>, elements: &Elements, limits: Limits, substitute: Substitute) -> Self {
         let size = changes.size(elements);
         let limit = (size > limits.entered).then_some(limits.entered);
-        Self::cut(vec![S::table(changes.family)], changes, elements, size, limit)
+        Self::cut(vec![S::table(changes.family)], changes, elements, size, limit).after(substitute)
     }
 
     /// Writes a whole table. If the table exists already (`is_there`), every packet still finds a complete table.
-    pub fn anew(changes: Changes<S>, is_there: bool, elements: &Elements, limits: Limits) -> Self {
-        let most = if is_there { limits.entered } else { limits.filled };
+    pub fn anew(
+        changes: Changes<S>,
+        is_there: bool,
+        elements: &Elements,
+        limits: Limits,
+        substitute: Substitute,
+    ) -> Self {
+        let is_entered = is_there && substitute != Substitute::Entered;
+        let most = if is_entered { limits.entered } else { limits.filled };
         let size = changes.size(elements);
         let limit = (size > most).then_some(limits.filled);
-        let substitute = limit.filter(|_| is_there).and_then(|_| S::substitute(changes.family));
-        let tables = substitute.into_iter().chain([S::table(changes.family)]).collect();
-        Self::cut(tables, changes, elements, size, limit)
+        let new = limit.filter(|_| is_entered).and_then(|_| S::substitute(changes.family));
+        let tables = new.into_iter().chain([S::table(changes.family)]).collect();
+        Self::cut(tables, changes, elements, size, limit).after(substitute)
+    }
+
+    /// The same transactions, which also delete the substitute of an earlier attempt.
+    fn after(mut self, substitute: Substitute) -> Self {
+        let leftover = S::substitute(self.changes.family).filter(|_| substitute != Substitute::Absent);
+        // A new substitute replaces it.
+        self.leftover = leftover.filter(|leftover| !self.tables.contains(leftover));
+        self
     }
 
     fn cut(tables: Vec<Table>, changes: Changes<S>, elements: &Elements, size: usize, limit: Option<usize>) -> Self {
@@ -111,7 +140,7 @@ impl<S: Sets> Portions<S> {
         let changes = if limit.is_some() { changes.entered_last() } else { changes };
         let is_nothing = size == 0 && changes.before.is_empty() && changes.after.is_empty();
         let count = if is_nothing { 0 } else { tables.len() * (starts.len() + 1) };
-        Self { changes, tables, starts, count }
+        Self { changes, tables, leftover: None, starts, count }
     }
 
     /// The number of transactions; 0 if there is nothing to change.
@@ -145,7 +174,7 @@ impl<S: Sets> Portions<S> {
         }
         if is_last {
             append(&mut transaction, &self.changes.after, table);
-            if let Some(other) = self.tables.iter().find(|other| *other != table) {
+            if let Some(other) = self.tables.iter().chain(&self.leftover).find(|other| *other != table) {
                 transaction.delete_table(other);
             }
         }

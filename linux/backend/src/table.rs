@@ -11,7 +11,7 @@ use localnet_linux::nft::{Chain, ChainMatch, Element, LiveTable, Name, Set, Tabl
 use localnet_proto::Family;
 
 use crate::{
-    portions::{self, Elements, Filled, Limits, Portions},
+    portions::{self, Elements, Filled, Limits, Portions, Substitute},
     sets::Sets,
 };
 
@@ -40,6 +40,8 @@ pub struct TableState<S> {
     held: Option<Held>,
     /// Whether the table existed when it was last read, whatever its contents.
     is_there: bool,
+    /// The substitute table.
+    substitute: Substitute,
     /// The result of the transaction in progress.
     next: Option<Next>,
 }
@@ -77,6 +79,7 @@ impl<S: Sets> TableState<S> {
             prepared: BTreeSet::new(),
             held: None,
             is_there: false,
+            substitute: Substitute::Absent,
             next: None,
         }
     }
@@ -205,6 +208,17 @@ impl<S: Sets> TableState<S> {
         self.held = Some(Held { sets, counts, numbered });
     }
 
+    /// Records the substitute table, as read from the kernel; `None` if there is none. The next changes delete it.
+    pub fn set_substitute(&mut self, found: Option<&LiveTable>) {
+        let is_base = |name: &Name| self.chain(name).is_some_and(|chain| chain.hook.is_some());
+        let enters = |found: &LiveTable| found.chains.iter().any(|(name, _)| is_base(name));
+        self.substitute = match found {
+            None => Substitute::Absent,
+            Some(found) if enters(found) => Substitute::Entered,
+            Some(_) => Substitute::Partial,
+        };
+    }
+
     /// Appends the new chains that pick an endpoint, and returns their names. They are sent before the elements that
     /// lead to them. If one transaction contained both, a packet that is being processed could find the new elements
     /// but still empty chains.
@@ -234,13 +248,13 @@ impl<S: Sets> TableState<S> {
     /// [`transaction`](Self::transaction) creates each transaction.
     pub fn changes(&mut self, limits: Limits) -> Portions<S> {
         let (next, portions) = match self.held.as_ref().and_then(|held| self.in_place(held)) {
-            Some((next, changes)) => (next, Portions::in_place(changes, &self.elements, limits)),
+            Some((next, changes)) => (next, Portions::in_place(changes, &self.elements, limits, self.substitute)),
             None => {
                 if self.held.is_none() {
                     self.elements.iter_mut().for_each(DiffStore::pack);
                 }
                 let (next, changes) = self.anew();
-                (next, Portions::anew(changes, self.is_there, &self.elements, limits))
+                (next, Portions::anew(changes, self.is_there, &self.elements, limits, self.substitute))
             }
         };
         self.next = Some(next);

@@ -3,14 +3,28 @@
 use std::{collections::BTreeSet, fmt, io, net::IpAddr, slice, sync::Arc, time::Duration};
 
 use futures::FutureExt as _;
-use localnet_client::{Changes, Counts, served::Served, vips::Config};
-use localnet_ipvs::{IpvsBackend, Options, kernel::Kernel as Host, served, testing::FakeKernel};
+use localnet_client::{
+    Changes, Counts,
+    served::Served,
+    vips::{Config, VipKey},
+};
+use localnet_ipvs::{
+    IpvsBackend, Options,
+    kernel::Kernel as Host,
+    plan::sets::SetId,
+    served,
+    testing::{FakeKernel, FakeServer},
+};
 use localnet_linux::{
     dummy::{self, Changed},
     ipvs::{self, Applied, Change, DestinationState, Frontend, Refused, ServerState, VirtualServer},
-    nft::{self, Chain, Element, LiveTable, Set, Table, Transaction, TransactionSize},
+    nft::{self, Chain, Element, LiveTable, Set, Table, Transaction, TransactionSize, testing::FakeTable},
 };
-use localnet_linux_backend::live::{Live, Watch};
+use localnet_linux_backend::{
+    elements::tuple,
+    live::{Live, Watch},
+    sets::Sets as _,
+};
 use localnet_proto::{Family, Snapshot};
 use rand::{Rng as _, rngs::StdRng, seq::IndexedRandom as _};
 use tokio::{
@@ -30,7 +44,11 @@ use crate::{
 
 /// Virtual servers, the interface with their addresses, and nf_tables.
 #[derive(Clone, Debug, Default)]
-pub struct Ipvs(FakeKernel);
+pub struct Ipvs {
+    fake: FakeKernel,
+    /// The virtual servers that nothing marked as the backend's when it last started.
+    unmarked: BTreeSet<Frontend>,
+}
 
 /// Notices changes by other programs, and deletes destinations that have drained.
 #[derive(Debug)]
@@ -75,6 +93,7 @@ impl Program for Ipvs {
 
     async fn open(kernel: Kernel<Self>, node: Node) -> anyhow::Result<Self::Backend> {
         let (commits, now) = (kernel.subscribe(), Instant::now());
+        kernel.ask(|ipvs| ipvs.unmarked = ipvs.fake.servers.keys().filter(|one| !ipvs.marks(one)).copied().collect());
         let mut backend = IpvsBackend::new(Config::default(), Options::default(), kernel);
         // The check of the real `open` would add a virtual server if there is none.
         backend.kernel().heads()?;
@@ -93,30 +112,27 @@ impl Subsystem for Ipvs {
     }
 
     fn after(self, state: &Snapshot) -> Self {
-        let mut backend = IpvsBackend::new(Config::default(), Options::default(), self.0);
+        let mut backend = IpvsBackend::new(Config::default(), Options::default(), self.fake);
         // The fake kernel never waits.
         _ = backend.apply(state, &Changes::everything()).now_or_never();
-        Self(backend.kernel().clone())
+        Self { fake: backend.kernel().clone(), ..Self::default() }
     }
 
     fn served(&self) -> Served {
-        let servers = self.0.states();
-        let tables: Vec<_> = self.0.nft.tables.values().map(dump).collect();
-        // The addresses that the simulated node may have.
-        let own = [[192, 168, 0, 2], [192, 168, 0, 3], [192, 168, 0, 9]].map(IpAddr::from).into_iter();
-        let own = own.chain([IpAddr::from([0xfd00, 0x192, 0, 0, 0, 0, 0, 2])]);
-        let local = own.chain(self.0.addresses.iter().flatten().copied()).collect();
+        let servers: Vec<_> = self.known().map(|fake| fake.state()).collect();
+        let tables: Vec<_> = self.fake.nft.tables.values().map(dump).collect();
+        let local = own_addresses().chain(self.fake.addresses.iter().flatten().copied()).collect();
         served::of(&servers, &tables, &local)
     }
 
     fn objects(&self, _: &Snapshot) -> Vec<String> {
-        let servers = self.0.servers.values().flat_map(|fake| {
+        let servers = self.known().flat_map(|fake| {
             let destinations = fake.destinations.values();
             let destinations = destinations.map(|(one, _)| format!("{} {one:?}", fake.server.frontend));
             destinations.chain([format!("{:?}", fake.server)]).collect::<Vec<_>>()
         });
-        let addresses = self.0.addresses.iter().flatten().map(ToString::to_string);
-        let tables = self.0.nft.tables.iter().flat_map(|(table, content)| {
+        let addresses = self.fake.addresses.iter().flatten().map(ToString::to_string);
+        let tables = self.fake.nft.tables.iter().flat_map(|(table, content)| {
             let sets = content.sets.iter().map(|(name, (_, elements))| format!("{table:?} {name}: {elements:?}"));
             sets.chain(content.chains.values().map(|chain| format!("{table:?} {chain:?}"))).collect::<Vec<_>>()
         });
@@ -124,26 +140,34 @@ impl Subsystem for Ipvs {
     }
 
     fn unsettled(&self) -> Option<String> {
-        let mut all = self.0.servers.values().flat_map(|server| server.destinations.values());
+        let mut all = self.known().flat_map(|server| server.destinations.values());
         all.find(|(one, _)| one.weight == 0).map(|(one, _)| format!("{} drains", one.address))
     }
 
+    /// An address that the interface lacks matters as soon as its VIP has endpoints again.
+    fn is_whole(&self, family: Family) -> bool {
+        let of_family = self.known().map(|fake| fake.server.frontend.address.ip());
+        let mut of_family = of_family.filter(|address| Family::of(*address) == family);
+        of_family.all(|address| self.is_bound(&address) || own_addresses().any(|own| own == address))
+    }
+
     fn hate(&mut self, rng: &mut StdRng) {
-        let destinations: Vec<_> = self.0.servers.values().flat_map(|fake| fake.destinations.keys().copied()).collect();
-        let addresses: Vec<_> = self.0.addresses.iter().flatten().copied().collect();
+        let destinations: Vec<_> =
+            self.fake.servers.values().flat_map(|fake| fake.destinations.keys().copied()).collect();
+        let addresses: Vec<_> = self.fake.addresses.iter().flatten().copied().collect();
         match rng.random() {
-            true => self.0.hated.extend(destinations.choose(rng)),
-            false => self.0.hated_addresses.extend(addresses.choose(rng)),
+            true => self.fake.hated.extend(destinations.choose(rng)),
+            false => self.fake.hated_addresses.extend(addresses.choose(rng)),
         }
-        self.0.short = rng.random();
+        self.fake.short = rng.random();
     }
 
     /// Also ends all connections, so that destinations have drained.
     fn heal(&mut self) {
-        self.0.hated.clear();
-        self.0.hated_addresses.clear();
-        self.0.short = false;
-        let destinations = self.0.servers.values_mut().flat_map(|fake| fake.destinations.values_mut());
+        self.fake.hated.clear();
+        self.fake.hated_addresses.clear();
+        self.fake.short = false;
+        let destinations = self.fake.servers.values_mut().flat_map(|fake| fake.destinations.values_mut());
         destinations.for_each(|(_, active)| *active = 0);
     }
 
@@ -153,36 +177,68 @@ impl Subsystem for Ipvs {
             let notice = silent.then_some(());
             return Edit { what: "changes its own table".to_owned(), damages: BTreeSet::new(), notice };
         }
-        let frontends: Vec<_> = self.0.servers.keys().copied().collect();
-        let addresses: Vec<_> = self.0.addresses.iter().flatten().copied().collect();
-        let tables: Vec<_> = self.0.nft.tables.keys().cloned().collect();
+        let frontends: Vec<_> = self.fake.servers.keys().copied().collect();
+        let addresses: Vec<_> = self.fake.addresses.iter().flatten().copied().collect();
+        let tables: Vec<_> = self.fake.nft.tables.keys().cloned().collect();
         match (rng.random_range(0..6_u8), frontends.choose(rng), addresses.choose(rng), tables.choose(rng)) {
             (0, Some(frontend), ..) => {
-                self.0.servers.remove(frontend);
+                self.fake.servers.remove(frontend);
                 let damages = [Family::of(frontend.address.ip())].into();
                 Edit { what: format!("deletes the virtual server {frontend}"), damages, notice: None }
             }
             (1 | 2, Some(frontend), ..) => {
-                let gone = self.0.servers.get_mut(frontend).and_then(|fake| fake.destinations.pop_first());
+                let gone = self.fake.servers.get_mut(frontend).and_then(|fake| fake.destinations.pop_first());
                 let address = gone.map(|(address, _)| address);
                 let damages = [Family::of(frontend.address.ip())].into();
                 Edit { what: format!("deletes the destination {address:?} of {frontend}"), damages, notice: None }
             }
             (3, _, Some(address), _) => {
-                self.0.addresses.iter_mut().for_each(|addresses| _ = addresses.remove(address));
+                self.fake.addresses.iter_mut().for_each(|addresses| _ = addresses.remove(address));
                 let damages = [Family::of(*address)].into();
                 Edit { what: format!("deletes the address {address}"), damages, notice: None }
             }
             (4, _, Some(_), _) => {
-                self.0.addresses = None;
+                self.fake.addresses = None;
                 Edit { what: "deletes the interface".to_owned(), damages: Family::BOTH.into(), notice: None }
             }
             (.., Some(table)) => {
-                let what = damage(&mut self.0.nft, table, rng);
+                let what = damage(&mut self.fake.nft, table, rng);
                 Edit { what, damages: [table.family].into(), notice: Some(()) }
             }
             _ => Edit { what: "finds nothing".to_owned(), damages: BTreeSet::new(), notice: None },
         }
+    }
+}
+
+/// The addresses that the simulated node may have.
+fn own_addresses() -> impl Iterator<Item = IpAddr> {
+    let own = [[192, 168, 0, 2], [192, 168, 0, 3], [192, 168, 0, 9]].map(IpAddr::from).into_iter();
+    own.chain([IpAddr::from([0xfd00, 0x192, 0, 0, 0, 0, 0, 2])])
+}
+
+impl Ipvs {
+    /// Whether anything marks a virtual server as the backend's: its VIP in the tables, or its address on the interface.
+    fn marks(&self, frontend: &Frontend) -> bool {
+        let (address, protocol) = (frontend.address.ip(), frontend.protocol);
+        let vip = tuple(&VipKey { address, protocol, port: frontend.address.port() });
+        let lists = |content: &FakeTable| {
+            content.sets.get(SetId::Vips.name()).is_some_and(|(_, elements)| elements.contains_key(&vip.clone().into()))
+        };
+        self.is_bound(&address) || self.fake.nft.tables.values().any(lists)
+    }
+
+    fn is_bound(&self, address: &IpAddr) -> bool {
+        self.fake.addresses.iter().flatten().any(|bound| bound == address)
+    }
+
+    /// The virtual servers without those that another program has left without any mark before the backend started. No backend can
+    /// know that they are its own.
+    fn known(&self) -> impl Iterator<Item = &FakeServer> {
+        self.fake
+            .servers
+            .iter()
+            .filter(|(one, _)| !self.unmarked.contains(one) || self.marks(one))
+            .map(|(_, fake)| fake)
     }
 }
 
@@ -232,15 +288,15 @@ impl Host for Kernel<Ipvs> {
     }
 
     fn servers(&mut self) -> Result<Vec<ServerState>, ipvs::Error> {
-        Kernel::read(self, &Family::BOTH, ipvs_error, |ipvs| ipvs.0.servers())
+        Kernel::read(self, &Family::BOTH, ipvs_error, |ipvs| ipvs.fake.servers())
     }
 
     fn heads(&mut self) -> Result<Vec<VirtualServer>, ipvs::Error> {
-        Kernel::read(self, &[], ipvs_error, |ipvs| ipvs.0.heads())
+        Kernel::read(self, &[], ipvs_error, |ipvs| ipvs.fake.heads())
     }
 
     fn destinations(&mut self, frontend: &Frontend) -> Result<Vec<DestinationState>, ipvs::Error> {
-        Kernel::read(self, &[], ipvs_error, |ipvs| ipvs.0.destinations(frontend))
+        Kernel::read(self, &[], ipvs_error, |ipvs| ipvs.fake.destinations(frontend))
     }
 
     /// The kernel applies each change for itself.
@@ -248,11 +304,11 @@ impl Host for Kernel<Ipvs> {
         let mut refused = Vec::new();
         for (index, change) in changes.iter().enumerate() {
             let made = self.commit(change, stop, |ipvs| {
-                let applied = ipvs.0.change(slice::from_ref(change)).map_err(Stop::Failed)?;
-                ipvs.0.log.clear();
+                let applied = ipvs.fake.change(slice::from_ref(change)).map_err(Stop::Failed)?;
+                ipvs.fake.log.clear();
                 if let Change::AddDestination(frontend, one) = change {
                     // Some of the endpoints have connections until the next time that the faults end.
-                    let fake = ipvs.0.servers.get_mut(frontend);
+                    let fake = ipvs.fake.servers.get_mut(frontend);
                     let added = fake.and_then(|fake| fake.destinations.get_mut(&one.address));
                     added.into_iter().for_each(|(one, active)| *active = u32::from(one.address.port() % 2));
                 }
@@ -268,20 +324,20 @@ impl Host for Kernel<Ipvs> {
     }
 
     async fn addresses(&mut self) -> Result<Option<BTreeSet<IpAddr>>, dummy::Error> {
-        Kernel::read(self, &[], dummy_error, |ipvs| Ok(ipvs.0.addresses.clone()))
+        Kernel::read(self, &[], dummy_error, |ipvs| Ok(ipvs.fake.addresses.clone()))
     }
 
     async fn bind(&mut self, add: Vec<IpAddr>, remove: Vec<IpAddr>) -> Result<Changed, dummy::Error> {
         let what = format!("addresses +{add:?} -{remove:?}");
         self.commit(what, dummy_error, |ipvs| {
-            let bound = ipvs.0.bind(add, remove).now_or_never();
-            ipvs.0.log.clear();
+            let bound = ipvs.fake.bind(add, remove).now_or_never();
+            ipvs.fake.log.clear();
             bound.unwrap_or_else(|| Err(dummy_error(Failure::Unanswered)))
         })
     }
 
     async fn delete_interface(&mut self) -> Result<(), dummy::Error> {
-        self.ask(|ipvs| ipvs.0.addresses = None);
+        self.ask(|ipvs| ipvs.fake.addresses = None);
         Ok(())
     }
 }
@@ -290,9 +346,9 @@ impl nft::Kernel for Kernel<Ipvs> {
     fn apply(&mut self, transaction: &Transaction) -> Result<TransactionSize, nft::Error> {
         let what = format!("{} changes of rules", transaction.changes().len());
         self.commit(what, error, |ipvs| {
-            let result = nft::Kernel::apply(&mut ipvs.0, transaction);
-            ipvs.0.log.clear();
-            ipvs.0.nft.log.clear();
+            let result = nft::Kernel::apply(&mut ipvs.fake, transaction);
+            ipvs.fake.log.clear();
+            ipvs.fake.nft.log.clear();
             result
         })
     }
@@ -302,11 +358,11 @@ impl nft::Kernel for Kernel<Ipvs> {
         table: &Table,
         wanted: &dyn Fn(&str) -> Option<Arc<Chain>>,
     ) -> Result<Option<LiveTable>, nft::Error> {
-        Kernel::read(self, &[], error, |ipvs| ipvs.0.nft.read(table, wanted))
+        Kernel::read(self, &[], error, |ipvs| ipvs.fake.nft.read(table, wanted))
     }
 
     fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, nft::Error> {
-        Kernel::read(self, &[], error, |ipvs| ipvs.0.nft.elements(table, set))
+        Kernel::read(self, &[], error, |ipvs| ipvs.fake.nft.elements(table, set))
     }
 
     fn has_family(&self, _: Family) -> bool {
