@@ -72,8 +72,9 @@ struct Inner {
     truth: Truth,
     /// When each instance of the brain started.
     started: HashMap<u64, Instant>,
-    /// When the backend last started.
+    /// When the backend last started, and when the brain first received a report of it after that.
     backend_started: Option<Instant>,
+    backend_reported: Option<Instant>,
     /// When each revision of the running brain was first seen.
     published_at: BTreeMap<u64, Instant>,
     /// When the running brain first had a health of each family.
@@ -136,6 +137,7 @@ impl Ledger {
             truth: Truth::default(),
             started: HashMap::new(),
             backend_started: None,
+            backend_reported: None,
             published_at: BTreeMap::new(),
             reported_at: ByFamily::default(),
             digests: HashMap::new(),
@@ -202,7 +204,7 @@ impl Ledger {
     /// The backend starts.
     pub fn backend_started(&self) {
         let mut inner = self.lock();
-        inner.backend_started = Some(Instant::now());
+        (inner.backend_started, inner.backend_reported) = (Some(Instant::now()), None);
         inner.applied_at = ByFamily::default();
     }
 
@@ -232,8 +234,9 @@ impl Ledger {
                     // The first load changes an empty kernel step by step.
                     possible.push(Arc::default());
                 }
-                // Even a VIP that keeps its content may be missing until the sync succeeds.
-                if has_gaps || possible.last() != Some(&plan) {
+                let is_known = possible.iter().any(|known| Arc::ptr_eq(known, &plan));
+                // With gaps, even a VIP that keeps its content may be missing until the sync succeeds.
+                if !is_known || has_gaps && possible.len() < 2 {
                     possible.push(Arc::clone(&plan));
                 }
             }
@@ -463,7 +466,7 @@ impl Inner {
             let unknown = all.filter(|vip| vip.family() == family).find(|vip| {
                 let entry: Option<&Entry> = has.0.get(*vip);
                 let is_known = possible.iter().any(|plan| plan.0.get(*vip) == entry);
-                let is_mixed = may_mix && self.mixes(entry, possible, vip);
+                let is_mixed = may_mix && self.mixes(entry, possible, vip, may_lack);
                 !(is_known || is_mixed || entry.is_none() && may_lack)
             });
             if let Some(vip) = unknown {
@@ -541,6 +544,9 @@ impl Inner {
     fn check_true_health(&mut self, seen: &Seen<'_>) {
         let Revision { instance, rev } = seen.state.revision();
         let now = Instant::now();
+        let reported = seen.reports.last(self.profile.name).map(|received| received.at);
+        // A backend that restarts has the whole timeout after its first report.
+        self.backend_reported = self.backend_reported.or(reported.filter(|at| Some(*at) >= self.backend_started));
         if rev > 0 {
             self.published_at.entry(rev).or_insert(now);
         }
@@ -550,7 +556,8 @@ impl Inner {
             let applied = self.applied[family];
             let held = if applied.instance == instance { applied.rev } else { 0 };
             let pending = self.published_at.range(held + 1..).next().map(|(_, at)| *at);
-            let begun = self.backend_started.max(Some(first_seen)).max(Some(seen.calm_since));
+            let begun = self.backend_started.max(self.backend_reported);
+            let begun = begun.max(Some(first_seen)).max(Some(seen.calm_since));
             match pending {
                 None if !health.is_healthy()
                     && self.applied_at[family].is_some_and(|at| begun.max(Some(at)) < Some(now - REPORTED)) =>
@@ -630,19 +637,19 @@ impl Inner {
         }
     }
 
-    /// Whether each endpoint of a VIP is one that it has in some plan. A VIP has no endpoints only if it has none in some plan. While a VIP
-    /// is removed, or if the kernel's VIPs share endpoints, it may have those of another VIP of its Service.
-    fn mixes(&self, entry: Option<&Entry>, plans: &[Arc<Served>], vip: &VipKey) -> bool {
-        let Profile { has_gaps, shares_endpoints, .. } = self.profile;
+    /// Whether each endpoint of a VIP is one that it has in some plan. Unless it `may_lack` them, a VIP has no endpoints only if it has none
+    /// in some plan. While a VIP is removed, or if the kernel's VIPs share endpoints, it may have those of another VIP of its Service.
+    fn mixes(&self, entry: Option<&Entry>, plans: &[Arc<Served>], vip: &VipKey, may_lack: bool) -> bool {
+        let may_lack = may_lack || self.profile.has_gaps;
         let leads = |entry: Option<&Entry>| matches!(entry, Some(Entry { to: Some(To::Endpoints(_)), .. }));
-        if !leads(entry) && !has_gaps && plans.iter().all(|plan| leads(plan.0.get(vip))) {
+        if !leads(entry) && !may_lack && plans.iter().all(|plan| leads(plan.0.get(vip))) {
             return false;
         }
         let Some(entry) = entry else { return true };
         let of_vip: Vec<_> = plans.iter().filter_map(|plan| plan.0.get(vip)).collect();
         let is_removed = plans.iter().any(|plan| !plan.0.contains_key(vip));
         let all = plans.iter().flat_map(|plan| &plan.0);
-        let owner = self.owners.of(vip).filter(|_| shares_endpoints);
+        let owner = self.owners.of(vip).filter(|_| self.profile.shares_endpoints);
         let is_sibling = |key: &VipKey| owner.is_some() && self.owners.of(key) == owner;
         let all = all.filter(|(key, _)| is_removed || *key == vip || is_sibling(key));
         let plans: Vec<_> = all.map(|(_, entry)| entry).collect();
@@ -653,7 +660,7 @@ impl Inner {
             .flatten()
             .collect();
         let is_empty = |entry: &Entry| [&entry.to, &entry.outside].iter().any(|to| matches!(to, Some(To::Nothing(_))));
-        if is_empty(entry) && !has_gaps && !of_vip.is_empty() && !of_vip.into_iter().any(is_empty) {
+        if is_empty(entry) && !may_lack && !of_vip.is_empty() && !of_vip.into_iter().any(is_empty) {
             return false;
         }
         [&entry.to, &entry.outside].into_iter().all(|to| match to {

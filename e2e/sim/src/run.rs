@@ -482,9 +482,10 @@ impl<S: Program> Driver<S> {
     /// Neither tasks nor file descriptors remain of former brains, backends and connections.
     fn check_no_leak(&self) {
         let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
-        let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-        if tasks > MOST_TASKS || descriptors > MOST_DESCRIPTORS {
-            self.ledger.violated("no-leak", format!("{tasks} tasks and {descriptors} file descriptors remain"));
+        let descriptors: Vec<_> = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten().collect();
+        if tasks > MOST_TASKS || descriptors.len() > MOST_DESCRIPTORS {
+            let open: Vec<_> = descriptors.iter().filter_map(|one| std::fs::read_link(one.path()).ok()).collect();
+            self.ledger.violated("no-leak", format!("{tasks} tasks and {} files remain: {open:?}", descriptors.len()));
         }
     }
 

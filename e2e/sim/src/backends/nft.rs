@@ -123,7 +123,8 @@ impl Subsystem for Nft {
         let all = self.fake.tables.iter().flat_map(|(table, content)| {
             let sets = content.sets.iter().filter(|(name, _)| is_stable(name));
             let sets = sets.map(|(name, (_, elements))| format!("{table:?} {name}: {elements:?}"));
-            let chains = content.chains.values().filter(|chain| !self.keeps_unused || !spread::is_picking(&chain.name));
+            let may_stay = |name: &Name| self.keeps_unused && spread::is_picking(name) && !content.uses_chain(name);
+            let chains = content.chains.values().filter(|chain| !may_stay(&chain.name));
             sets.chain(chains.map(|chain| format!("{table:?} {chain:?}"))).collect::<Vec<_>>()
         });
         all.collect()
