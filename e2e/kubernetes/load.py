@@ -3,8 +3,10 @@
   tcp:ADDRESS:PORT     RATE new connections a second, with one request on each
   udp:ADDRESS:PORT     RATE datagrams a second, each from another port
   held:ADDRESS:PORT    four connections that stay open, with ten requests a second on each
+  kept:ADDRESS:PORT    the same as an HTTP client does it: if the server has closed a connection that was used before, a GET whose answer has
+                       not begun is repeated on a new connection (RFC 9112, 9.3.1)
 
-After SIGTERM, it writes the counts to RESULT as JSON. Nothing is retried: a request without a correct answer within 3 s has failed.
+After SIGTERM, it writes the counts to RESULT as JSON. Nothing else is retried: a request without a correct answer within 3 s has failed.
 """
 import asyncio
 import itertools
@@ -22,7 +24,7 @@ PORTS = itertools.cycle(range(20000, 60000))
 
 class Count:
     def __init__(self):
-        self.answered, self.failed, self.slowest, self.failures = 0, 0, 0.0, []
+        self.answered, self.failed, self.slowest, self.failures, self.repeated = 0, 0, 0.0, [], 0
 
     async def of(self, request):
         """Counts a request, and returns whether it was answered."""
@@ -75,6 +77,34 @@ async def held(address, port, count, stop):
         await asyncio.sleep(0.1)
 
 
+async def kept(address, port, count, stop):
+    streams = []
+
+    async def connect():
+        if streams:
+            streams[1].close()
+        streams[:] = await asyncio.open_connection(address, port)
+
+    async def repeatable():
+        if streams:
+            try:
+                return await request(*streams)
+            except (ConnectionError, asyncio.IncompleteReadError) as error:
+                if getattr(error, "partial", b""):
+                    raise
+                count.repeated += 1
+        await connect()
+        await request(*streams)
+
+    while not stop.is_set():
+        if not await count.of(repeatable()) and streams:
+            streams[1].close()
+            streams.clear()
+        await asyncio.sleep(0.1)
+    if streams:
+        streams[1].close()
+
+
 class Datagram(asyncio.DatagramProtocol):
     def __init__(self):
         self.answer = asyncio.get_running_loop().create_future()
@@ -108,8 +138,9 @@ async def main(result, rate, names):
         kind, target = name.split(":", 1)
         address, port = target.rsplit(":", 1)
         counts[name] = count = Count()
-        if kind == "held":
-            tasks.update(asyncio.create_task(held(address, port, count, stop)) for _ in range(HELD))
+        if kind in ("held", "kept"):
+            hold = {"held": held, "kept": kept}[kind]
+            tasks.update(asyncio.create_task(hold(address, port, count, stop)) for _ in range(HELD))
         else:
             repeated.append(({"tcp": tcp, "udp": udp}[kind], address, port, count))
     due = time.monotonic()

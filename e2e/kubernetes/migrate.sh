@@ -8,6 +8,8 @@
 #   upgrade                     the chart, from the images with the tag `previous` to ours, to each mixture of brain and backend, and back
 #   drain:PROXY                 drains each node; PROXY is a name that proxy.sh knows
 #   rollouts:PROXY              updates the servers ROLLOUTS (100) times; the first three steps update them all the time, too
+#   keep:PROXY                  updates the servers ROLLOUTS (500) times, while clients also keep their connections to them (HTTP keep-alive), and
+#                               connections to removed endpoints are closed; takes 50 minutes, so it runs only if it is named
 #
 # Each client opens RATE (20) connections a second to each address. .cache/kubernetes/results/migrate has the counts and the failures.
 . "$(dirname "$0")/common.sh"
@@ -97,6 +99,10 @@ start_load() {
     mkdir -p "$counts"
     echo 0 >"$counts/updates"
     for address in $(of web '{.spec.clusterIPs[*]}'); do targets+=("tcp:$address:80" "udp:$address:81"); done
+    if [ "${1%%:*}" = keep ]; then
+        for address in $(of web '{.spec.clusterIPs[*]}'); do targets+=("kept:$address:80"); done
+        for address in $(of web '{.status.loadBalancer.ingress[*].ip}'); do outside+=("kept:$address:80"); done
+    fi
     for address in $(of steady '{.spec.clusterIPs[*]}'); do targets+=("held:$address:80"); done
     for node in $(numbers); do
         outside+=("tcp:172.30.0.$((10 + node)):$(of web '{.spec.ports[0].nodePort}')")
@@ -141,11 +147,11 @@ stop_load() {
     for pid in "${loads[@]}"; do wait "$pid"; done
     loads=() replacing=
     jq -s --arg step "$1" --arg took $((SECONDS - began)) --arg updates "$(cat "$counts/updates")" '
-        def sum(kind): map(select(.key | startswith(kind)).value.answered) | add;
+        def sum(kind): map(select(.key | startswith(kind)).value.answered) | add // 0;
         [.[] | to_entries[]] | {step: $step, took: $took, updates: $updates, connections: sum("tcp"), datagrams: sum("udp"), held: sum("held"),
-        failed: map(.value.failed) | add, slowest: (map(.value.slowest) | max * 1000 | round),
+        kept: sum("kept"), repeated: map(.value.repeated) | add, failed: map(.value.failed) | add, slowest: (map(.value.slowest) | max * 1000 | round),
         failures: [.[] | select(.value.failed > 0) | "\(.key): \(.value.failed): \(.value.failures)"]}' "$counts"/*.json >"$counts.json"
-    jq -r '"| \(.step) | \(.took) s | \(.updates) | \(.connections) | \(.datagrams) | \(.held) | \(.failed) | \(.slowest) ms |", .failures[]' "$counts.json"
+    jq -r '"| \(.step) | \(.took) s | \(.updates) | \(.connections) | \(.datagrams) | \(.held) | \(.kept) | \(.repeated) | \(.failed) | \(.slowest) ms |", .failures[]' "$counts.json"
     [ "$(jq .failed "$counts.json")" = 0 ] || failed=1
 }
 
@@ -275,6 +281,16 @@ rollouts() {
     stop_load "$step"
 }
 
+keep() {
+    local update annotation=localnet.dev/close-connections-after
+    proxy "$1"
+    kubectl --namespace load annotate --overwrite service web "$annotation=0s" >>"$output"
+    start_load "$step"
+    for update in $(seq "${ROLLOUTS:-500}"); do roll_out "$update"; done
+    stop_load "$step"
+    kubectl --namespace load annotate service web "$annotation-" >>"$output"
+}
+
 ended() {
     local status=$?
     [ "$status" = 0 ] || [ -n "$failed" ] || tail -n 5 "$output" "$log"/load-*.log >&2
@@ -288,7 +304,7 @@ trap ended EXIT
 [ $# -gt 0 ] || set -- {beside,migrate,back}:iptables {beside,migrate,back}:nftables upgrade {drain,rollouts}:nft {drain,rollouts}:kube-proxy-nftables
 mkdir -p "$results"
 start_servers
-echo "| step | time | updates of the Deployment | connections | datagrams | requests on held connections | failed | slowest answer |"
+echo "| step | time | updates of the Deployment | connections | datagrams | requests on held connections | requests on kept connections | of these, repeated | failed | slowest answer |"
 for step; do
     # What the chart calls kube-proxy's rules of this mode.
     stale=iptables
