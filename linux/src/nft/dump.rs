@@ -9,7 +9,7 @@ use localnet_core::Family;
 
 use super::answer::Error;
 use super::encode::{name_set, write_key};
-use super::parse::{ChainDump, Elements, parse_chain, parse_rule, parse_set};
+use super::parse::{ChainDump, Elements, parse_chain, parse_packets, parse_rule, parse_set};
 use super::socket::Socket;
 use super::uapi::{self, chain, element, generation, msg, rule, set, table};
 use super::wire::{self, Head, Message, Writer};
@@ -130,6 +130,22 @@ impl Socket {
     /// Returns the errors of [`Self::table`].
     pub fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error> {
         self.undisturbed(|socket| socket.read_elements(table, set))
+    }
+
+    /// Reads how many packets each element of a set has counted; `None` if there is no such set. While packets add elements, an
+    /// element may be missing or occur twice.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::table`].
+    pub fn packets(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<(Tuple, u64)>>, Error> {
+        self.undisturbed(|socket| {
+            let mut counted = Vec::new();
+            let fill = |w: &mut Writer| name_set(w, table, set);
+            let exists = socket.request(table.family, msg::GET_ELEMENTS, wire::DUMP, fill, |message| {
+                counted.extend(parse_packets(message.attributes()));
+            })?;
+            Ok(exists.then_some(counted))
+        })
     }
 
     /// Reads the element with this key from a set. In an interval set, this is the element whose range contains the key. `None`

@@ -13,6 +13,13 @@ use super::{FieldType, Op};
 pub(super) const VERDICT: u32 = 0;
 /// `NFT_REG_1`, the first register.
 pub(super) const FIRST: u32 = 1;
+/// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`
+pub(super) const NAME: u16 = 1;
+pub(super) const DATA: u16 = 2;
+/// `NFTA_COUNTER_PACKETS`
+pub(super) const COUNTER_PACKETS: u16 = 2;
+/// `NFTA_DYNSET_EXPR`: the expression that each element runs.
+const STATEMENT: u16 = 7;
 /// `NFT_CMP_EQ`, `NFT_CMP_NEQ`
 const CMP_EQ: u32 = 0;
 const CMP_NEQ: u32 = 1;
@@ -31,8 +38,8 @@ impl Expressions<'_> {
     /// Writes any expression; `fill` writes its attributes.
     pub(super) fn expression(&mut self, name: &str, fill: impl FnOnce(&mut Writer)) {
         self.0.nest(1, |w| {
-            w.string(1, name);
-            w.nest(2, fill);
+            w.string(NAME, name);
+            w.nest(DATA, fill);
         });
     }
 
@@ -141,8 +148,9 @@ impl Expressions<'_> {
         });
     }
 
-    /// Adds the key to a set. If the set already contains the key, renews the key's timeout. `timeout` is in seconds.
-    pub(super) fn update(&mut self, set: &str, timeout: Option<u32>) {
+    /// Adds the key to a set. If the set already contains the key, renews the key's timeout. `timeout` is in seconds. `counts`:
+    /// whether the element counts the packet. If the set is full, the rule does not match.
+    pub(super) fn update(&mut self, set: &str, timeout: Option<u32>, counts: bool) {
         self.expression("dynset", |w| {
             w.u32(4, FIRST);
             // NFT_DYNSET_OP_UPDATE
@@ -151,6 +159,9 @@ impl Expressions<'_> {
                 w.u64(6, u64::from(seconds) * 1000);
             }
             w.string(1, set);
+            if counts {
+                w.nest(STATEMENT, |w| w.string(NAME, "counter"));
+            }
         });
     }
 
@@ -178,11 +189,16 @@ pub(super) struct Expression {
 /// The expressions of a rule, except those without effect.
 pub(super) fn read(list: Attributes<'_>) -> Vec<Expression> {
     list.map(|(_, item)| {
-        let name = Attributes(item).string(1).unwrap_or_default().to_owned();
-        let attributes = Attributes(item).nested(2);
+        let name = Attributes(item).string(NAME).unwrap_or_default().to_owned();
+        let attributes = Attributes(item).nested(DATA);
         let mut attributes: Vec<(u16, Vec<u8>)> = attributes
             .filter(|(kind, value)| !is_implied(&name, *kind, value, attributes))
-            .map(|(kind, value)| (kind, if is_nested(&name, kind) { flat(value) } else { value.to_vec() }))
+            .map(|(kind, value)| match (name.as_str(), kind) {
+                // The kernel adds what the expression has counted, which is nothing.
+                ("dynset", STATEMENT) => (kind, Attributes(value).find(NAME).unwrap_or_default().to_vec()),
+                _ if is_nested(&name, kind) => (kind, flat(value)),
+                _ => (kind, value.to_vec()),
+            })
             .collect();
         attributes.sort_unstable();
         Expression { name, attributes }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use localnet_core::Family;
 
-use super::{Chain, Element, Error, Name, Set, Socket, Table, Transaction, TransactionSize};
+use super::{Chain, Element, Error, Name, Set, Socket, Table, Transaction, TransactionSize, Tuple};
 
 /// The operations on nf_tables that a backend needs.
 pub trait Kernel: Send {
@@ -72,6 +72,15 @@ impl Netlink {
         // The file is missing if IPv6 is not built in or was disabled at boot; then there are no IPv6 packets to translate.
         let has_ipv6 = std::path::Path::new("/proc/self/net/if_inet6").exists();
         Ok(Self { socket: Socket::open()?, has_ipv6 })
+    }
+
+    /// Reads how many packets each element of a set has counted; `None` if there is no such set. While packets add elements, an
+    /// element may be missing or occur twice.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Kernel::read`].
+    pub fn packets(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<(Tuple, u64)>>, Error> {
+        self.socket.packets(table, set)
     }
 
     /// The netlink port, which identifies the commits of this process.

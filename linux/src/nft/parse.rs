@@ -139,6 +139,17 @@ fn declaration(attributes: Attributes<'_>, name: Name) -> Option<Set> {
     })
 }
 
+/// The elements of one message that count packets, each with its key and its packets.
+pub(super) fn parse_packets(attributes: Attributes<'_>) -> impl Iterator<Item = (Tuple, u64)> {
+    attributes.nested(element::LIST_ELEMENTS).filter_map(|(_, item)| {
+        let item = Attributes(item);
+        let counter = item.nested(element::EXPRESSION);
+        let packets = counter.nested(expression::DATA).u64(expression::COUNTER_PACKETS)?;
+        (counter.string(expression::NAME) == Some("counter"))
+            .then_some((padded(item.nested(element::KEY).find(data::VALUE)?), packets))
+    })
+}
+
 /// Collects the elements of a set from the messages of a dump.
 #[derive(Debug)]
 pub(super) struct Elements<'a> {

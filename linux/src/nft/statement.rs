@@ -96,6 +96,8 @@ pub enum Statement {
     PriorityNone,
     /// `update @set { ip saddr . ip daddr timeout 3h }`; the timeout is in seconds.
     Update(Vec<Field>, Name, Option<u32>),
+    /// `update @set { ip daddr . th dport counter }`: counts the packet in the element with its key.
+    Count(Vec<Field>, Name),
     /// `masquerade fully-random`
     Masquerade,
     /// `reject`: answers with ICMP port unreachable.
@@ -142,7 +144,8 @@ impl Statement {
             | Statement::VerdictMap(_, set)
             | Statement::DnatMap(_, set)
             | Statement::PriorityMap(_, set)
-            | Statement::Update(_, set, _) => Some(set),
+            | Statement::Update(_, set, _)
+            | Statement::Count(_, set) => Some(set),
             _ => None,
         }
     }
@@ -178,6 +181,7 @@ impl Statement {
                 let timeout = timeout.map(|seconds| format!(" timeout {}", duration(seconds))).unwrap_or_default();
                 format!("update @{set} {{ {}{timeout} }}", of(fields))
             }
+            Statement::Count(fields, set) => format!("update @{set} {{ {} counter }}", of(fields)),
             Statement::Masquerade => "masquerade fully-random".to_owned(),
             Statement::Reject => "reject".to_owned(),
             Statement::Verdict(verdict) => verdict.to_string(),
@@ -244,7 +248,11 @@ impl Statement {
             }
             Statement::Update(fields, set, timeout) => {
                 field::load(fields, out, family);
-                out.update(set, *timeout);
+                out.update(set, *timeout, false);
+            }
+            Statement::Count(fields, set) => {
+                field::load(fields, out, family);
+                out.update(set, None, true);
             }
             // NF_NAT_RANGE_PROTO_RANDOM_FULLY
             Statement::Masquerade => out.expression("masq", |w| w.u32(1, 1 << 4)),

@@ -96,6 +96,8 @@ pub(super) mod element {
     pub(crate) const TIMEOUT: u16 = 4;
     pub(crate) const EXPIRATION: u16 = 5;
     pub(crate) const USERDATA: u16 = 6;
+    /// `NFTA_SET_ELEM_EXPR`
+    pub(crate) const EXPRESSION: u16 = 7;
     pub(crate) const KEY_END: u16 = 10;
     pub(crate) const FLAG_INTERVAL_END: u32 = 1;
 }

@@ -41,6 +41,7 @@ pub(crate) fn everything(family: Family) -> TableContent {
     let devices = Set::new("interfaces", [Ifname]);
     let priorities = Set::map("priorities", [kind, InetProto, InetService], [Priority]).size(1000).comment("numbers");
     let sticky = Set::new("sticky", [kind, Priority]).size(100).dynamic(None);
+    let counted = Set::new("counted", [kind, InetProto, InetService]).size(100).dynamic(Some(3600));
     let slots = Set::verdict_map("slots", [Index]).comment("by number");
     let addresses = Set::map("addresses", [InetService], [kind]);
     let mut sets: Vec<(Set, Vec<Element>)> = Vec::new();
@@ -138,6 +139,7 @@ pub(crate) fn everything(family: Family) -> TableContent {
             .collect(),
     ));
     sets.push((sticky, vec![]));
+    sets.push((counted, vec![]));
 
     let service = [Field::DestinationAddress, Field::Protocol, Field::DestinationPort];
     let slot_of = |generator| [service.as_slice(), &[Field::Index(generator)]].concat();
@@ -209,6 +211,7 @@ pub(crate) fn everything(family: Family) -> TableContent {
                 Statement::Update(vec![Field::SourceAddress, Field::Priority], "sticky".into(), Some(60)),
                 Statement::PriorityNone,
             ])
+            .rule(Statement::Count(service.into(), "counted".into()))
             .rule([Statement::is_in([Field::SourcePort], "ports"), accept()])
             .rule([Statement::is_in([Field::OriginalDestinationAddress], "plain"), accept()])
             .rule(Statement::vmap([Field::Protocol], "protocols"))
