@@ -31,7 +31,7 @@ pub async fn open(mut backend: IptablesBackend<Tools>, max_counted: usize) -> an
     // Reading needs the same privileges as writing, so this finds missing privileges at the start.
     backend.kernel_mut().save(Family::V4, &mut |_| {}).context("cannot read the tables (CAP_NET_ADMIN is needed)")?;
     // Reading the table `nat` makes the kernel load connection tracking, which counts the traffic.
-    let backend = backend.counting(traffic::start("iptables", max_counted));
+    let backend = backend.counting(traffic::start("iptables", max_counted, || None));
     let tables = Tables { watch, before: None, unreadable: false };
     Ok(Live::new(backend, tables, NodeAddresses::default()).await)
 }

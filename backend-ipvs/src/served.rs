@@ -46,7 +46,7 @@ pub async fn read() -> anyhow::Result<Served> {
 pub fn of(servers: &[ServerState], tables: &[TableDump], local: &BTreeSet<IpAddr>) -> Served {
     let reached = servers.iter().filter(|state| local.contains(&state.server.frontend.address.ip()));
     let servers: BTreeMap<VipKey, &ServerState> = reached.map(|state| (vip(&state.server.frontend), state)).collect();
-    let verdicts = verdicts(tables, NoEndpoints, "");
+    let verdicts = verdicts(tables, NoEndpoints, &[]);
     let by_policy: BTreeSet<VipKey> = vips(tables, ExternalLocal).collect();
     let picked: BTreeSet<VipKey> = vips(tables, Services).collect();
     let mut translated: BTreeMap<VipKey, Vec<SocketAddr>> = BTreeMap::new();

@@ -90,6 +90,7 @@ impl<K: Kernel> NftBackend<K> {
     pub fn counting(mut self, traffic: Option<TrafficCounter>) -> Self {
         if traffic.is_some() {
             self.desired.moved().count();
+            self.desired.count_refused();
         }
         Self { traffic, ..self }
     }

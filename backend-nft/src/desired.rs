@@ -48,6 +48,8 @@ struct Tables {
     affinity: Affinity,
     /// The pools, sizes and timeouts that session affinity uses.
     shapes: ByFamily<Shape>,
+    /// Whether rules count refused packets.
+    counts: bool,
 }
 
 impl Desired {
@@ -60,6 +62,7 @@ impl Desired {
             released: Vec::new(),
             affinity: Affinity::default(),
             shapes: ByFamily::default(),
+            counts: false,
         };
         Self { vips: Vips::new(config), tables }
     }
@@ -77,6 +80,21 @@ impl Desired {
             }
         }
         changed
+    }
+
+    /// Lets rules count refused packets.
+    pub fn count_refused(&mut self) {
+        if self.tables.counts {
+            return;
+        }
+        let vips: Vec<_> = self.vips.programmed().map(|(_, key, vip)| (key, vip)).collect();
+        vips.iter().for_each(|(key, vip)| self.tables.change(key, vip, false));
+        self.tables.counts = true;
+        self.tables.names = ChainNames::counting();
+        vips.iter().for_each(|(key, vip)| self.tables.change(key, vip, true));
+        self.release();
+        Family::BOTH.into_iter().for_each(|family| self.tables.tables[family].count(true));
+        self.update_chains(true);
     }
 
     /// The VIPs that changed since the last commit.
@@ -184,7 +202,7 @@ impl Tables {
                 self.shapes[family] = shape;
             }
             if fixed_change || had_affinity != has_affinity {
-                table.set_fixed_chains(chains::fixed(facts, family, has_affinity));
+                table.set_fixed_chains(chains::fixed(facts, family, has_affinity, self.counts));
             }
         }
     }

@@ -26,6 +26,7 @@ pub mod kube_proxy;
 pub mod live;
 pub mod plan;
 pub mod program;
+mod refused;
 pub mod served;
 
 pub use backend::NftBackend;

@@ -15,7 +15,7 @@ use localnet_linux_backend::{
 use tokio::{select, time};
 use tracing::{info, warn};
 
-use crate::{Netlink, NftBackend};
+use crate::{Netlink, NftBackend, refused::Refused};
 
 /// The nft backend of the node, or of the network namespace in which it was opened.
 pub type LiveBackend = Live<NftBackend<Netlink>, Tables>;
@@ -37,7 +37,8 @@ pub async fn open(
     let mut backend = NftBackend::new(config, kernel).canary(canary);
     backend.check().context("cannot program nf_tables")?;
     // The backend's use of nf_tables makes the kernel load connection tracking, which counts the traffic.
-    let backend = backend.counting(traffic::start("nft", max_counted));
+    let refused = || Some(Box::new(Refused::open().ok()?) as Box<_>);
+    let backend = backend.counting(traffic::start("nft", max_counted, refused));
     Ok(Live::new(backend, tables, NodeAddresses::default()).await)
 }
 

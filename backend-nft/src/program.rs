@@ -22,8 +22,8 @@ pub struct Nft {
     /// the other proxy serves it
     #[arg(long)]
     canary: bool,
-    /// Count the connections, packets and bytes of at most N Service ports, and those of all other ports together; 0 counts nothing.
-    /// The backend then sets the sysctl net.netfilter.nf_conntrack_acct
+    /// Count the connections, packets, bytes and refused packets of at most N Service ports, and those of all other ports together; 0
+    /// counts nothing. The backend then sets the sysctl net.netfilter.nf_conntrack_acct
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=traffic::MAX_PORTS))]
     traffic: u16,
 }
@@ -69,6 +69,9 @@ impl BackendProgram for Nft {
         let mut vips = flags.config(config);
         vips.node_port_addresses.localhost = config.node_ports_on_localhost(Self::MODE);
         let mut desired = Desired::new(vips);
+        if self.traffic > 0 {
+            desired.count_refused();
+        }
         desired.vips.set_local_addresses(NodeAddresses::default().list().await?);
         Ok(desired)
     }

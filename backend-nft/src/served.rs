@@ -56,7 +56,7 @@ pub fn of(table: &TableDump) -> Served {
     let affinity: BTreeMap<VipKey, u32> = keys(AffinityTimeouts).filter_map(read_numbered).collect();
     let members = |set: SetId| vips(tables, set).collect::<BTreeSet<_>>();
     let (services, local_services) = (members(Services), members(LocalServices));
-    let verdicts = verdicts(tables, NoEndpoints, names::UNSERVED_LOCAL);
+    let verdicts = verdicts(tables, NoEndpoints, &[names::UNSERVED_LOCAL, names::DROP_PORT]);
     let by_policy = members(ExternalLocal);
     let all_vips = services.iter().chain(&local_services).chain(all.keys()).chain(local.keys()).chain(verdicts.keys());
     let keys: BTreeSet<VipKey> = all_vips.copied().collect();

@@ -96,6 +96,7 @@ impl Reports {
         self.received.send_if_modified(|reports| {
             if let Some(received) = reports.get_mut(&report.backend) {
                 let previous = received.traffic.take().and_then(|(traffic, _)| traffic.last.clone());
+                self.history.drained(previous.as_ref(), &report);
                 let traffic = BackendTraffic { last: Some(report), previous };
                 received.traffic = Some((Arc::new(traffic), Instant::now()));
             }

@@ -6,7 +6,7 @@ mod sysdump;
 use std::{
     collections::HashMap,
     hash::{BuildHasher as _, RandomState},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
 };
 
@@ -66,6 +66,17 @@ impl Anonymiser {
                 if !problem.problem.is_empty() {
                     REMOVED.clone_into(&mut problem.problem);
                 }
+            }
+            Some(Event::Drain(drain)) => {
+                if let Some(service) = &mut drain.service {
+                    service.name = self.name("Service", &service.name).to_string();
+                    service.namespace = self.name("namespace", &service.namespace).to_string();
+                }
+                drain.port = self.name("port", &drain.port).to_string();
+                drain.endpoint = match drain.endpoint.parse::<SocketAddr>() {
+                    Ok(at) => SocketAddr::new(self.address(at.ip()), at.port()).to_string(),
+                    Err(_) => REMOVED.to_owned(),
+                };
             }
             Some(Event::Start(_) | Event::State(_)) | None => {}
         }
@@ -223,9 +234,11 @@ mod tests {
 
     use localnet_proto::{
         Affinity, Revision, Scopes,
-        history::{FullState, Replay},
+        history::{EndpointDrain, FullState, Replay},
         sysdump::Sysdump,
-        wire::{BackendReport, BackendWarning, BrainStatus, FamilyReport, Finding, ReceivedReport, ServiceReasons},
+        wire::{
+            self, BackendReport, BackendWarning, BrainStatus, FamilyReport, Finding, ReceivedReport, ServiceReasons,
+        },
     };
     use proptest::prelude::*;
 
@@ -429,5 +442,19 @@ mod tests {
         assert!(of("fe80::1").to_string().starts_with("fe80:"));
         let several: BTreeSet<IpAddr> = (0..=255).map(|last| of(&format!("10.0.0.{last}"))).collect();
         assert_eq!(several.len(), 256);
+    }
+
+    #[test]
+    fn the_names_in_a_drain_go() {
+        let mut anonymiser = Anonymiser::default();
+        let service = Some(wire::ServiceKey { namespace: "shop".to_owned(), name: "web".to_owned() });
+        let (port, endpoint) = ("http".to_owned(), "10.1.2.3:8080".to_owned());
+        let drain = EndpointDrain { service, port, protocol: 1, endpoint, open: 2, closed: 0 };
+        let entry = Entry { time_millis: 1, event: Some(Event::Drain(drain)) };
+        let text = format!("{:?}", anonymiser.entry(entry).unwrap());
+        assert!(["shop", "web", "http", "10.1.2.3"].iter().all(|name| !text.contains(name)), "{text}");
+        assert!(text.contains(":8080") && text.contains("open: 2"), "{text}");
+        let of_state = anonymiser.key_of(&ServiceKey::new("shop", "web"));
+        assert!(text.contains(&format!("name: {:?}", &*of_state.name)), "{text} names the Service as {of_state}");
     }
 }

@@ -7,12 +7,13 @@ use std::{
 };
 
 use localnet_client::{Changes, Snapshot, inspect::Listing, vips::Config};
-use localnet_linux::nft::{
-    Chain, ChainDump, Element, LiveTable, Set, TableContent, TableDump, element_line, family_name,
+use localnet_linux::{
+    nft::{Chain, ChainDump, Element, LiveTable, Set, TableContent, TableDump, element_line, family_name},
+    traffic::Reason,
 };
 use localnet_nft::{
     desired::Desired,
-    plan::sets::{SetId, Sets as _},
+    plan::sets::{SetId, Sets as _, refused_name},
 };
 use localnet_proto::Family;
 use serde::Serialize;
@@ -69,6 +70,11 @@ pub fn plan(state: &Snapshot, config: &Config, local: &[IpAddr]) -> Desired {
 
 /// Compares the planned tables with the live tables. At most `most` differences are listed.
 pub fn differences(plan: &mut Desired, live: &Live, most: usize) -> Differences {
+    // Whether the backend counts refused packets is not part of the state, so the kernel's table tells.
+    let counts = |dump: &TableDump| Reason::ALL.into_iter().any(|reason| dump.set(&refused_name(reason)).is_some());
+    if live.tables.iter().filter_map(|(_, dump)| dump.as_ref()).any(counts) {
+        plan.count_refused();
+    }
     for (family, dump) in live.tables.iter() {
         plan.adopt(family, dump.as_ref().map(slots));
     }

@@ -127,7 +127,8 @@ impl Show for Services<'_> {
         let more: &[&str] = if style.wide { &["POLICY", "AFFINITY", "PORT-NAMES"] } else { &[] };
         let rates = self.rates.as_ref().filter(|_| style.wide);
         let headings = SERVICE_HEADINGS.into_iter().chain(more.iter().copied());
-        let mut table = Table::new(headings.chain(rates.iter().flat_map(|_| Rates::HEADINGS)));
+        let of_rates = rates.iter().flat_map(|_| Rates::HEADINGS.into_iter().chain([Rates::REFUSED]));
+        let mut table = Table::new(headings.chain(of_rates));
         for service in &self.services {
             table.add(|row| {
                 service_row(row, service);
@@ -135,7 +136,9 @@ impl Show for Services<'_> {
                     more_of_service(row, service);
                 }
                 if let Some(rates) = rates {
-                    traffic::cells(row, rates.service(&service.key));
+                    let rate = rates.service(&service.key);
+                    traffic::cells(row, rate);
+                    traffic::refused_cell(row, rate);
                 }
             });
         }
@@ -473,16 +476,12 @@ services:
         let rates = || Some(crate::traffic::tests::rates());
         let services = render(&Services { services: services().collect(), rates: rates() }, Format::Wide)
             + &render(&Endpoints { rates: rates(), ..Endpoints::of(services(), &nothing) }, Format::Wide);
-        let last_two = |line: &str| {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            words[words.len() - 2..].join(" ")
-        };
-        let (headings, none, some) = ("CONNS/S BYTES/S", "- -", "4.0 8.0K");
-        assert_eq!(
-            services.lines().map(last_two).collect::<Vec<_>>(),
-            [headings, none, some, headings, some, none],
-            "{services}"
-        );
+        let lasts = ["CONNS/S BYTES/S REFUSED/S", "- - -", "4.0 8.0K 2.0", "CONNS/S BYTES/S", "4.0 8.0K", "- -"];
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(services.lines().count(), lasts.len());
+        for (line, last) in services.lines().zip(lasts) {
+            assert!(words(line).ends_with(last), "{last} in {services}");
+        }
     }
 
     #[test]

@@ -8,7 +8,9 @@ use jiff::Timestamp;
 use localnet_client::Snapshot;
 use localnet_proto::{
     Digest, Service, ServiceKey, difference,
-    history::{BackendProgress, Broken, Change, ChangedObject, Entry, Past, Step, entry::Event, state_after},
+    history::{
+        BackendProgress, Broken, Change, ChangedObject, EndpointDrain, Entry, Past, Step, entry::Event, state_after,
+    },
     node_difference,
 };
 use serde::{Serialize, Serializer};
@@ -149,6 +151,13 @@ pub fn rows(state: Snapshot, entries: &[Entry], selection: &Selection) -> Histor
                     text => format!("{of}: {field}{text} ({})", problem.code),
                 });
             }
+            Some(Event::Drain(of)) => {
+                let key = of.service.clone().unwrap_or_default();
+                if !selection.admits(&ServiceKey::new(key.namespace, key.name)) {
+                    continue;
+                }
+                row.event = Some(drain(of));
+            }
             Some(Event::Start(start)) => {
                 row.event = Some(format!("localnet-brain {} started", start.version));
                 // The entries before this one belong to another brain.
@@ -194,6 +203,18 @@ pub fn service_change(before: Option<&Service>, after: Option<&Service>) -> Stri
         (Some(before), Some(after)) => difference(before, after),
         (None, Some(after)) => format!("added (endpoints: {})", after.endpoints.len()),
         (_, None) => "removed".to_owned(),
+    }
+}
+
+/// Describes the beginning or the end of a drain.
+fn drain(EndpointDrain { service, port, endpoint, open, closed, .. }: &EndpointDrain) -> String {
+    let service = service.clone().unwrap_or_default();
+    let of = format!("{}/{}:{port}: {endpoint}", service.namespace, service.name);
+    let connections = |count: u64| if count == 1 { "1 connection".to_owned() } else { format!("{count} connections") };
+    match (open, closed) {
+        (0, 0) => format!("{of} has drained"),
+        (0, closed) => format!("{of} has drained; {} closed", connections(*closed)),
+        (open, _) => format!("{of} drains; {} open", connections(*open)),
     }
 }
 
@@ -334,7 +355,7 @@ mod tests {
     use localnet_proto::{
         Endpoint, EndpointPort, Revision, Scopes, encode,
         history::{FullState, Patch, Problem, Start, hunks, records},
-        wire::FamilyReport,
+        wire::{self, FamilyReport},
     };
 
     use super::*;
@@ -390,6 +411,12 @@ mod tests {
         })
     }
 
+    fn drain_of(open: u64, closed: u64) -> Event {
+        let service = Some(wire::ServiceKey { namespace: "shop".to_owned(), name: "web".to_owned() });
+        let (port, endpoint) = ("http".to_owned(), "10.0.0.1:8080".to_owned());
+        Event::Drain(EndpointDrain { service, port, protocol: 1, endpoint, open, closed })
+    }
+
     fn applied(rev: u64, families: &[i32], error: &str) -> Event {
         let family = |family: &i32| FamilyReport {
             family: *family,
@@ -424,6 +451,8 @@ mod tests {
             (20, applied(1, &[1, 2], "")),
             (1_000, change(&states[1], &states[2])),
             (1_001, Event::Problem(problem("is odd"))),
+            (1_500, drain_of(2, 0)),
+            (1_600, drain_of(0, 1)),
             (2_000, change(&states[2], &states[3])),
             (2_004, applied(3, &[1], "")),
             (2_009, applied(3, &[1, 2], "")),
@@ -443,6 +472,8 @@ TIME                      REVISION  APPLIED      OBJECTS                        
 2026-11-26T03:00:00.000Z  1         nft 20 ms    EndpointSlice shop/web-1 (501)  first complete state
 2026-11-26T03:00:01.000Z  2         nft 1009 ms  EndpointSlice shop/web-1 (502)  shop/web: endpoints added: 10.0.0.2
 2026-11-26T03:00:01.001Z  -         -            -                               Service shop/web: spec.type: is odd (value-invalid)
+2026-11-26T03:00:01.500Z  -         -            -                               shop/web:http: 10.0.0.1:8080 drains; 2 connections open
+2026-11-26T03:00:01.600Z  -         -            -                               shop/web:http: 10.0.0.1:8080 has drained; 1 connection closed
 2026-11-26T03:00:02.000Z  3         nft 9 ms     EndpointSlice shop/web-1 (503)  shop/api: added (endpoints: 1)
 2026-11-26T03:00:03.000Z  4         nft not yet  EndpointSlice shop/web-1 (504)  shop/web: endpoints removed: 10.0.0.1
 2026-11-26T03:00:03.001Z  -         -            -                               the backend nft cannot apply the state: no memory

@@ -72,7 +72,7 @@ pub struct Path<'a> {
 impl<'a> Path<'a> {
     /// Creates the path for packets of a family. `affinity` is the result of [`has_affinity`].
     pub fn new(facts: &'a Facts, family: localnet_proto::Family, affinity: bool) -> Self {
-        let chains = chains::fixed(facts, family, affinity).into_iter().map(Arc::new).collect();
+        let chains = chains::fixed(facts, family, affinity, false).into_iter().map(Arc::new).collect();
         Self { facts, family, chains, names: ChainNames::default(), steps: Vec::new() }
     }
 

@@ -80,6 +80,8 @@ pub struct Row {
     pub new_per_second: Option<f64>,
     /// Bytes per second since the previous sample.
     pub bytes_per_second: Option<f64>,
+    /// Packets per second that would have opened a connection, but were refused; `None` if the backend does not count them.
+    pub refused_per_second: Option<f64>,
 }
 
 /// For each VIP: the name of the owner's port, and the VIP.
@@ -151,14 +153,23 @@ pub fn count(
 impl Top {
     /// Sets the rates that backends have counted. They also cover flows that have ended.
     pub fn set_rates(&mut self, rates: &Rates, by: By) {
+        if by == By::Service {
+            // A port that refuses all connections has no flows.
+            for (name, _) in rates.all_ports().filter(|(_, rate)| rate.refused > 0.0) {
+                if !self.rows.iter().any(|row| row.name == name) {
+                    self.rows.push(Row { name: name.to_owned(), ..Row::default() });
+                }
+            }
+        }
         for row in &mut self.rows {
             let rate = match by {
                 By::Service => rates.port(&row.name),
                 By::Endpoint => rates.endpoint(&row.name),
                 By::Client => return,
             };
-            if let Some(Rate { connections, bytes }) = rate {
+            if let Some(Rate { connections, bytes, refused }) = rate {
                 (row.new_per_second, row.bytes_per_second) = (Some(connections), Some(bytes));
+                row.refused_per_second = (by == By::Service).then_some(refused);
             }
         }
     }
@@ -197,11 +208,13 @@ impl Show for Top {
         let has_rates = self.rows.iter().any(|row| row.new_per_second.is_some());
         let has_bytes = self.rows.iter().any(|row| row.bytes.is_some());
         let has_draining = self.rows.iter().any(|row| row.draining > 0);
+        let has_refused = self.rows.iter().any(|row| row.refused_per_second.is_some_and(|refused| refused > 0.0));
         let mut headings = vec!["NAME", "FLOWS", "UNANSWERED", "STALE"];
         headings.extend(has_draining.then_some("DRAINING"));
         headings.extend(has_rates.then_some("NEW/S"));
         headings.extend(has_bytes.then_some("BYTES"));
         headings.extend((has_rates && has_bytes).then_some("BYTES/S"));
+        headings.extend(has_refused.then_some(Rates::REFUSED));
         let mut table = Table::new(headings);
         for row in &self.rows {
             let tone = |count: usize, tone| (count > 0).then_some(tone);
@@ -215,7 +228,9 @@ impl Show for Top {
                 let rate = has_rates.then(|| format!("{:.1}", row.new_per_second.unwrap_or_default()));
                 let bytes = has_bytes.then(|| number(row.bytes.map(|bytes| bytes as f64)));
                 let bytes_rate = (has_rates && has_bytes).then(|| number(row.bytes_per_second));
-                [rate, bytes, bytes_rate].into_iter().flatten().for_each(|text| _ = to.cell(text));
+                let refused = row.refused_per_second.map_or_else(|| NONE.to_owned(), |refused| format!("{refused:.1}"));
+                let refused = has_refused.then_some(refused);
+                [rate, bytes, bytes_rate, refused].into_iter().flatten().for_each(|text| _ = to.cell(text));
             });
         }
         let mut text = table.text(style, 0) + &format!("{} flows to Services, {} others\n", self.flows, self.others);
@@ -328,5 +343,24 @@ services:
         assert_eq!(top(By::Endpoint, "10.0.0.1:8080"), (Some(4.0), Some(8_000.0)));
         assert_eq!(top(By::Service, "shop/other:http"), (Some(9.0), None));
         assert_eq!(top(By::Client, "10.0.0.1"), (Some(9.0), None));
+
+        let top = |by| {
+            let mut top = Top {
+                time: String::new(),
+                rows: vec![row("shop/web:http")],
+                flows: 0,
+                others: 0,
+                counts_bytes: true,
+                configuration: Origin::default(),
+            };
+            top.set_rates(&rates, by);
+            top
+        };
+        let refusing: Vec<_> =
+            top(By::Service).rows.iter().map(|row| (row.name.clone(), row.refused_per_second)).collect();
+        assert_eq!(refusing, [("shop/web:http".to_owned(), Some(1.0)), ("shop/web:admin".to_owned(), Some(1.0))]);
+        let text = top(By::Service).human(Style::default());
+        assert!(text.starts_with("NAME            FLOWS  UNANSWERED  STALE  NEW/S  REFUSED/S\n"), "{text}");
+        assert!(!top(By::Client).human(Style::default()).contains(Rates::REFUSED));
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use localnet_proto::{
     ServiceKey,
-    traffic::{NodeTraffic, PortTraffic, TrafficReport, TrafficTotal, Volume},
+    traffic::{NodeTraffic, PortTraffic, Refusals, TrafficReport, TrafficTotal, Volume},
     wire,
 };
 
@@ -20,6 +20,8 @@ pub struct Rate {
     pub connections: f64,
     /// Bytes.
     pub bytes: f64,
+    /// Packets that would have opened a connection, but were refused; only for Services and ports.
+    pub refused: f64,
 }
 
 impl Rate {
@@ -33,6 +35,11 @@ impl Rate {
         let ([connections_before, bytes_before], [connections, bytes]) = (number(before), number(now));
         self.connections += connections.saturating_sub(connections_before) as f64 / seconds;
         self.bytes += bytes.saturating_sub(bytes_before) as f64 / seconds;
+    }
+
+    fn add_refused(&mut self, before: &[Refusals], now: &[Refusals], seconds: f64) {
+        let all = |of: &[Refusals]| of.iter().map(|of| of.packets).sum::<u64>();
+        self.refused += all(now).saturating_sub(all(before)) as f64 / seconds;
     }
 }
 
@@ -49,6 +56,8 @@ pub struct Rates {
 impl Rates {
     /// The headings of the columns that [`cells`] fills.
     pub const HEADINGS: [&str; 2] = ["CONNS/S", "BYTES/S"];
+    /// The heading of the column with [`Rate::refused`].
+    pub const REFUSED: &str = "REFUSED/S";
 
     /// Computes the rates of the backend that has counted last; `None` if it has counted only once.
     pub fn of(traffic: &NodeTraffic) -> Option<Self> {
@@ -70,7 +79,10 @@ impl Rates {
             let before = before.get(&name(port));
             let key = port.service.clone().unwrap_or_default();
             let key = ServiceKey::new(key.namespace, key.name);
-            let add = |rate: &mut Rate| rate.add(before.and_then(|of| of.total.as_ref()), port.total.as_ref(), seconds);
+            let add = |rate: &mut Rate| {
+                rate.add(before.and_then(|of| of.total.as_ref()), port.total.as_ref(), seconds);
+                rate.add_refused(before.map_or(&[], |of| &of.refused), &port.refused, seconds);
+            };
             add(self.services.entry(key.clone()).or_default());
             add(self.ports.entry(format!("{key}:{}", port.port)).or_default());
             let before: BTreeMap<&str, Option<&TrafficTotal>> =
@@ -94,6 +106,11 @@ impl Rates {
         self.ports.get(port).copied()
     }
 
+    /// The ports, `namespace/name:port`, each with its rate.
+    pub fn all_ports(&self) -> impl Iterator<Item = (&str, Rate)> {
+        self.ports.iter().map(|(port, rate)| (port.as_str(), *rate))
+    }
+
     /// The rate of an endpoint, for all Services together.
     pub fn endpoint(&self, endpoint: &str) -> Option<Rate> {
         self.endpoints.get(endpoint).copied()
@@ -108,8 +125,16 @@ impl Rates {
 /// Adds the cells of a rate to a table row.
 pub fn cells(row: &mut Row<'_>, rate: Option<Rate>) {
     match rate {
-        Some(Rate { connections, bytes }) => row.cell(format_args!("{connections:.1}")).cell(short(bytes)),
+        Some(Rate { connections, bytes, .. }) => row.cell(format_args!("{connections:.1}")).cell(short(bytes)),
         None => row.cell(NONE).cell(NONE),
+    };
+}
+
+/// Adds the cell with the rate of refused packets to a table row.
+pub fn refused_cell(row: &mut Row<'_>, rate: Option<Rate>) {
+    match rate {
+        Some(Rate { refused, .. }) => row.cell(format_args!("{refused:.1}")),
+        None => row.cell(NONE),
     };
 }
 
@@ -135,18 +160,21 @@ pub(crate) mod tests {
     fn report(time_millis: u64, connections: u64, bytes: u64) -> TrafficReport {
         let half = |bytes| Some(Volume { packets: 1, bytes });
         let total = Some(TrafficTotal { connections, original: half(bytes / 4), reply: half(bytes - bytes / 4) });
-        let endpoints = vec![EndpointTraffic { endpoint: "10.0.0.1:8080".to_owned(), total }];
+        let endpoints = vec![EndpointTraffic { endpoint: "10.0.0.1:8080".to_owned(), total, drains: None }];
         let port = |port: &str| PortTraffic {
             service: Some(wire::ServiceKey { namespace: "shop".to_owned(), name: "web".to_owned() }),
             port: port.to_owned(),
             protocol: 1,
             total,
             endpoints: endpoints.clone(),
+            refused: vec![Refusals { reason: 1, packets: connections / 2 }],
+            drains: None,
         };
         TrafficReport { time_millis, ports: vec![port("http"), port("admin")], ..TrafficReport::default() }
     }
 
-    /// Two ports of `shop/web`, which each get 2 connections and 4,000 bytes per second at 10.0.0.1:8080.
+    /// Two ports of `shop/web`, which each get 2 connections and 4,000 bytes per second at 10.0.0.1:8080, and refuse 1 packet per
+    /// second.
     pub(crate) fn rates() -> Rates {
         let (before, now) = (Some(report(1_000, 10, 1_000)), Some(report(3_000, 14, 9_000)));
         Rates::of(&NodeTraffic { backends: vec![BackendTraffic { last: now, previous: before }] }).unwrap()
@@ -157,9 +185,13 @@ pub(crate) mod tests {
         let once = BackendTraffic { last: Some(report(1_000, 10, 1_000)), previous: None };
         assert_eq!(Rates::of(&NodeTraffic { backends: vec![once] }), None);
         let rates = rates();
-        let (one, both) = (Rate { connections: 2.0, bytes: 4_000.0 }, Rate { connections: 4.0, bytes: 8_000.0 });
+        let (one, both) = (
+            Rate { connections: 2.0, bytes: 4_000.0, refused: 1.0 },
+            Rate { connections: 4.0, bytes: 8_000.0, refused: 2.0 },
+        );
         let web = ServiceKey::new("shop", "web");
         assert_eq!((rates.port("shop/web:http"), rates.service(&web)), (Some(one), Some(both)));
+        let both = Rate { refused: 0.0, ..both };
         assert_eq!(rates.endpoint_of(&web, "10.0.0.1:8080".parse().unwrap()), Some(both));
         assert_eq!((rates.endpoint("10.0.0.1:8080"), rates.endpoint("10.0.0.2:8080")), (Some(both), None));
         assert_eq!(rates.service(&ServiceKey::new("shop", "api")), None);

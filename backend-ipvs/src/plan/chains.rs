@@ -69,7 +69,7 @@ pub fn fixed(facts: &Facts, family: Family) -> Vec<Chain> {
         external_local(facts, family),
         rules::mark_masquerade(facts),
         masquerading(facts),
-        rules::firewall(ASKED_FOR, SetId::Firewalled, SetId::AllowedSources),
+        rules::firewall(ASKED_FOR, SetId::Firewalled, SetId::AllowedSources, Verdict::Drop),
         rules::unserved(ASKED_FOR, SetId::NoEndpoints, TRANSLATED),
         access(),
         missed(),

@@ -1,7 +1,10 @@
 //! The chains and their rules. No rule mentions a Service, because Services are elements of sets and maps.
 
 use localnet_client::vips::Facts;
-use localnet_linux::nft::{Chain, ChainKind, Field, HookPoint, Rule, Statement, Verdict};
+use localnet_linux::{
+    nft::{Chain, ChainKind, Field, HookPoint, Rule, Statement, Verdict},
+    traffic::Reason,
+};
 use localnet_linux_backend::rules::{self, BEFORE_DNAT, DNAT, FILTER, SNAT};
 use localnet_proto::Family;
 
@@ -9,12 +12,12 @@ use super::{
     ChainNames,
     affinity::numbering,
     names,
-    sets::{HAIRPIN, Pool, SetId, Sets as _, VIP},
+    sets::{HAIRPIN, Pool, SetId, Sets as _, VIP, refused_name},
 };
 
 /// The chains that always exist, in an order for human readers. `affinity` means that at least one VIP has session
-/// affinity.
-pub fn fixed(facts: &Facts, family: Family, affinity: bool) -> Vec<Chain> {
+/// affinity. `counts`: whether refused packets are counted.
+pub fn fixed(facts: &Facts, family: Family, affinity: bool, counts: bool) -> Vec<Chain> {
     let new = || Statement::ConnectionNew;
     let base = |name, kind, point, priority| Chain::base(name, kind, point, priority);
     let filter =
@@ -23,7 +26,8 @@ pub fn fixed(facts: &Facts, family: Family, affinity: bool) -> Vec<Chain> {
         |name, point| base(name, ChainKind::Filter, point, BEFORE_DNAT).rule([new(), Statement::jump(names::FIREWALL)]);
     let unallocated = || [new(), Statement::jump(names::UNALLOCATED)];
     let services = || Statement::jump(names::SERVICES);
-    vec![
+    let drop_source = if counts { Verdict::Goto(names::DROP_SOURCE.into()) } else { Verdict::Drop };
+    let mut chains = vec![
         rules::guarding_loopback(before("firewall-prerouting", HookPoint::Prerouting), facts, family)
             .comment("source filters, before translation"),
         before("firewall-output", HookPoint::Output).comment("source filters, before translation"),
@@ -38,12 +42,25 @@ pub fn fixed(facts: &Facts, family: Family, affinity: bool) -> Vec<Chain> {
         external_local(facts, family, affinity),
         rules::mark_masquerade(facts),
         masquerading(facts),
-        rules::firewall(VIP, SetId::Firewalled, SetId::AllowedSources),
+        rules::firewall(VIP, SetId::Firewalled, SetId::AllowedSources, drop_source),
         rules::unserved(VIP, SetId::NoEndpoints, TRANSLATED),
-        unserved_local(facts, family),
+        unserved_local(facts, family, counts),
         unallocated_chain(facts, family),
-        Chain::new(names::REJECT_PORT).rule(Statement::Reject),
-    ]
+        counted(Chain::new(names::REJECT_PORT), Reason::NoEndpoints, counts).rule(Statement::Reject),
+    ];
+    if counts {
+        for (name, reason) in [(names::DROP_PORT, Reason::NoLocalEndpoint), (names::DROP_SOURCE, Reason::SourceRanges)]
+        {
+            chains.push(counted(Chain::new(name), reason, true).rule(Statement::Verdict(Verdict::Drop)));
+        }
+    }
+    chains
+}
+
+/// Adds the rule that counts the packets which the next rule refuses. It is a rule of its own, because a rule ends at a set that is
+/// full.
+fn counted(chain: Chain, reason: Reason, counts: bool) -> Chain {
+    if counts { chain.rule(Statement::Count(VIP.into(), refused_name(reason))) } else { chain }
 }
 
 fn services_chain(facts: &Facts, family: Family, affinity: bool) -> Chain {
@@ -92,9 +109,10 @@ fn masquerading(facts: &Facts) -> Chain {
 /// connection as translated if the endpoint has the VIP's own address and port, for example if the VIP is a node's address and
 /// the endpoint is a host-network pod of that node. So this chain checks who sent the packet, not whether it was translated:
 /// packets from pods of this node and from the node itself pass, because the policy does not apply to them.
-fn unserved_local(facts: &Facts, family: Family) -> Chain {
+fn unserved_local(facts: &Facts, family: Family, counts: bool) -> Chain {
     let chain = Chain::new(names::UNSERVED_LOCAL).comment("external traffic policy Local without a local endpoint");
-    own_traffic(chain, facts, family, Statement::Verdict(Verdict::Return)).rule(Statement::Verdict(Verdict::Drop))
+    let chain = own_traffic(chain, facts, family, Statement::Verdict(Verdict::Return));
+    counted(chain, Reason::NoLocalEndpoint, counts).rule(Statement::Verdict(Verdict::Drop))
 }
 
 /// The chain that picks one of `slots` slots, and clears the packet's priority, which has led to it.

@@ -41,7 +41,7 @@ pub fn of_vip(key: &VipKey, vip: &Vip, slots: &Slots, names: &ChainNames, mut em
     if vip.endpoints.is_empty() || local_is_empty {
         let verdict = match vip.when_empty {
             WhenEmpty::Reject => Verdict::Goto(names.reject.clone()),
-            WhenEmpty::Drop if vip.endpoints.is_empty() => Verdict::Drop,
+            WhenEmpty::Drop if vip.endpoints.is_empty() => names.drop.clone(),
             WhenEmpty::Drop => Verdict::Goto(names.unserved_local.clone()),
         };
         emit(SetId::NoEndpoints, Element::verdict(tuple.clone(), verdict).comment(comment()));

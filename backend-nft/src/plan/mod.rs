@@ -19,7 +19,7 @@ pub mod probe;
 pub mod sets;
 pub mod stable_slots;
 
-use localnet_linux::nft::{Name, Table};
+use localnet_linux::nft::{Name, Table, Verdict};
 use localnet_proto::Family;
 use sets::Sets as _;
 
@@ -50,6 +50,8 @@ pub struct ChainNames {
     pub reject: Name,
     /// The chain that drops traffic from outside if no endpoint is local.
     pub unserved_local: Name,
+    /// The verdict that drops packets to a VIP without endpoints.
+    pub drop: Verdict,
 }
 
 impl Default for ChainNames {
@@ -60,11 +62,17 @@ impl Default for ChainNames {
             local: sizes().map(|size| format!("lb-local-{size}").into()).collect(),
             reject: names::REJECT_PORT.into(),
             unserved_local: names::UNSERVED_LOCAL.into(),
+            drop: Verdict::Drop,
         }
     }
 }
 
 impl ChainNames {
+    /// The names in a table that counts refused packets.
+    pub fn counting() -> Self {
+        Self { drop: Verdict::Goto(names::DROP_PORT.into()), ..Self::default() }
+    }
+
     /// The chain that picks one of `slots` slots. `slots` must be a result of the function [`slots`].
     pub fn chain(&self, pool: sets::Pool, slots: u32) -> &Name {
         let index = if slots <= EXACT_SLOTS { slots.saturating_sub(1) } else { EXACT_SLOTS - 5 + slots.ilog2() };

@@ -15,7 +15,7 @@ use super::{
 /// table that does not exist. So the kernel keeps nothing, and refuses an earlier change only if it lacks a feature.
 pub fn probe() -> Transaction {
     let sets = SetId::ALL.iter().map(|(set, ..)| set.declaration(Family::V4, 16)).chain([sets::clients(Family::V4, 0)]);
-    let mut chains = chains::fixed(&Facts::new(&Config::default(), &Node::default(), &[]), Family::V4, false);
+    let mut chains = chains::fixed(&Facts::new(&Config::default(), &Node::default(), &[]), Family::V4, false, false);
     chains.extend([chains::lb(&ChainNames::default(), Pool::Cluster, 2), affinity::remembering(0, &[1].into())]);
     let mut probe = Transaction::new();
     probe.add_content(TableContent {

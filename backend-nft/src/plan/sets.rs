@@ -1,6 +1,9 @@
 //! The sets and maps, which all Services share. The sets of session affinity exist only while a Service has affinity.
 
-use localnet_linux::nft::{FieldType, Name, Set, Table};
+use localnet_linux::{
+    nft::{FieldType, Name, Set, Table},
+    traffic::Reason,
+};
 pub use localnet_linux_backend::sets::{HAIRPIN, Sets, VIP};
 use localnet_proto::Family;
 
@@ -47,6 +50,34 @@ localnet_linux_backend::sets! {
     fn number_of(name: &str) -> Option<u32> {
         slot_of_clients(name)
     }
+
+    fn counting(family: Family) -> Vec<Set> {
+        Reason::ALL.into_iter().map(|reason| refused(family, reason)).collect()
+    }
+}
+
+/// The set that counts the packets to each VIP that are refused for this reason. If it is full, further VIPs are not counted.
+pub fn refused(family: Family, reason: Reason) -> Set {
+    let vip = [FieldType::address(family), FieldType::InetProto, FieldType::InetService];
+    Set::new(refused_name(reason), vip)
+        .dynamic(Some(REFUSED_FOR))
+        .size(REFUSED)
+        .comment("counts refused packets by VIP")
+}
+
+/// How many VIPs the set of each reason counts.
+const REFUSED: u32 = 65_536;
+/// How long a VIP stays in the set after its last refused packet, in seconds. The backend reads the set every few seconds.
+const REFUSED_FOR: u32 = 3600;
+
+/// The name of the set that counts the packets that are refused for this reason.
+pub fn refused_name(reason: Reason) -> Name {
+    let name = match reason {
+        Reason::NoEndpoints => "refused-no-endpoints",
+        Reason::NoLocalEndpoint => "refused-no-local",
+        Reason::SourceRanges => "refused-source",
+    };
+    name.into()
 }
 
 /// The set of a slot's clients. If it is full, a new client is served but not remembered.

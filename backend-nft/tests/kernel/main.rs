@@ -6,6 +6,7 @@ mod contract;
 mod flows;
 mod live;
 mod node_facts;
+mod refused;
 mod repair;
 mod traffic;
 

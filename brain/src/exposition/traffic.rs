@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use localnet_proto::{
-    traffic::{PortTraffic, TrafficTotal},
+    traffic::{Drains, PortTraffic, RefusalReason, Refusals, TrafficTotal},
     wire::{Protocol, ServiceKey},
 };
 
@@ -15,16 +15,20 @@ pub(super) fn add(page: &mut Page, reports: &BTreeMap<String, Received>) {
     for (backend, received) in reports {
         let Some(traffic) = received.traffic().and_then(|traffic| traffic.last.as_ref()) else { continue };
         let backend = ("backend", backend.as_str());
-        for PortTraffic { service, port, protocol, total, .. } in &traffic.ports {
+        for PortTraffic { service, port, protocol, total, refused, drains, .. } in &traffic.ports {
             let ServiceKey { namespace, name } = service.clone().unwrap_or_default();
             let protocol = Protocol::try_from(*protocol).map_or("", |protocol| protocol.as_str_name());
             let of_port: [(&str, &str); 5] =
                 [backend, ("namespace", &namespace), ("service", &name), ("port", port), ("protocol", protocol)];
             of_total(page, &of_port, total.as_ref());
+            of_refused(page, &of_port, refused);
+            of_drains(page, &of_port, drains.as_ref());
         }
         // An empty label is the same as no label, so no Service can have these labels.
         let of_rest = [backend, ("namespace", ""), ("service", ""), ("port", ""), ("protocol", "")];
         of_total(page, &of_rest, traffic.rest.as_ref());
+        of_refused(page, &of_rest, &traffic.rest_refused);
+        of_drains(page, &of_rest, traffic.rest_drains.as_ref());
         let help = "Connections whose ends the kernel could not report to the backend, so that some of their traffic is \
                     not counted.";
         page.counter("localnet_traffic_lost_connections_total", help, &[backend], traffic.lost as f64);
@@ -43,6 +47,33 @@ fn of_total(page: &mut Page, labels: &[(&str, &str)], total: Option<&TrafficTota
         page.counter("localnet_service_packets_total", help, &labels, volume.packets as f64);
         let help = "Bytes of these packets, IP headers included.";
         page.counter("localnet_service_bytes_total", help, &labels, volume.bytes as f64);
+    }
+}
+
+/// A port that has no draining connections and had none before has no series.
+fn of_drains(page: &mut Page, labels: &[(&str, &str)], drains: Option<&Drains>) {
+    let Some(Drains { open, closed }) = drains else { return };
+    let help = "Open connections through the Service port whose endpoint gets no new ones, because it terminates, is not \
+                ready or was removed. Of TCP, only established connections count.";
+    page.gauge("localnet_service_draining_connections", help, labels, *open as f64);
+    let help = "Established TCP connections whose endpoint gets no new ones, and whose entry in connection tracking was deleted, by \
+                the backend (annotation `localnet.dev/close-connections-after`) or by another program.";
+    page.counter("localnet_service_closed_connections_total", help, labels, *closed as f64);
+}
+
+fn of_refused(page: &mut Page, labels: &[(&str, &str)], refused: &[Refusals]) {
+    for of in refused {
+        let reason = match of.reason() {
+            RefusalReason::UnknownRefusal => "",
+            RefusalReason::NoEndpoints => "no_endpoints",
+            RefusalReason::NoLocalEndpoint => "no_local_endpoint",
+            RefusalReason::SourceRanges => "source_ranges",
+        };
+        let labels = [labels, &[("reason", reason)]].concat();
+        let help = "Packets that would have opened a connection through the Service port, but were rejected \
+                    (`no_endpoints`) or dropped (`no_local_endpoint`: a traffic policy allows only endpoints of this node; \
+                    `source_ranges`: they do not contain the client).";
+        page.counter("localnet_service_refused_packets_total", help, &labels, of.packets as f64);
     }
 }
 
@@ -65,9 +96,21 @@ pub(super) mod tests {
     pub(in crate::exposition) fn report() -> TrafficReport {
         let service = Some(ServiceKey { namespace: "shop".to_owned(), name: "web".to_owned() });
         let protocol = Protocol::Tcp.into();
-        let port = PortTraffic { service, port: "http".to_owned(), protocol, total: total(2), endpoints: Vec::new() };
+        let refusals = |reason: RefusalReason, packets| vec![Refusals { reason: reason.into(), packets }];
+        let refused = refusals(RefusalReason::SourceRanges, 8);
+        let (port, endpoints, drains) = ("http".to_owned(), Vec::new(), Some(Drains { open: 11, closed: 12 }));
+        let port = PortTraffic { service, port, protocol, total: total(2), endpoints, refused, drains };
         let (ports, rest) = (vec![port], total(7));
-        TrafficReport { backend: "nft".to_owned(), time_millis: 1, ports, rest, lost: 3 }
+        let rest_refused = refusals(RefusalReason::NoEndpoints, 9);
+        TrafficReport {
+            backend: "nft".to_owned(),
+            time_millis: 1,
+            ports,
+            rest,
+            lost: 3,
+            rest_refused,
+            rest_drains: None,
+        }
     }
 
     #[tokio::test]
@@ -92,12 +135,15 @@ pub(super) mod tests {
             format!("localnet_service_connections_total{{backend=\"nft\",{of_port}}} 2"),
             format!("localnet_service_packets_total{{backend=\"nft\",{of_port},direction=\"original\"}} 5"),
             format!("localnet_service_packets_total{{backend=\"nft\",{of_port},direction=\"reply\"}} 4"),
+            format!("localnet_service_draining_connections{{backend=\"nft\",{of_port}}} 11"),
+            format!("localnet_service_closed_connections_total{{backend=\"nft\",{of_port}}} 12"),
+            format!("localnet_service_refused_packets_total{{backend=\"nft\",{of_port},reason=\"source_ranges\"}} 8"),
             "localnet_traffic_lost_connections_total{backend=\"nft\"} 3".to_owned(),
         ];
         let text = text();
         for line in &expected {
             assert!(text.contains(line), "{line} is not in {text:#?}");
         }
-        assert_eq!(text.len(), expected.len() + 5, "the other ports share one series of each metric: {text:#?}");
+        assert_eq!(text.len(), expected.len() + 6, "the other ports share one series of each metric: {text:#?}");
     }
 }

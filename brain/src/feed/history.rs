@@ -14,7 +14,7 @@ mod frames;
 
 use std::{
     borrow::Cow,
-    collections::VecDeque,
+    collections::{BTreeMap, BTreeSet, VecDeque},
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -27,8 +27,9 @@ use bytes::Bytes;
 use localnet_cluster::localize::{ChangedObject, ObjectChanges};
 use localnet_core::Diagnostic;
 use localnet_proto::{
-    history::{self, Change, Entry, Patch, Problem, Start, entry::Event, hunks, records},
-    wire::{BackendReport, FamilyReport},
+    history::{self, Change, EndpointDrain, Entry, Patch, Problem, Start, entry::Event, hunks, records},
+    traffic::{Drains, TrafficReport},
+    wire::{BackendReport, FamilyReport, ServiceKey},
 };
 use miniz_oxide::{deflate::compress_to_vec, inflate::decompress_to_vec};
 use prost::Message as _;
@@ -189,6 +190,13 @@ impl History {
         }
     }
 
+    /// Records which endpoints began and ended to drain between two reports of a backend's traffic.
+    pub(crate) fn drained(&self, last: Option<&TrafficReport>, now: &TrafficReport) {
+        for drain in drains(last, now) {
+            self.add(&entry(SystemTime::now(), Event::Drain(drain)));
+        }
+    }
+
     /// Records a problem of an object.
     pub(crate) fn problem(&self, Diagnostic { subject, field, code, problem, .. }: &Diagnostic) {
         let (of, field) = (subject.to_string(), field.clone());
@@ -310,6 +318,40 @@ fn object(ChangedObject { kind, namespace, name, version, deleted }: &ChangedObj
     }
 }
 
+/// The drains that have begun or ended between two reports.
+fn drains(last: Option<&TrafficReport>, now: &TrafficReport) -> Vec<EndpointDrain> {
+    let of = |report: &TrafficReport| {
+        let ports = report.ports.iter();
+        let drains = ports.flat_map(|port| {
+            let ServiceKey { namespace, name } = port.service.clone().unwrap_or_default();
+            port.endpoints.iter().filter_map(move |of| {
+                let key = (namespace.clone(), name.clone(), port.port.clone(), port.protocol, of.endpoint.clone());
+                Some((key, of.drains?))
+            })
+        });
+        drains.collect::<BTreeMap<_, _>>()
+    };
+    let (before, now) = (last.map(of).unwrap_or_default(), of(now));
+    let keys: BTreeSet<_> = before.keys().chain(now.keys()).collect();
+    let drain = |key: &(String, String, String, i32, String)| {
+        let [before, now] = [&before, &now].map(|of| of.get(key).copied());
+        let open = |of: Option<Drains>| of.unwrap_or_default().open;
+        let (namespace, name, port, protocol, endpoint) = key.clone();
+        let service = Some(ServiceKey { namespace, name });
+        // An endpoint without connections is no longer in the report.
+        let closed = if open(now) > 0 { 0 } else { now.or(before).unwrap_or_default().closed };
+        ((open(before) > 0) != (open(now) > 0)).then_some(EndpointDrain {
+            service,
+            port,
+            protocol,
+            endpoint,
+            open: open(now),
+            closed,
+        })
+    };
+    keys.into_iter().filter_map(drain).collect()
+}
+
 /// The part of a report that the history contains.
 fn progress(report: &BackendReport) -> history::BackendProgress {
     let families = report.families.iter().map(|family| FamilyReport {
@@ -345,6 +387,8 @@ mod tests {
     use localnet_proto::{
         Endpoint, EndpointPort, Port, Scopes, Service, ServiceKey,
         history::{Past, Step},
+        traffic::{EndpointTraffic, PortTraffic},
+        wire,
     };
 
     use super::*;
@@ -515,5 +559,35 @@ mod tests {
             .collect();
         let of = |code: &str, problem: &str| ("files".to_owned(), code.to_owned(), problem.to_owned());
         assert_eq!(problems, [of("yaml-invalid", "is no YAML"), of("", "")]);
+    }
+
+    #[test]
+    fn drains_are_recorded_when_they_begin_and_end() {
+        let report = |endpoints: &[(&str, u64, u64)]| {
+            let endpoint = |(endpoint, open, closed): &(&str, u64, u64)| EndpointTraffic {
+                endpoint: (*endpoint).to_owned(),
+                drains: (*open + *closed > 0).then_some(Drains { open: *open, closed: *closed }),
+                ..EndpointTraffic::default()
+            };
+            let service = Some(wire::ServiceKey { namespace: "shop".to_owned(), name: "web".to_owned() });
+            let (port, endpoints) = ("http".to_owned(), endpoints.iter().map(endpoint).collect());
+            let port = PortTraffic { service, port, endpoints, ..PortTraffic::default() };
+            TrafficReport { ports: vec![port], ..TrafficReport::default() }
+        };
+        let (a, b) = ("10.0.0.1:80", "10.0.0.2:80");
+        let reports = [
+            report(&[(a, 0, 0), (b, 0, 0)]),
+            report(&[(a, 3, 0), (b, 0, 0)]),
+            report(&[(a, 2, 0), (b, 1, 0)]),
+            report(&[(a, 0, 2)]),
+            report(&[]),
+        ];
+        let mut found = Vec::new();
+        for (at, now) in reports.iter().enumerate() {
+            let last = at.checked_sub(1).map(|last| &reports[last]);
+            found.extend(drains(last, now).into_iter().map(|of| (at, of.endpoint, of.open, of.closed)));
+        }
+        let of = |at, endpoint: &str, open, closed| (at, endpoint.to_owned(), open, closed);
+        assert_eq!(found, [of(1, a, 3, 0), of(2, b, 1, 0), of(3, a, 0, 2), of(3, b, 0, 0)]);
     }
 }

@@ -84,12 +84,12 @@ pub fn vips<S: Sets>(tables: &[TableDump], set: S) -> impl Iterator<Item = VipKe
     of_set(tables, set).filter_map(|element| read_vip(element.key.start()))
 }
 
-/// The verdicts for VIPs without endpoints, from `set` in tables that were read. `drops` is the name of the chain that
-/// drops; a verdict that leads to another chain counts as reject.
-pub fn verdicts<S: Sets>(tables: &[TableDump], set: S, drops: &str) -> BTreeMap<VipKey, WhenEmpty> {
+/// The verdicts for VIPs without endpoints, from `set` in tables that were read. `drops` are the names of the chains that
+/// drop; a verdict that leads to another chain counts as reject.
+pub fn verdicts<S: Sets>(tables: &[TableDump], set: S, drops: &[&str]) -> BTreeMap<VipKey, WhenEmpty> {
     let verdict = |data: &ElementData| match data {
         ElementData::Verdict(Verdict::Drop) => WhenEmpty::Drop,
-        ElementData::Verdict(Verdict::Goto(chain)) if **chain == *drops => WhenEmpty::Drop,
+        ElementData::Verdict(Verdict::Goto(chain)) if drops.contains(&&**chain) => WhenEmpty::Drop,
         _ => WhenEmpty::Reject,
     };
     let all = of_set(tables, set);

@@ -20,8 +20,8 @@ pub struct Moved {
     vips: HashMap<VipKey, Option<Endpoints>>,
     /// The VIPs whose connections are closed.
     closing: HashMap<VipKey, Duration>,
-    /// The ports that the VIPs belong to; `None` if no traffic is counted.
-    ports: Option<HashMap<VipKey, PortName>>,
+    /// The ports that the VIPs belong to, and the endpoints that get new connections; `None` if no traffic is counted.
+    ports: Option<HashMap<VipKey, (PortName, Endpoints)>>,
 }
 
 impl Moved {
@@ -38,7 +38,7 @@ impl Moved {
             None => _ = self.closing.remove(key),
         }
         if let Some(ports) = &mut self.ports {
-            ports.insert(*key, traffic::port(key, vip));
+            ports.insert(*key, (traffic::port(key, vip), eligible(vip)));
         }
     }
 
@@ -54,7 +54,11 @@ impl Moved {
         if let (Some(counter), Some(ports)) = (counter, &mut self.ports) {
             let mut ports = mem::take(ports);
             let mut served = |key: &VipKey, now: &Option<Endpoints>| {
-                now.clone().zip(ports.remove(key)).map(|(endpoints, port)| Served { port, endpoints })
+                now.clone().zip(ports.remove(key)).map(|(endpoints, (port, eligible))| Served {
+                    port,
+                    endpoints,
+                    eligible,
+                })
             };
             counter.changed(vips.iter().map(|(key, now)| (frontend(key), served(key, now))));
         }
@@ -63,5 +67,14 @@ impl Moved {
             closing: mem::take(&mut self.closing).into_iter().map(|(key, after)| (frontend(&key), after)).collect(),
             ..Commit::default()
         }
+    }
+}
+
+/// The endpoints of a VIP that get new connections.
+fn eligible(vip: &Vip) -> Endpoints {
+    match (&*vip.endpoints, &*vip.local_endpoints) {
+        (_, []) => vip.endpoints.clone().into(),
+        ([], _) => vip.local_endpoints.clone().into(),
+        (all, local) => all.iter().chain(local).copied().collect(),
     }
 }

@@ -78,13 +78,13 @@ pub fn masquerading(facts: &Facts) -> Chain {
 }
 
 /// The chain that drops packets whose source is not in the source ranges of their VIP. `vip`: the packet fields that form
-/// the key of the VIP.
-pub fn firewall<S: Sets>(vip: [Field; 3], firewalled: S, allowed_sources: S) -> Chain {
+/// the key of the VIP. `drop`: the verdict, which drops them directly or in another chain.
+pub fn firewall<S: Sets>(vip: [Field; 3], firewalled: S, allowed_sources: S, drop: Verdict) -> Chain {
     let with_source = [vip.as_slice(), &[Field::SourceAddress]].concat();
     Chain::new(FIREWALL).rule([
         Statement::is_in(vip, firewalled.name()),
         Statement::is_not_in(with_source, allowed_sources.name()),
-        Statement::Verdict(Verdict::Drop),
+        Statement::Verdict(drop),
     ])
 }
 

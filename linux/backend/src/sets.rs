@@ -50,6 +50,11 @@ pub trait Sets: Copy + Ord + Debug + Send + Sync + 'static {
         None
     }
 
+    /// The sets in which rules count packets. They exist while the table counts, and have other names than all other sets.
+    fn counting(_family: Family) -> Vec<Set> {
+        Vec::new()
+    }
+
     /// The table of a family.
     fn table(family: Family) -> Table {
         Table::new(family, Self::TABLE)

@@ -32,6 +32,8 @@ pub struct TableState<S> {
     numbered_chains: Vec<Name>,
     /// How many of the numbered sets are desired.
     numbered: u32,
+    /// Whether rules count packets.
+    counts: bool,
     /// Chains in the kernel that nothing refers to.
     stale: BTreeSet<Name>,
     /// New chains that pick an endpoint. The kernel already has their rules, but no element leads to them yet.
@@ -55,6 +57,8 @@ struct Held {
     counts: Vec<usize>,
     /// The numbered sets.
     numbered: Vec<Arc<Set>>,
+    /// The sets in which rules count packets.
+    counting: Vec<Arc<Set>>,
 }
 
 #[derive(Debug)]
@@ -75,6 +79,7 @@ impl<S: Sets> TableState<S> {
             picking: BTreeMap::new(),
             numbered_chains: Vec::new(),
             numbered: 0,
+            counts: false,
             stale: BTreeSet::new(),
             prepared: BTreeSet::new(),
             held: None,
@@ -116,6 +121,12 @@ impl<S: Sets> TableState<S> {
         let before = std::mem::take(&mut self.numbered_chains);
         self.numbered_chains = self.replace_chains(&before, chains);
         self.numbered = count;
+    }
+
+    /// Sets whether the sets in which rules count packets exist. A table with such sets is not replaced when another set becomes too
+    /// small, because the counts would be lost.
+    pub fn count(&mut self, counts: bool) {
+        self.counts = counts;
     }
 
     fn replace_chains(&mut self, before: &[Name], chains: Vec<Chain>) -> Vec<Name> {
@@ -182,7 +193,7 @@ impl<S: Sets> TableState<S> {
         self.forget();
         self.is_there = found.is_some();
         let Some(found) = found else { return };
-        let Some((sets, numbered)) = compatible_sets::<S>(self.family, &found) else { return };
+        let Some(Compatible { sets, numbered, counting }) = compatible_sets::<S>(self.family, &found) else { return };
         if found.chains.iter().any(|(_, comparison)| *comparison == ChainMatch::DeclarationDiffers) {
             return;
         }
@@ -205,7 +216,7 @@ impl<S: Sets> TableState<S> {
             let entries = elements.into_iter().map(|element| (element.key, (element.data, element.comment)));
             self.elements[index].adopt(entries);
         }
-        self.held = Some(Held { sets, counts, numbered });
+        self.held = Some(Held { sets, counts, numbered, counting });
     }
 
     /// Records the substitute table, as read from the kernel; `None` if there is none. The next changes delete it.
@@ -269,7 +280,8 @@ impl<S: Sets> TableState<S> {
     /// The whole table, which replaces an existing one.
     fn anew(&self) -> (Next, portions::Changes<S>) {
         let length = S::ALL.len();
-        let mut held = Held { sets: vec![None; length], counts: vec![0; length], numbered: Vec::new() };
+        let (numbered, counting) = (self.wanted_numbered().collect(), self.wanted_counting().collect());
+        let mut held = Held { sets: vec![None; length], counts: vec![0; length], numbered, counting };
         let [mut before, mut after] = [Transaction::new(), Transaction::new()];
         before.add_table(&self.table).delete_table(&self.table).add_table(&self.table);
         let chains: Vec<_> = self.wanted_chains().collect();
@@ -284,8 +296,7 @@ impl<S: Sets> TableState<S> {
             held.sets[index] = Some(set.clone());
             sets.push(Filled { id, set, all: true, at_once: false });
         }
-        held.numbered = self.wanted_numbered().collect();
-        held.numbered.iter().for_each(|set| _ = before.add_set(&self.table, set));
+        held.numbered.iter().chain(&held.counting).for_each(|set| _ = before.add_set(&self.table, set));
         chains.iter().for_each(|chain| _ = after.add_rules(&self.table, chain));
         let next = Next { held, stale: BTreeSet::new() };
         (next, portions::Changes { family: self.family, before, sets, after })
@@ -303,6 +314,12 @@ impl<S: Sets> TableState<S> {
         (0..self.numbered).filter_map(|number| S::numbered(self.family, number).map(Arc::new))
     }
 
+    /// The desired sets in which rules count packets.
+    fn wanted_counting(&self) -> impl Iterator<Item = Arc<Set>> {
+        let sets = if self.counts { S::counting(self.family) } else { Vec::new() };
+        sets.into_iter().map(Arc::new)
+    }
+
     /// The complete desired content of the table.
     pub fn content(&self) -> TableContent {
         let sets = self.wanted_sets().map(|id| {
@@ -311,14 +328,14 @@ impl<S: Sets> TableState<S> {
             elements.extend(desired().map(|(key, value)| portions::element(key, value)));
             (Arc::new(id.declaration(self.family, Set::size_for(elements.len()))), elements)
         });
-        let numbered = self.wanted_numbered().map(|set| (set, Vec::new()));
+        let numbered = self.wanted_numbered().chain(self.wanted_counting()).map(|set| (set, Vec::new()));
         let chains = self.wanted_chains().map(|chain| Chain::clone(&chain)).collect();
         TableContent { table: self.table.clone(), sets: sets.chain(numbered).collect(), chains }
     }
 
     /// The differences between the applied and the desired state. `None` if the table has to be replaced, because the
-    /// elements do not fit into the existing sets. A table with numbered sets is not replaced, because the elements that
-    /// packets added would be lost. Instead, only the sets that are too small are replaced.
+    /// elements do not fit into the existing sets. A table with numbered or counting sets is not replaced, because the elements
+    /// that packets added would be lost. Instead, only the sets that are too small are replaced.
     fn in_place(&self, held: &Held) -> Option<(Next, portions::Changes<S>)> {
         let table = &self.table;
         let mut before = Transaction::new();
@@ -334,7 +351,7 @@ impl<S: Sets> TableState<S> {
                 outgrown.push(index);
             }
         }
-        if !outgrown.is_empty() && held.numbered.is_empty() {
+        if !outgrown.is_empty() && held.numbered.is_empty() && held.counting.is_empty() {
             return None;
         }
 
@@ -381,6 +398,12 @@ impl<S: Sets> TableState<S> {
         for set in self.wanted_numbered().skip(held.numbered.len()) {
             before.add_set(table, &set);
             held.numbered.push(set);
+        }
+        for set in self.wanted_counting() {
+            if !held.counting.iter().any(|held| held.name == set.name) {
+                before.add_set(table, &set);
+                held.counting.push(set);
+            }
         }
 
         for chain in filled {
@@ -436,7 +459,8 @@ impl<S: Sets> TableState<S> {
         if let Some(held) = &self.held {
             let unwanted = S::ALL.iter().zip(&held.sets).filter(|((id, ..), _)| !self.wants(*id));
             let unwanted = unwanted.filter_map(|(_, set)| set.as_ref());
-            for set in unwanted.chain(held.numbered.iter().skip(self.numbered as usize)) {
+            let counting = held.counting.iter().filter(|_| !self.counts);
+            for set in unwanted.chain(held.numbered.iter().skip(self.numbered as usize)).chain(counting) {
                 removal.delete_set(&self.table, &set.name);
             }
         }
@@ -451,6 +475,7 @@ impl<S: Sets> TableState<S> {
             S::ALL.iter().zip(&mut held.sets).filter(|((id, ..), _)| id.is_optional()).for_each(|(_, set)| *set = None);
         }
         held.numbered.truncate(self.numbered as usize);
+        held.counting.retain(|_| self.counts);
     }
 }
 
@@ -459,13 +484,18 @@ fn without_rules(chain: &Chain) -> Arc<Chain> {
     Arc::new(Chain { rules: Vec::new(), ..chain.clone() })
 }
 
-/// The kernel's sets by their position, and the numbered sets.
-type Compatible = (Vec<Option<Arc<Set>>>, Vec<Arc<Set>>);
+/// The kernel's sets.
+struct Compatible {
+    /// By their position.
+    sets: Vec<Option<Arc<Set>>>,
+    numbered: Vec<Arc<Set>>,
+    counting: Vec<Arc<Set>>,
+}
 
 /// The sets of the kernel's table. `None` if a declaration differs in more than its size and its comment.
 fn compatible_sets<S: Sets>(family: Family, found: &LiveTable) -> Option<Compatible> {
     let mut sets = vec![None; S::ALL.len()];
-    let mut numbered = BTreeMap::new();
+    let (mut numbered, mut counting) = (BTreeMap::new(), Vec::new());
     let is = |found: &Set, wanted: Set| *found == Set { comment: found.comment.clone(), ..wanted };
     for found in &found.sets {
         let (set, _) = found.as_ref()?;
@@ -474,10 +504,11 @@ fn compatible_sets<S: Sets>(family: Family, found: &LiveTable) -> Option<Compati
             (None, Some(number)) if is(set, S::numbered(family, number)?) => {
                 numbered.insert(number, set.clone());
             }
+            _ if S::counting(family).into_iter().any(|wanted| is(set, wanted)) => counting.push(set.clone()),
             _ => return None,
         }
     }
     let all_there = S::ALL.iter().all(|(id, ..)| id.is_optional() || sets[id.index()].is_some());
     let in_order = (0..).zip(numbered.keys()).all(|(number, found)| number == *found);
-    (all_there && in_order).then(|| (sets, numbered.into_values().collect()))
+    (all_there && in_order).then(|| Compatible { sets, numbered: numbered.into_values().collect(), counting })
 }

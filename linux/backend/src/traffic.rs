@@ -9,10 +9,10 @@ use localnet_client::vips::{Vip, VipKey};
 use localnet_linux::{
     conntrack::Volume,
     sysctl::{Set, Settings},
-    traffic::{Counter, PortName, PortTotals, Total, Traffic},
+    traffic::{Counter, Drains, PortName, PortTotals, Reason, Refused, Source, Total, Traffic},
 };
 use localnet_proto::{
-    traffic::{self as wire, EndpointTraffic, PortTraffic, TrafficReport, TrafficTotal},
+    traffic::{self as wire, EndpointTraffic, PortTraffic, RefusalReason, Refusals, TrafficReport, TrafficTotal},
     wire::Protocol,
 };
 use tracing::{info, warn};
@@ -26,10 +26,14 @@ pub const MAX_PORTS: i64 = 10_000;
 /// Counts the traffic of Services.
 pub type TrafficCounter = Counter<TrafficReport>;
 
-/// Starts to count the traffic of at most `max_ports` Service ports, in the calling thread's network namespace. Returns `None` if
-/// `max_ports` is 0. Also sets the sysctl that lets the kernel count the packets and bytes of new connections. If that fails, logs a
+/// Starts to count the traffic of at most `max_ports` Service ports, in the calling thread's network namespace: the flows of connection
+/// tracking, and what `source` reads. Returns `None` if `max_ports` is 0. Also sets the sysctl that lets the kernel count the packets and bytes of new connections. If that fails, logs a
 /// warning, and only connections are counted.
-pub fn start(backend: &'static str, max_ports: usize) -> Option<TrafficCounter> {
+pub fn start(
+    backend: &'static str,
+    max_ports: usize,
+    source: impl FnOnce() -> Option<Box<dyn Source>>,
+) -> Option<TrafficCounter> {
     if max_ports == 0 {
         return None;
     }
@@ -50,7 +54,18 @@ pub fn start(backend: &'static str, max_ports: usize) -> Option<TrafficCounter> 
             );
         }
     }
-    Counter::start(max_ports, move |at, traffic| report(backend, at, traffic))
+    Counter::start(max_ports, true, source(), move |at, traffic| report(backend, at, traffic))
+}
+
+/// Starts to count what `source` reads of at most `max_ports` Service ports, in the calling thread's network namespace. Returns `None` if
+/// `max_ports` is 0.
+pub fn start_reading(
+    backend: &'static str,
+    max_ports: usize,
+    source: impl FnOnce() -> Option<Box<dyn Source>>,
+) -> Option<TrafficCounter> {
+    let source = Some(max_ports).filter(|max_ports| *max_ports > 0).and_then(|_| source())?;
+    Counter::start(max_ports, false, Some(source), move |at, traffic| report(backend, at, traffic))
 }
 
 /// Sets the sysctl that lets the kernel count the packets and bytes of new connections, unless `max_ports` is 0.
@@ -74,17 +89,20 @@ pub fn port(key: &VipKey, vip: &Vip) -> PortName {
 }
 
 fn report(backend: &str, at: SystemTime, traffic: Traffic) -> TrafficReport {
-    let Traffic { ports, rest, lost } = traffic;
-    let endpoint = |(endpoint, of): (SocketAddr, Total)| EndpointTraffic {
+    let Traffic { ports, rest, rest_refused, rest_drains, lost } = traffic;
+    let endpoint = |(endpoint, of, of_drains): (SocketAddr, Total, Drains)| EndpointTraffic {
         endpoint: endpoint.to_string(),
         total: Some(total(of)),
+        drains: drains(of_drains),
     };
-    let port = |PortTotals { port, total: of, endpoints }| PortTraffic {
+    let port = |PortTotals { port, total: of, endpoints, refused: why, drains: of_drains }| PortTraffic {
         service: Some((&port.service).into()),
         port: port.port.to_string(),
         protocol: Protocol::from(port.protocol).into(),
         total: Some(total(of)),
         endpoints: endpoints.into_iter().map(endpoint).collect(),
+        refused: refused(&why),
+        drains: drains(of_drains),
     };
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     TrafficReport {
@@ -93,7 +111,23 @@ fn report(backend: &str, at: SystemTime, traffic: Traffic) -> TrafficReport {
         ports: ports.into_iter().map(port).collect(),
         rest: Some(total(rest)),
         lost,
+        rest_refused: refused(&rest_refused),
+        rest_drains: drains(rest_drains),
     }
+}
+
+fn refused(of: &Refused) -> Vec<Refusals> {
+    let reason = |reason| match reason {
+        Reason::NoEndpoints => RefusalReason::NoEndpoints,
+        Reason::NoLocalEndpoint => RefusalReason::NoLocalEndpoint,
+        Reason::SourceRanges => RefusalReason::SourceRanges,
+    };
+    of.iter().map(|(why, packets)| Refusals { reason: reason(*why).into(), packets: *packets }).collect()
+}
+
+fn drains(of: Drains) -> Option<wire::Drains> {
+    let Drains { open, closed, .. } = of;
+    (open > 0 || closed > 0).then_some(wire::Drains { open, closed })
 }
 
 fn total(of: Total) -> TrafficTotal {

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     mem,
+    net::SocketAddr,
     sync::{Arc, Condvar, Mutex, PoisonError},
     thread::JoinHandle,
     time::{Duration, Instant, SystemTime},
@@ -11,8 +12,8 @@ use std::{
 use localnet_core::Family;
 use tracing::{debug, info, warn};
 
-use super::{Change, Ledger, Served, Traffic, ends::Ends};
-use crate::conntrack::{Error, Frontend, Kernel, processor_time};
+use super::{Change, Ledger, Reason, Served, Tally, Total, Traffic, ends::Ends};
+use crate::conntrack::{Error, Frontend, Kernel, Volume, processor_time};
 
 /// How often to read the events of ended flows. The receive buffer has room for the events of this time, even if 30,000 flows end
 /// per second.
@@ -23,6 +24,24 @@ const PERIOD: Duration = Duration::from_secs(5);
 const REST: u32 = 99;
 /// How long to wait after a failure.
 const RETRY: Duration = Duration::from_secs(10);
+
+/// Counters of the kernel, apart from those of flows. Each has a value that grows while the counter exists.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Packets that were refused.
+    pub refused: Vec<((Frontend, Reason), u64)>,
+    /// Traffic of the endpoints of frontends.
+    pub balanced: Vec<((Frontend, SocketAddr), Total)>,
+}
+
+/// Reads counters of the kernel. Called in the thread of the counter.
+pub trait Source: Send {
+    /// Reads all counters.
+    ///
+    /// # Errors
+    /// Returns an error if they cannot be read now.
+    fn read(&mut self) -> anyhow::Result<Reading>;
+}
 
 /// A thread that counts the traffic of a network namespace. `R` is the form in which the caller reads the traffic.
 #[derive(Debug)]
@@ -46,14 +65,19 @@ struct Inbox {
 
 impl<R: Send + Sync + 'static> Counter<R> {
     /// Starts the thread for the calling thread's network namespace. It begins to count after the first call of
-    /// [`Self::changed`]. `max_ports` is the largest number of Service ports that have totals of their own. `report` converts
-    /// the traffic, with the time until which it was counted. If the system refuses another thread, this logs a warning and
-    /// returns `None`.
-    pub fn start(max_ports: usize, report: impl Fn(SystemTime, Traffic) -> R + Send + 'static) -> Option<Self> {
+    /// [`Self::changed`]. `max_ports` is the largest number of Service ports that have totals of their own. `flows`: whether to
+    /// count flows of connection tracking. `source`: other counters. `report` converts the traffic, with the time until which it
+    /// was counted. If the system refuses another thread, this logs a warning and returns `None`.
+    pub fn start(
+        max_ports: usize,
+        flows: bool,
+        source: Option<Box<dyn Source>>,
+        report: impl Fn(SystemTime, Traffic) -> R + Send + 'static,
+    ) -> Option<Self> {
         let (inbox, woken, counted) = Default::default();
         let shared = Arc::new(Shared { inbox, woken, counted });
         let inner = Arc::clone(&shared);
-        let work = move || Worker::new(max_ports).run(&inner, report);
+        let work = move || Worker::new(max_ports, flows, source).run(&inner, report);
         let thread = std::thread::Builder::new().name("traffic".to_owned()).spawn(work);
         let thread =
             thread.inspect_err(|error| warn!(%error, "failed to start the thread that counts traffic")).ok()?;
@@ -105,14 +129,58 @@ impl<R> Shared<R> {
 
 struct Worker {
     ledger: Ledger,
+    /// Whether to count flows.
+    flows: bool,
     kernel: Option<(Kernel, Ends)>,
+    source: Option<Counters>,
     next_dump: Instant,
     failing: bool,
 }
 
+/// Counters apart from those of flows.
+struct Counters {
+    source: Box<dyn Source>,
+    refused: Tally<(Frontend, Reason), 1>,
+    balanced: Tally<(Frontend, SocketAddr), 5>,
+    failing: bool,
+}
+
+impl Counters {
+    fn count(&mut self, ledger: &mut Ledger) {
+        let Reading { refused, balanced } = match self.source.read() {
+            Ok(reading) => reading,
+            Err(error) if mem::replace(&mut self.failing, true) => return debug!("still failing to count: {error:#}"),
+            Err(error) => return warn!("failed to read what the rules have counted; retrying: {error:#}"),
+        };
+        self.failing = false;
+        for ((frontend, reason), [packets]) in
+            self.refused.read(refused.into_iter().map(|(key, packets)| (key, [packets])))
+        {
+            ledger.refused(frontend, reason, packets);
+        }
+        let numbers = |Total { connections, original, reply }| {
+            [connections, original.packets, original.bytes, reply.packets, reply.bytes]
+        };
+        let balanced = balanced.into_iter().map(|(key, total)| (key, numbers(total)));
+        for ((frontend, endpoint), [connections, packets, bytes, reply_packets, reply_bytes]) in
+            self.balanced.read(balanced)
+        {
+            let original = Volume { packets, bytes };
+            let reply = Volume { packets: reply_packets, bytes: reply_bytes };
+            ledger.balanced(frontend, endpoint, Total { connections, original, reply });
+        }
+    }
+}
+
 impl Worker {
-    fn new(max_ports: usize) -> Self {
-        Self { ledger: Ledger::new(max_ports), kernel: None, next_dump: Instant::now(), failing: false }
+    fn new(max_ports: usize, flows: bool, source: Option<Box<dyn Source>>) -> Self {
+        let source = source.map(|source| Counters {
+            source,
+            refused: Tally::default(),
+            balanced: Tally::default(),
+            failing: false,
+        });
+        Self { ledger: Ledger::new(max_ports), flows, kernel: None, source, next_dump: Instant::now(), failing: false }
     }
 
     fn run<R>(&mut self, shared: &Shared<R>, report: impl Fn(SystemTime, Traffic) -> R) {
@@ -143,18 +211,34 @@ impl Worker {
         }
     }
 
-    /// Counts the flows that have ended. If a dump is due, also counts the open flows, and returns true.
+    /// Counts the flows that have ended. If a dump is due, also counts the open flows and the other counters, and returns true.
     fn count(&mut self, now: Instant) -> Result<bool, Error> {
+        let is_due = now >= self.next_dump;
+        let began = processor_time();
+        let counted = if self.flows { self.count_flows(is_due) } else { Ok(()) };
+        if is_due {
+            if let Some(source) = &mut self.source {
+                source.count(&mut self.ledger);
+            }
+            if !self.flows {
+                self.ledger.begin_dump();
+                self.ledger.end_dump(true);
+            }
+            self.next_dump = now + PERIOD.max(processor_time().saturating_sub(began) * REST);
+        }
+        counted.map(|()| is_due)
+    }
+
+    fn count_flows(&mut self, is_due: bool) -> Result<(), Error> {
         let Self { ledger, kernel, .. } = self;
         let (kernel, ends) = match kernel {
             Some(kernel) => kernel,
             None => kernel.insert((Kernel::open()?, Ends::subscribe()?)),
         };
         drain(ends, ledger)?;
-        if now < self.next_dump {
-            return Ok(false);
+        if !is_due {
+            return Ok(());
         }
-        let began = processor_time();
         ledger.begin_dump();
         let mut result = Ok(());
         for family in Family::BOTH {
@@ -168,8 +252,7 @@ impl Worker {
         // The events of the flows that the dump did not show any more.
         let result = result.and_then(|()| drain(ends, ledger));
         ledger.end_dump(result.is_ok());
-        self.next_dump = now + PERIOD.max(processor_time().saturating_sub(began) * REST);
-        result.map(|()| true)
+        result
     }
 }
 

@@ -6,13 +6,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, hash_map::Entry},
     hash::{BuildHasher as _, RandomState},
+    mem,
     net::SocketAddr,
     sync::Arc,
 };
 
 use localnet_core::{Protocol, ServiceKey};
 
-use crate::conntrack::{Counters, Endpoints, Flow, Frontend, Status, Volume};
+use crate::conntrack::{Counters, Endpoints, Flow, Frontend, Status, TcpState, Volume};
 
 /// The largest number of open flows whose traffic is counted while they last. All other flows are counted when they end. A known
 /// flow takes about 40 bytes, so all of them take about 20 MB.
@@ -40,7 +41,24 @@ pub struct Served {
     pub port: PortName,
     /// The endpoints that may answer.
     pub endpoints: Endpoints,
+    /// Those of them that get new connections. The connections of all other endpoints drain.
+    pub eligible: Endpoints,
 }
+
+localnet_core::names! {
+    /// Why a packet that opens a connection gets no endpoint, with the label of metrics.
+    Reason {
+        /// The Service has no endpoint that may answer. The packet is rejected.
+        NoEndpoints = "no_endpoints",
+        /// A traffic policy allows only endpoints of this node, and there is none. The packet is dropped.
+        NoLocalEndpoint = "no_local_endpoint",
+        /// The source ranges of the Service do not contain the sender. The packet is dropped.
+        SourceRanges = "source_ranges",
+    }
+}
+
+/// How many packets were refused, by reason.
+pub type Refused = BTreeMap<Reason, u64>;
 
 /// A frontend, and what it belongs to now; `None` if it was deleted.
 pub type Change = (Frontend, Option<Served>);
@@ -66,6 +84,26 @@ impl Total {
     }
 }
 
+/// Connections whose endpoint gets no new ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drains {
+    /// How many the last dump has shown. Of TCP, only established connections count.
+    pub open: u64,
+    /// How many TCP connections have ended while they were established, because something has deleted them.
+    pub closed: u64,
+    /// How many the dump in progress has shown.
+    next: u64,
+}
+
+impl Drains {
+    fn end_dump(&mut self, complete: bool) {
+        let next = mem::take(&mut self.next);
+        if complete {
+            self.open = next;
+        }
+    }
+}
+
 /// The traffic of a port since its first flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortTotals {
@@ -74,7 +112,11 @@ pub struct PortTotals {
     /// The traffic of all endpoints, including former ones.
     pub total: Total,
     /// The traffic of each endpoint.
-    pub endpoints: Vec<(SocketAddr, Total)>,
+    pub endpoints: Vec<(SocketAddr, Total, Drains)>,
+    /// The packets that would have opened a connection.
+    pub refused: Refused,
+    /// The draining connections of all endpoints.
+    pub drains: Drains,
 }
 
 /// The traffic of the node's Services since the ledger began.
@@ -84,6 +126,10 @@ pub struct Traffic {
     pub ports: Vec<PortTotals>,
     /// The traffic of all other ports together.
     pub rest: Total,
+    /// The refused packets of all other ports together.
+    pub rest_refused: Refused,
+    /// The draining connections of all other ports together.
+    pub rest_drains: Drains,
     /// The flows whose ends the kernel could not report. Most of their traffic is counted if they lasted for some seconds.
     pub lost: u64,
 }
@@ -99,6 +145,8 @@ pub struct Ledger {
     totals: BTreeMap<u32, Row>,
     next_row: u32,
     rest: Total,
+    rest_refused: Refused,
+    rest_drains: Drains,
     /// How many endpoints have totals of their own.
     endpoints: usize,
     /// The open flows, by a hash of what identifies them.
@@ -134,6 +182,8 @@ struct Row {
     port: PortName,
     total: Total,
     endpoints: BTreeMap<SocketAddr, OfEndpoint>,
+    refused: Refused,
+    drains: Drains,
     /// The frontends whose flows were counted.
     frontends: BTreeSet<Frontend>,
     /// The last dump in which a flow was seen.
@@ -143,6 +193,7 @@ struct Row {
 #[derive(Debug, Default)]
 struct OfEndpoint {
     total: Total,
+    drains: Drains,
     /// The last dump in which a flow was seen.
     round: u32,
 }
@@ -184,6 +235,8 @@ impl Ledger {
             totals: BTreeMap::new(),
             next_row: 0,
             rest: Total::default(),
+            rest_refused: Refused::new(),
+            rest_drains: Drains::default(),
             endpoints: 0,
             flows: HashMap::new(),
             hasher: RandomState::new(),
@@ -214,18 +267,22 @@ impl Ledger {
     pub fn seen(&mut self, flow: &Flow, counters: Option<Counters>) {
         let Some(key) = self.key(flow).filter(|key| !self.dump.ended.contains(key)) else { return };
         let (counters, round) = (counters.unwrap_or_default(), self.round);
+        let drains = self.drains(flow);
+        let count = |drains: &mut Drains| drains.next += 1;
         if let Some(known) = self.flows.get_mut(&key) {
             let (more, row) = (known.until(counters), known.row);
             *known = Known::new(row, counters, round);
-            self.add(row, flow, 0, more);
+            self.add(row, flow.reply.source, 0, more);
+            drains.then(|| self.drain(row, flow.reply.source, count));
         } else if self.flows.len() < MAX_FLOWS
-            && let Some(row) = self.row(flow)
+            && let Some(row) = self.row(frontend(flow))
         {
             self.flows.insert(key, Known::new(row, counters, round));
             // The traffic of a flow that is older than the ledger counts from now on. An earlier run of the program has counted
             // the rest.
             let (connections, counters) = if self.started { (1, counters) } else { Default::default() };
-            self.add(row, flow, connections, counters);
+            self.add(row, flow.reply.source, connections, counters);
+            drains.then(|| self.drain(row, flow.reply.source, count));
         }
     }
 
@@ -236,13 +293,35 @@ impl Ledger {
         if self.dump.in_progress {
             self.dump.ended.insert(key);
         }
+        let is_closed = flow.tcp_state == Some(TcpState::ESTABLISHED) && self.drains(flow);
         if let Some(known) = self.flows.remove(&key) {
-            self.add(known.row, flow, 0, known.until(counters));
+            self.add(known.row, flow.reply.source, 0, known.until(counters));
+            is_closed.then(|| self.drain(known.row, flow.reply.source, |drains| drains.closed += 1));
         } else if self.started
-            && let Some(row) = self.row(flow)
+            && let Some(row) = self.row(frontend(flow))
         {
-            self.add(row, flow, 1, counters);
+            self.add(row, flow.reply.source, 1, counters);
         }
+    }
+
+    /// Counts traffic that the kernel has counted for an endpoint of a frontend. Traffic of unknown frontends does not count.
+    pub fn balanced(&mut self, frontend: Frontend, endpoint: SocketAddr, more: Total) {
+        let Total { connections, original, reply } = more;
+        let Some(row) = self.row(frontend) else { return };
+        self.add(row, endpoint, connections, Counters { original, reply });
+    }
+
+    /// Counts packets to a frontend that were refused.
+    pub fn refused(&mut self, frontend: Frontend, reason: Reason, packets: u64) {
+        let (row, round) = (self.row(frontend).unwrap_or(REST), self.round);
+        let refused = match self.totals.get_mut(&row) {
+            Some(row) => {
+                row.round = round;
+                &mut row.refused
+            }
+            None => &mut self.rest_refused,
+        };
+        *refused.entry(reason).or_default() += packets;
     }
 
     /// Adds flows whose ends the kernel could not report.
@@ -254,6 +333,11 @@ impl Ledger {
     /// endpoints that have neither flows nor a Service.
     pub fn end_dump(&mut self, complete: bool) {
         self.dump = Dump::default();
+        let rows = self
+            .totals
+            .values_mut()
+            .flat_map(|row| row.endpoints.values_mut().map(|of| &mut of.drains).chain([&mut row.drains]));
+        rows.chain([&mut self.rest_drains]).for_each(|drains| drains.end_dump(complete));
         if !complete {
             return;
         }
@@ -274,7 +358,9 @@ impl Ledger {
             used.retain(|frontend| frontends.get(frontend).is_some_and(|owner| owner.served.port == *port));
             let owners = || used.iter().filter_map(|frontend| frontends.get(frontend));
             endpoints.retain(|endpoint, of| {
-                of.round == round || owners().any(|owner| owner.served.endpoints.contains(endpoint))
+                // The next report still contains an endpoint whose last connections were closed.
+                let was_closed = of.drains.closed > 0 && of.round.wrapping_add(1) == round;
+                of.round == round || was_closed || owners().any(|owner| owner.served.endpoints.contains(endpoint))
             });
             row.round == round || !used.is_empty()
         });
@@ -287,11 +373,14 @@ impl Ledger {
         let totals = |row: &Row| PortTotals {
             port: row.port.clone(),
             total: row.total,
-            endpoints: row.endpoints.iter().map(|(endpoint, of)| (*endpoint, of.total)).collect(),
+            endpoints: row.endpoints.iter().map(|(endpoint, of)| (*endpoint, of.total, of.drains)).collect(),
+            refused: row.refused.clone(),
+            drains: row.drains,
         };
         let mut ports: Vec<_> = self.totals.values().map(totals).collect();
         ports.sort_unstable_by(|a, b| a.port.cmp(&b.port));
-        Traffic { ports, rest: self.rest, lost: self.lost }
+        let Self { rest, rest_drains, lost, .. } = *self;
+        Traffic { ports, rest, rest_refused: self.rest_refused.clone(), rest_drains, lost }
     }
 
     /// Identifies a flow to a frontend; `None` for other flows. The kernel may use one ID for two flows of a client, but only
@@ -301,9 +390,8 @@ impl Ledger {
         flow.status.has(Status::DESTINATION_NAT).then(|| self.hasher.hash_one(identity))
     }
 
-    /// The row of a flow to a frontend. A port gets its row with its first flow, while there is room.
-    fn row(&mut self, flow: &Flow) -> Option<u32> {
-        let frontend = Frontend::new(flow.protocol, flow.original.destination);
+    /// The row of a frontend; `None` if it is unknown. A port gets its row with its first traffic, while there is room.
+    fn row(&mut self, frontend: Frontend) -> Option<u32> {
         let port = &self.frontends.get(&frontend)?.served.port;
         let row = match self.rows.get(port) {
             Some(row) => *row,
@@ -313,8 +401,8 @@ impl Ledger {
                 self.next_row = (row + 1) % REST;
                 self.rows.insert(port.clone(), row);
                 let (port, total) = (port.clone(), Total::default());
-                let (endpoints, frontends) = (BTreeMap::new(), BTreeSet::new());
-                self.totals.insert(row, Row { port, total, endpoints, frontends, round: self.round });
+                let (endpoints, refused, drains, frontends) = Default::default();
+                self.totals.insert(row, Row { port, total, endpoints, refused, drains, frontends, round: self.round });
                 row
             }
         };
@@ -324,14 +412,13 @@ impl Ledger {
         Some(row)
     }
 
-    fn add(&mut self, row: u32, flow: &Flow, connections: u64, more: Counters) {
+    fn add(&mut self, row: u32, endpoint: SocketAddr, connections: u64, more: Counters) {
         let Some(row) = self.totals.get_mut(&row) else {
             self.rest.add(connections, more);
             return;
         };
         row.round = self.round;
         row.total.add(connections, more);
-        let endpoint = flow.reply.source;
         if self.endpoints >= MAX_ENDPOINTS && !row.endpoints.contains_key(&endpoint) {
             return;
         }
@@ -342,6 +429,28 @@ impl Ledger {
         of_endpoint.round = self.round;
         of_endpoint.total.add(connections, more);
     }
+}
+
+impl Ledger {
+    /// Whether a flow is open, and its endpoint gets no new connections.
+    fn drains(&self, flow: &Flow) -> bool {
+        let owner = self.frontends.get(&frontend(flow)).filter(|owner| owner.leaves_after.is_none());
+        flow.tcp_state.is_none_or(|state| state == TcpState::ESTABLISHED)
+            && owner.is_some_and(|owner| !owner.served.eligible.contains(&flow.reply.source))
+    }
+
+    /// Counts a draining connection of an endpoint, in a row.
+    fn drain(&mut self, row: u32, endpoint: SocketAddr, count: impl Fn(&mut Drains)) {
+        let Some(row) = self.totals.get_mut(&row) else { return count(&mut self.rest_drains) };
+        count(&mut row.drains);
+        if let Some(of) = row.endpoints.get_mut(&endpoint) {
+            count(&mut of.drains);
+        }
+    }
+}
+
+fn frontend(flow: &Flow) -> Frontend {
+    Frontend::new(flow.protocol, flow.original.destination)
 }
 
 #[cfg(test)]

@@ -6,13 +6,18 @@
 //!
 //! ```text
 //!  backend ─ Change ─▶ Counter (a thread) ─▶ Ledger (pure) ─▶ Traffic
-//!                         ▲         ▲
-//!          Ends (events) ─┘         └─ conntrack::Kernel::translated (a dump)
+//!                         ▲   ▲     ▲
+//!          Ends (events) ─┘   │     └─ conntrack::Kernel::translated (a dump)
+//!                             └─ Source ─▶ Tally: other counters of the kernel
 //! ```
+//!
+//! Connection tracking knows nothing about refused packets, so a backend can add a [`Source`] of other counters.
 
 mod counter;
 mod ends;
 mod ledger;
+mod tally;
 
-pub use counter::Counter;
-pub use ledger::{Change, Ledger, PortName, PortTotals, Served, Total, Traffic};
+pub use counter::{Counter, Reading, Source};
+pub use ledger::{Change, Drains, Ledger, PortName, PortTotals, Reason, Refused, Served, Total, Traffic};
+pub use tally::Tally;

@@ -12,7 +12,14 @@ fn port(name: &str) -> PortName {
 }
 
 fn served(name: &str, vip: &str) -> Change {
-    (frontend(Protocol::Udp, vip), Some(Served { port: port(name), endpoints: endpoints(&[A, B]) }))
+    let endpoints = endpoints(&[A, B]);
+    (frontend(Protocol::Udp, vip), Some(Served { port: port(name), eligible: endpoints.clone(), endpoints }))
+}
+
+/// The port `web`, whose eligible endpoints get new flows.
+fn serving(protocol: Protocol, all: &[&str], eligible: &[&str]) -> Change {
+    let served = Served { port: port("web"), endpoints: endpoints(all), eligible: endpoints(eligible) };
+    (frontend(protocol, VIP), Some(served))
 }
 
 fn gone(vip: &str) -> Change {
@@ -54,6 +61,11 @@ impl Ledger {
     fn of(&self, name: &str) -> Total {
         self.totals().into_iter().find(|(of, _)| of == name).map(|(_, total)| total).unwrap_or_default()
     }
+}
+
+/// The totals of endpoints.
+fn ends(endpoints: &[(SocketAddr, Total, Drains)]) -> Vec<(SocketAddr, Total)> {
+    endpoints.iter().map(|(endpoint, total, _)| (*endpoint, *total)).collect()
 }
 
 /// A ledger that counts a Service, and has begun before all flows.
@@ -112,7 +124,7 @@ fn traffic_is_counted_by_endpoint() {
     ledger.end(to(VIP, B, 3), packets(100));
     let [of] = &ledger.traffic().ports[..] else { panic!("one port") };
     assert_eq!(of.total, total(3, 111));
-    assert_eq!(of.endpoints, [(address(A), total(1, 1)), (address(B), total(2, 110))]);
+    assert_eq!(ends(&of.endpoints), [(address(A), total(1, 1)), (address(B), total(2, 110))]);
 }
 
 #[test]
@@ -180,9 +192,9 @@ fn the_first_ports_with_traffic_have_totals_of_their_own() {
 fn flows_outlive_their_service_and_their_endpoint() {
     let mut ledger = counting();
     ledger.dump(&[(to(VIP, A, 1), packets(1))]);
-    ledger.change((frontend(Protocol::Udp, VIP), Some(Served { port: port("web"), endpoints: endpoints(&[B]) })));
+    ledger.change(serving(Protocol::Udp, &[B], &[B]));
     ledger.dump(&[(to(VIP, A, 1), packets(2))]);
-    assert_eq!(ledger.traffic().ports[0].endpoints, [(address(A), total(1, 2))]);
+    assert_eq!(ends(&ledger.traffic().ports[0].endpoints), [(address(A), total(1, 2))]);
     // The Service is deleted, and its VIP is assigned to another one.
     ledger.change(gone(VIP));
     ledger.change(served("next", VIP));
@@ -203,10 +215,10 @@ fn endpoints_without_flows_leave_with_the_plan() {
     ledger.end(to(VIP, A, 1), packets(1));
     ledger.dump(&[(to(VIP, B, 2), packets(2))]);
     assert_eq!(ledger.traffic().ports[0].endpoints.len(), 2, "both endpoints are eligible");
-    ledger.change((frontend(Protocol::Udp, VIP), Some(Served { port: port("web"), endpoints: endpoints(&[B]) })));
+    ledger.change(serving(Protocol::Udp, &[B], &[B]));
     ledger.dump(&[(to(VIP, B, 2), packets(2))]);
     let [of] = &ledger.traffic().ports[..] else { panic!("one port") };
-    assert_eq!((of.total, &of.endpoints[..]), (total(2, 3), &[(address(B), total(1, 2))][..]));
+    assert_eq!((of.total, ends(&of.endpoints)), (total(2, 3), vec![(address(B), total(1, 2))]));
 }
 
 /// The totals of a port are complete, although only so many flows and endpoints are known at a time.
@@ -226,4 +238,76 @@ fn memory_is_bounded() {
     (0..number).for_each(|id| ledger.end(flow(id), packets(2)));
     assert_eq!(ledger.of("web"), total(number.into(), 2 * u64::from(number)));
     assert!(ledger.flows.is_empty());
+}
+
+#[test]
+fn connections_drain_while_their_endpoint_gets_no_new_ones() {
+    let mut ledger = Ledger::new(2);
+    ledger.change(serving(Protocol::Tcp, &[A, B], &[A, B]));
+    ledger.dump(&[]);
+    let connection = |endpoint, id, state| {
+        let answered = flow(Protocol::Tcp, Stage::Answered, address(VIP), address(endpoint));
+        (Flow { id, tcp_state: Some(state), ..answered }, packets(1))
+    };
+    let (established, closing) = (TcpState::ESTABLISHED, TcpState::SYN_SENT);
+    let all = [connection(A, 1, established), connection(A, 2, established), connection(A, 3, closing)];
+    let more = connection(B, 4, established);
+    let drains = |ledger: &Ledger| {
+        let port = ledger.traffic().ports.remove(0);
+        let of = |drains: Drains| (drains.open, drains.closed);
+        (
+            of(port.drains),
+            port.endpoints.iter().map(|(endpoint, _, drains)| (*endpoint, of(*drains))).collect::<Vec<_>>(),
+        )
+    };
+    ledger.dump(&[&all[..], &[more]].concat());
+    assert_eq!(drains(&ledger), ((0, 0), vec![(address(A), (0, 0)), (address(B), (0, 0))]));
+    // A terminates.
+    ledger.change(serving(Protocol::Tcp, &[A, B], &[B]));
+    ledger.dump(&[&all[..], &[more]].concat());
+    assert_eq!(drains(&ledger), ((2, 0), vec![(address(A), (2, 0)), (address(B), (0, 0))]));
+    // A is removed. One connection is deleted, and one ends by itself.
+    ledger.change(serving(Protocol::Tcp, &[B], &[B]));
+    ledger.ended(&all[0].0, Some(packets(1)));
+    ledger.dump(&[connection(A, 2, established), more]);
+    assert_eq!(drains(&ledger), ((1, 1), vec![(address(A), (1, 1)), (address(B), (0, 0))]));
+    ledger.ended(&connection(A, 2, closing).0, Some(packets(1)));
+    ledger.dump(&[more]);
+    assert_eq!(drains(&ledger), ((0, 1), vec![(address(A), (0, 1)), (address(B), (0, 0))]), "it is reported once more");
+    ledger.dump(&[more]);
+    assert_eq!(drains(&ledger), ((0, 1), vec![(address(B), (0, 0))]));
+}
+
+#[test]
+fn refused_packets_count_for_their_port_or_for_the_rest() {
+    let mut ledger = counting();
+    ledger.change(served("api", "10.96.0.11:53"));
+    ledger.change(served("late", "10.96.0.12:53"));
+    let refuse = |ledger: &mut Ledger, vip, reason, packets| {
+        ledger.refused(frontend(Protocol::Udp, vip), reason, packets);
+    };
+    refuse(&mut ledger, VIP, Reason::NoEndpoints, 2);
+    refuse(&mut ledger, VIP, Reason::NoEndpoints, 3);
+    refuse(&mut ledger, VIP, Reason::SourceRanges, 1);
+    refuse(&mut ledger, "10.96.0.11:53", Reason::NoLocalEndpoint, 4);
+    refuse(&mut ledger, "10.96.0.12:53", Reason::NoEndpoints, 5);
+    refuse(&mut ledger, "10.96.0.99:53", Reason::NoEndpoints, 6);
+    ledger.dump(&[]);
+    let Traffic { ports, rest_refused, .. } = ledger.traffic();
+    let refused: Vec<_> = ports.into_iter().map(|of| (of.port.service.name.to_string(), of.refused)).collect();
+    let api = Refused::from([(Reason::NoLocalEndpoint, 4)]);
+    let web = Refused::from([(Reason::NoEndpoints, 5), (Reason::SourceRanges, 1)]);
+    assert_eq!(refused, [("api".to_owned(), api), ("web".to_owned(), web)]);
+    assert_eq!(rest_refused, Refused::from([(Reason::NoEndpoints, 11)]));
+}
+
+#[test]
+fn traffic_of_virtual_servers_counts_if_the_frontend_is_known() {
+    let mut ledger = counting();
+    ledger.balanced(frontend(Protocol::Udp, VIP), address(A), total(2, 5));
+    ledger.balanced(frontend(Protocol::Udp, VIP), address(B), total(1, 1));
+    ledger.balanced(frontend(Protocol::Udp, "10.96.0.99:53"), address(B), total(1, 1));
+    ledger.dump(&[]);
+    let Traffic { ports, rest, .. } = ledger.traffic();
+    assert_eq!((ports[0].total, ends(&ports[0].endpoints).len(), rest), (total(3, 6), 2, Total::default()));
 }
