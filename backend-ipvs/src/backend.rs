@@ -10,7 +10,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::Context as _;
 use localnet_client::{
-    Backend, Code, Diagnostic, Mode, Subject, Synced,
+    Backend, Code, Counts, Diagnostic, Mode, Subject, Synced,
     vips::{self, Config, Effective},
 };
 use localnet_linux::{
@@ -18,7 +18,7 @@ use localnet_linux::{
     ipvs::{Change, Frontend, Scheduler, ServerState, VirtualServer},
     nft::{Error, Kernel as _, TableContent, Transaction},
 };
-use localnet_linux_backend::{elements::live_vips, live::LinuxBackend, portions::Limits};
+use localnet_linux_backend::{elements::live_vips, live::LinuxBackend, portions::Limits, traffic::TrafficCounter};
 use localnet_proto::{ByFamily, Changes, Family, Snapshot};
 use tracing::{debug, info, warn};
 
@@ -38,6 +38,8 @@ pub(crate) const DEPRECATION: &str =
 pub struct IpvsBackend<K> {
     kernel: K,
     desired: Desired,
+    /// Counts the traffic of Services, if the operator wants that.
+    traffic: Option<TrafficCounter>,
     /// Whether this backend has not synced yet.
     first: bool,
     /// The VIPs that the tables contained when they were last read.
@@ -61,12 +63,22 @@ impl<K: Kernel> IpvsBackend<K> {
         Self {
             kernel,
             desired: Desired::new(config, options),
+            traffic: None,
             first: true,
             found: Default::default(),
             read: ByFamily::default(),
             checked: None,
             drained: None,
         }
+    }
+
+    /// The backend with a counter of the Services' traffic.
+    #[must_use]
+    pub fn counting(mut self, traffic: Option<TrafficCounter>) -> Self {
+        if traffic.is_some() {
+            self.desired.moved().count();
+        }
+        Self { traffic, ..self }
     }
 
     /// The desired state, as of the last sync.
@@ -385,7 +397,12 @@ impl<K: Kernel> LinuxBackend for IpvsBackend<K> {
 
     fn take_commit(&mut self) -> Commit {
         let remembered = std::mem::take(&mut self.found).values().concat();
-        Commit { frontends: self.desired.take_moved(), remembered, ..Commit::default() }
+        let Commit { frontends, .. } = self.desired.moved().take(self.traffic.as_ref());
+        Commit { frontends, remembered, ..Commit::default() }
+    }
+
+    fn count(&self, counts: &mut Counts) {
+        counts.traffic = self.traffic.as_ref().and_then(TrafficCounter::counted);
     }
 }
 

@@ -10,7 +10,7 @@
 //! No I/O. The cost of an update depends on the changes.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
 
@@ -19,12 +19,11 @@ use localnet_client::{
     vips::{self, Config, Effective, Facts, Hairpin, Program, Vip, VipKey, Vips},
 };
 use localnet_linux::{
-    conntrack::Endpoints,
     dummy,
     ipvs::{Frontend, Scheduler},
     nft::TableContent,
 };
-use localnet_linux_backend::{rules, table::TableState};
+use localnet_linux_backend::{moved::Moved, rules, table::TableState};
 use localnet_proto::{ByFamily, Changes, Family, Service, ServiceKey, Snapshot};
 
 use crate::{
@@ -61,9 +60,8 @@ struct Parts {
     tables: ByFamily<TableState<SetId>>,
     /// The schedulers that the kernel lacks.
     missing: BTreeSet<Scheduler>,
-    /// The VIPs that changed since the last `take_moved`, each with the endpoints that may answer now; `None` if the VIP was
-    /// removed.
-    moved: HashMap<VipKey, Option<Endpoints>>,
+    /// The VIPs that changed since the last commit.
+    moved: Moved,
 }
 
 /// An address that the kernel refuses to add or remove.
@@ -88,7 +86,7 @@ impl Desired {
             retried_addresses: BTreeMap::new(),
             tables: ByFamily::from_fn(TableState::new),
             missing: BTreeSet::new(),
-            moved: HashMap::new(),
+            moved: Moved::default(),
         };
         Self { vips: Vips::new(config).leaving_connections(), parts }
     }
@@ -103,10 +101,9 @@ impl Desired {
         &self.parts.options
     }
 
-    /// The VIPs whose endpoints may have changed since the last call, each with its current endpoints; `None` if the VIP no
-    /// longer exists.
-    pub fn take_moved(&mut self) -> Vec<(Frontend, Option<Endpoints>)> {
-        std::mem::take(&mut self.parts.moved).into_iter().map(|(vip, now)| (frontend(&vip), now)).collect()
+    /// The VIPs that changed since the last commit.
+    pub fn moved(&mut self) -> &mut Moved {
+        &mut self.parts.moved
     }
 
     /// Sets the addresses of all the node's interfaces except ours. Returns whether this causes changes in the next update.
@@ -404,13 +401,13 @@ impl Parts {
 
 impl Program for Parts {
     fn program(&mut self, key: &VipKey, vip: &Vip, _: &Service) {
-        self.moved.insert(*key, Some(vip.serving.clone().into()));
+        self.moved.add(key, vip);
         self.programmed.insert(*key, vip.clone());
         self.change(key, vip, true);
     }
 
     fn unprogram(&mut self, key: &VipKey, vip: &Vip) {
-        self.moved.insert(*key, None);
+        self.moved.remove(key);
         self.change(key, vip, false);
         self.programmed.remove(key);
     }

@@ -29,6 +29,7 @@ pub mod plan;
 pub mod program;
 pub mod served;
 pub mod servers;
+mod statistics;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 

@@ -13,7 +13,10 @@ use localnet_linux::{
     nft::{Event, Subscription},
     sysctl::Settings,
 };
-use localnet_linux_backend::live::{Live, Watch};
+use localnet_linux_backend::{
+    live::{Live, Watch},
+    traffic,
+};
 use tokio::{select, time};
 use tracing::{debug, error, info, warn};
 
@@ -21,16 +24,18 @@ use crate::{
     Host, IpvsBackend, Options,
     backend::DEPRECATION,
     plan::{self, INTERFACE},
+    statistics::Statistics,
 };
 
 /// The ipvs backend of the node, or network namespace, in which it was opened.
 pub type LiveBackend = Live<IpvsBackend<Host>, Servers>;
 
-/// Opens the backend, which programs nothing yet, and applies the kernel settings. Must be called in a tokio runtime.
+/// Opens the backend, which programs nothing yet, and applies the kernel settings. `max_counted`: how many Service ports' traffic is counted
+/// separately; 0 to count none. Must be called in a tokio runtime.
 ///
 /// # Errors
 /// Returns an error if privileges or the modules of IPVS are missing.
-pub async fn open(config: Config, options: Options) -> anyhow::Result<LiveBackend> {
+pub async fn open(config: Config, options: Options, max_counted: usize) -> anyhow::Result<LiveBackend> {
     error!("{DEPRECATION}");
     let mut kernel = Host::open()?;
     for result in ipvs::apply_settings(&Settings::default(), options.strict_arp) {
@@ -43,6 +48,8 @@ pub async fn open(config: Config, options: Options) -> anyhow::Result<LiveBacken
     let commits = Subscription::subscribe(kernel.nft_port());
     let mut backend = IpvsBackend::new(config, options, kernel);
     backend.check().context("cannot program IPVS")?;
+    let source = || Some(Box::new(Statistics::open().ok()?) as Box<_>);
+    let backend = backend.counting(traffic::start_reading("ipvs", max_counted, source));
     let now = Instant::now();
     let servers = Servers { commits, list_at: now + LIST, unreadable: false, drain_at: now, began: now };
     Ok(Live::new(backend, servers, NodeAddresses::except(INTERFACE)).await)

@@ -17,6 +17,7 @@ use localnet_linux::{
     ipvs::{Scheduler, Timeouts},
     setup,
 };
+use localnet_linux_backend::traffic;
 
 use crate::{
     Host, IpvsBackend, LiveBackend, Options, desired::Desired, live, options::scheduler, plan::INTERFACE, served,
@@ -48,6 +49,9 @@ pub struct Ipvs {
     /// Timeout of an idle UDP flow, in seconds
     #[arg(long, value_name = "SECONDS")]
     pub udp_timeout: Option<u32>,
+    /// Count the connections, packets and bytes of at most N Service ports, and those of all other ports together; 0 counts nothing
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=traffic::MAX_PORTS))]
+    pub traffic: u16,
 }
 
 impl Ipvs {
@@ -92,7 +96,7 @@ impl BackendProgram for Ipvs {
     type Planner = Desired;
 
     async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
-        let backend = live::open(flags.config(config), self.options(&config.ipvs)?).await?;
+        let backend = live::open(flags.config(config), self.options(&config.ipvs)?, self.traffic.into()).await?;
         if flags.kube_proxy.configures_node() {
             setup::start(&config.linux);
         }

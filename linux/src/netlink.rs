@@ -325,6 +325,11 @@ impl<'a> Attributes<'a> {
         self.find(kind).and_then(array).map(u32::from_ne_bytes)
     }
 
+    /// The number in the first attribute of that kind. The attribute contains it in the byte order of the machine.
+    pub(crate) fn host_u64(self, kind: u16) -> Option<u64> {
+        self.find(kind).and_then(array).map(u64::from_ne_bytes)
+    }
+
     /// The number in the first attribute of that kind. The attribute contains it in network byte order.
     pub(crate) fn u64(self, kind: u16) -> Option<u64> {
         self.find(kind).and_then(array).map(u64::from_be_bytes)

@@ -206,8 +206,9 @@ mod tests {
             ),
             (&["--backend", "nft", "--traffic", "5"], None),
             (&["--backend", "iptables", "--traffic", "5"], None),
+            (&["--backend", "ipvs", "--traffic", "5"], None),
             (
-                &["--backend", "ipvs", "--traffic", "5"],
+                &["--backend", "ebpf", "--traffic", "5"],
                 Some("--traffic needs --backend nft; choose that backend or remove --traffic"),
             ),
             (

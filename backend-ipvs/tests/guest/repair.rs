@@ -45,7 +45,7 @@ fn deleted_objects_are_restored_and_cleanup_keeps_foreign_ones() {
             run(&format!("ipvsadm {FOREIGN}"));
             run("nft add table ip foreign");
             runtime.block_on(async {
-                let mut backend = live::open(Config::default(), Options::default()).await?;
+                let mut backend = live::open(Config::default(), Options::default(), 0).await?;
                 backend.sync(&state(), &Changes::everything()).await?.whole()?;
                 let before = everything();
                 assert_eq!(before.0.len(), 4, "{before:?}");

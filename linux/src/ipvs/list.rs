@@ -8,6 +8,7 @@
 //! entry learns from the kernel that it exists.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use localnet_core::Family;
 use rustix::io::Errno;
@@ -17,6 +18,7 @@ use super::parse;
 use super::socket::{Error, Socket, refused};
 use super::{DestinationState, Frontend, ServerState, VirtualServer};
 use crate::netlink::{self, Attributes, Writer};
+use crate::traffic::Total;
 
 /// How many times to read a list that changes while it is read.
 const ATTEMPTS: usize = 20;
@@ -94,6 +96,18 @@ impl Socket {
             let destination = |state: &DestinationState| state.destination;
             one.iter().map(destination).eq(other.iter().map(destination))
         })
+    }
+
+    /// Reads the traffic of each destination of a virtual server since the kernel has it. While the list changes, a destination may be
+    /// missing or occur twice.
+    ///
+    /// # Errors
+    /// Returns an error if the process lacks `CAP_NET_ADMIN`, or if the kernel refuses the request.
+    pub fn traffic(&mut self, frontend: &Frontend) -> Result<Vec<(SocketAddr, Total)>, Error> {
+        let family = Family::of(frontend.address.ip());
+        let request = |writer: &mut Writer, id, sequence| encode::destinations_request(writer, id, sequence, frontend);
+        let reading = self.read("list destinations", request, |attributes| parse::traffic(attributes, family))?;
+        Ok(reading.entries)
     }
 
     fn read<T>(

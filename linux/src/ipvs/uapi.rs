@@ -67,7 +67,18 @@ pub(super) mod destination {
     pub(crate) const INACTIVE_CONNECTIONS: u16 = 8;
     pub(crate) const PERSISTENT_CONNECTIONS: u16 = 9;
     pub(crate) const FAMILY: u16 = 11;
+    /// `IPVS_DEST_ATTR_STATS64`
+    pub(crate) const STATISTICS: u16 = 12;
 
     /// `IP_VS_CONN_F_FWD_MASK`
     pub(crate) const FORWARDING_MASK: u32 = 0x7;
+}
+
+/// `enum IPVS_STATS_ATTR_*`
+pub(super) mod statistics {
+    pub(crate) const CONNECTIONS: u16 = 1;
+    pub(crate) const PACKETS_IN: u16 = 2;
+    pub(crate) const PACKETS_OUT: u16 = 3;
+    pub(crate) const BYTES_IN: u16 = 4;
+    pub(crate) const BYTES_OUT: u16 = 5;
 }
