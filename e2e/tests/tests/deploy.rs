@@ -5,7 +5,10 @@ use std::{collections::BTreeSet, fs, path::Path};
 use anyhow::Context as _;
 use localnet_brain::{exposition::text, feed::Feed, reports::Reports};
 use localnet_cluster::localize::Localized;
-use localnet_proto::wire::{Attempts, BackendReport, FamilyReport, IpFamily};
+use localnet_proto::{
+    traffic::{Drains, PortTraffic, Refusals, TrafficReport, TrafficTotal},
+    wire::{Attempts, BackendReport, FamilyReport, IpFamily},
+};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -34,6 +37,10 @@ fn exported() -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
         ..Default::default()
     };
     reports.record(report)?;
+    let refused = vec![Refusals { reason: 1, packets: 1 }];
+    let (total, drains) = (Some(TrafficTotal::default()), Some(Drains::default()));
+    let port = PortTraffic { total, refused, drains, ..PortTraffic::default() };
+    reports.record_traffic(TrafficReport { backend: "nft".to_owned(), ports: vec![port], ..TrafficReport::default() });
     let (mut series, mut labels) = (BTreeSet::new(), BTreeSet::new());
     for line in text(feed.metrics(), &feed.state(), &reports.all()).lines().filter(|line| !line.starts_with('#')) {
         let (name, _) = line.rsplit_once(' ').with_context(|| format!("no sample: {line}"))?;
