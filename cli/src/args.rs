@@ -102,6 +102,7 @@ mod tests {
             "localnet completion zsh",
             "localnet get svc -A --no-headers",
             "localnet top --interval 2 --count 3",
+            "localnet top",
             "localnet status -o json",
             "localnet sysdump --output node-a.tar",
             "localnet history --since 03:00 --service shop/web",

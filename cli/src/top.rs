@@ -3,6 +3,12 @@
 //! If a backend counts traffic, rates are those that it has counted. Otherwise, rates cover the flows that both samples contain, and the
 //! flows that are new in the second sample, but not the flows that ended between the samples.
 
+pub mod draw;
+pub mod input;
+pub mod live;
+pub mod model;
+pub mod seen;
+
 use std::{collections::BTreeMap, net::SocketAddr, time::Instant};
 
 use clap::ValueEnum;
@@ -84,8 +90,8 @@ pub struct Row {
     pub refused_per_second: Option<f64>,
 }
 
-/// For each VIP: the name of the owner's port, and the VIP.
-type Owners = std::collections::HashMap<(Protocol, SocketAddr), (String, Vip)>;
+/// The VIPs by protocol, address and port.
+type Owners = std::collections::HashMap<(Protocol, SocketAddr), Vip>;
 
 /// The counters of each flow in the previous sample. Protocol, tuple and ID identify a flow.
 type Before = std::collections::HashMap<(Protocol, Tuple, u32), Option<Counters>>;
@@ -98,6 +104,35 @@ pub fn count(
     before: Option<&Sample>,
     (by, only_draining): (By, bool),
 ) -> Top {
+    let name = |vip: &Vip, flow: &FlowRow| match by {
+        By::Service => vip.comment.to_string(),
+        By::Endpoint => flow.endpoint.to_string(),
+        By::Client => flow.from.ip().to_string(),
+    };
+    let (rows, flows) = tally(state, facts, sample, before, |vip, flow, drains| {
+        (!only_draining || drains).then(|| name(vip, flow)).into_iter()
+    });
+    let mut rows: Vec<Row> = rows.into_iter().map(|(name, row)| Row { name, ..row }).collect();
+    rows.sort_by(|a, b| b.flows.cmp(&a.flows).then_with(|| a.name.cmp(&b.name)));
+    Top {
+        time: String::new(),
+        rows,
+        flows,
+        others: sample.flows.len() - flows,
+        counts_bytes: true,
+        configuration: Origin::default(),
+    }
+}
+
+/// Counts the flows to Services by the keys that `keys` returns for a flow, its VIP, and whether it drains. Also returns the
+/// number of all flows to Services. The rows have no names.
+fn tally<K: Ord, I: Iterator<Item = K>>(
+    state: &Snapshot,
+    facts: &Facts,
+    sample: &Sample,
+    before: Option<&Sample>,
+    keys: impl Fn(&Vip, &FlowRow, bool) -> I,
+) -> (BTreeMap<K, Row>, usize) {
     let wanted: std::collections::HashSet<SocketAddr> =
         sample.flows.iter().map(|(flow, _)| flow.original.destination).collect();
     let owners = owners(state, facts, |to| wanted.contains(to));
@@ -105,49 +140,34 @@ pub fn count(
         let flows = before.flows.iter().map(|(flow, counters)| ((flow.protocol, flow.original, flow.id), *counters));
         (sample.at.duration_since(before.at).as_secs_f64().max(0.001), flows.collect())
     });
-    let mut rows: BTreeMap<String, Row> = BTreeMap::new();
+    let mut rows: BTreeMap<K, Row> = BTreeMap::new();
     let mut counted = 0;
     for (flow, counters) in &sample.flows {
-        let Some((service, vip)) = owners.get(&(flow.protocol, flow.original.destination)) else { continue };
+        let Some(vip) = owners.get(&(flow.protocol, flow.original.destination)) else { continue };
         counted += 1;
         let flow_row = FlowRow::of(flow, &vip.serving);
         let drains = ![&vip.endpoints, &vip.local_endpoints].iter().any(|of| of.contains(&flow_row.endpoint));
-        if only_draining && !drains {
-            continue;
-        }
-        let name = match by {
-            By::Service => service.clone(),
-            By::Endpoint => flow_row.endpoint.to_string(),
-            By::Client => flow_row.from.ip().to_string(),
-        };
-        let row = rows.entry(name.clone()).or_insert_with(|| Row { name, ..Row::default() });
-        row.flows += 1;
-        row.unanswered += usize::from(!flow_row.answered);
-        row.stale += usize::from(flow_row.stale);
-        row.draining += usize::from(drains);
-        if let Some(counters) = counters {
-            row.bytes = Some(row.bytes.unwrap_or_default().saturating_add(counters.bytes()));
-        }
-        let Some((seconds, previous)) = &previous else { continue };
-        let former = previous.get(&(flow.protocol, flow.original, flow.id));
-        let new = if former.is_none() { 1.0 } else { 0.0 };
-        row.new_per_second = Some(row.new_per_second.unwrap_or_default() + new / seconds);
-        if let Some(counters) = counters {
-            let former = former.copied().flatten().unwrap_or_default();
-            let more = counters.bytes().saturating_sub(former.bytes()) as f64;
-            row.bytes_per_second = Some(row.bytes_per_second.unwrap_or_default() + more / seconds);
+        for key in keys(vip, &flow_row, drains) {
+            let row = rows.entry(key).or_default();
+            row.flows += 1;
+            row.unanswered += usize::from(!flow_row.answered);
+            row.stale += usize::from(flow_row.stale);
+            row.draining += usize::from(drains);
+            if let Some(counters) = counters {
+                row.bytes = Some(row.bytes.unwrap_or_default().saturating_add(counters.bytes()));
+            }
+            let Some((seconds, previous)) = &previous else { continue };
+            let former = previous.get(&(flow.protocol, flow.original, flow.id));
+            let new = if former.is_none() { 1.0 } else { 0.0 };
+            row.new_per_second = Some(row.new_per_second.unwrap_or_default() + new / seconds);
+            if let Some(counters) = counters {
+                let former = former.copied().flatten().unwrap_or_default();
+                let more = counters.bytes().saturating_sub(former.bytes()) as f64;
+                row.bytes_per_second = Some(row.bytes_per_second.unwrap_or_default() + more / seconds);
+            }
         }
     }
-    let mut rows: Vec<Row> = rows.into_values().collect();
-    rows.sort_by(|a, b| b.flows.cmp(&a.flows).then_with(|| a.name.cmp(&b.name)));
-    Top {
-        time: String::new(),
-        rows,
-        flows: counted,
-        others: sample.flows.len() - counted,
-        counts_bytes: true,
-        configuration: Origin::default(),
-    }
+    (rows, counted)
 }
 
 impl Top {
@@ -179,7 +199,7 @@ impl Top {
 pub fn stale(state: &Snapshot, facts: &Facts, flows: &[Flow]) -> (usize, Vec<FlowRow>) {
     let wanted: std::collections::HashSet<SocketAddr> = flows.iter().map(|flow| flow.original.destination).collect();
     let owners = owners(state, facts, |to| wanted.contains(to));
-    let serving = |flow: &Flow| owners.get(&(flow.protocol, flow.original.destination)).map(|(_, vip)| &vip.serving);
+    let serving = |flow: &Flow| owners.get(&(flow.protocol, flow.original.destination)).map(|vip| &vip.serving);
     let rows: Vec<_> = flows.iter().filter_map(|flow| Some(FlowRow::of(flow, serving(flow)?))).collect();
     (rows.len(), rows.into_iter().filter(|row| row.stale).collect())
 }
@@ -197,7 +217,7 @@ fn owners(state: &Snapshot, facts: &Facts, wanted: impl Fn(&SocketAddr) -> bool)
             continue;
         }
         for (key, vip) in service::plan(service, facts).vips {
-            owners.entry((key.protocol, key.socket())).or_insert((vip.comment.to_string(), vip));
+            owners.entry((key.protocol, key.socket())).or_insert(vip);
         }
     }
     owners

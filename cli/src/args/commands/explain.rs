@@ -10,8 +10,9 @@ use super::{Answered, Failure, Global, OfNode, Output, World, ask_status};
 use crate::{
     answer::Answer,
     evidence::Evidence,
-    explain::{self, Many},
+    explain::{self, Explanation, Many},
     inspect::Inspected,
+    peer::Peer,
     question::{self, From as Sender, To},
     source::text_of,
     why_not,
@@ -84,21 +85,40 @@ pub(super) async fn run(flags: Explain, global: &Global) -> Answered {
     let (Some(from), Some(to)) = (flags.from, &flags.to) else {
         return Err(Failure::Usage("--from and --to are both required".to_owned()));
     };
-    let (packet, has_source) = packet(&world, from, to).await?;
-    let mut explanation = explain::explain(&mut world, global.reasoning(brain), packet, has_source).await;
-    if let Some(backend) = Inspected::of(&world) {
-        (explanation.path, explanation.kernel_unknown) = backend.path(&world, &packet).await;
+    let explanation = in_world(&mut world, global.reasoning(brain), from, to).await?;
+    flags.output.print(global, &explanation)?;
+    Ok(!explanation.arrives())
+}
+
+/// Explains a packet in the newest state, for other commands.
+pub(super) async fn packet_explained(
+    node: &OfNode,
+    global: &Global,
+    brain: Option<&Peer>,
+    from: Sender,
+    to: &To,
+) -> Result<Explanation, Failure> {
+    let state = global.snapshot(brain).await?;
+    let mut world = node.world(global, brain, &ask_status(global, brain).await, state).await?;
+    in_world(&mut world, global.reasoning(brain), from, to).await
+}
+
+/// Explains a packet with all evidence.
+async fn in_world(world: &mut World, brain: Option<&Peer>, from: Sender, to: &To) -> Result<Explanation, Failure> {
+    let (packet, has_source) = packet(world, from, to).await?;
+    let mut explanation = explain::explain(world, brain, packet, has_source).await;
+    if let Some(backend) = Inspected::of(world) {
+        (explanation.path, explanation.kernel_unknown) = backend.path(world, &packet).await;
     }
-    if let Some(maps) = Inspected::beside(&world).filter(|_| packet.origin != route::Origin::Outside) {
-        match maps.path(&world, &packet).await {
+    if let Some(maps) = Inspected::beside(world).filter(|_| packet.origin != route::Origin::Outside) {
+        match maps.path(world, &packet).await {
             (_, Some(unknown)) => explanation.kernel_unknown = Some(unknown),
             // The rules of the other backend serve this packet.
             (path, None) if path.is_empty() => {}
             (path, None) => explanation.path = path,
         }
     }
-    flags.output.print(global, &explanation)?;
-    Ok(!explanation.arrives())
+    Ok(explanation)
 }
 
 /// Returns the packet of a question, and whether the packet's source is known.
