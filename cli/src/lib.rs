@@ -33,6 +33,7 @@
 //! | [`inspect`] | reads the plan and the rules of the other backends |
 //! | [`dumped`] | compares the output of a backend's command `dump` with the state; pure |
 //! | [`diff`], [`top`], [`doctor`] | check the node as a whole |
+//! | [`ui`] | serves a page about the node |
 //! | [`shadow`] | compares kube-proxy's rules with what localnet would do |
 //! | [`canary`] | the command of kubectl that moves Services between kube-proxy and localnet; pure |
 //! | [`takeover`] | the commands of kubectl that move a node from kube-proxy to localnet, and back; pure |
@@ -72,6 +73,7 @@ pub mod table;
 pub mod takeover;
 pub mod top;
 pub mod traffic;
+pub mod ui;
 pub mod watch;
 pub mod why_not;
 pub mod world;

@@ -15,6 +15,7 @@ mod status;
 mod sysdump;
 mod takeover;
 mod top;
+mod ui;
 mod version;
 mod watch;
 
@@ -45,6 +46,7 @@ pub(super) enum Command {
     Explain(explain::Explain),
     Diff(diff::Diff),
     Top(top::Top),
+    Ui(ui::Ui),
     Doctor(doctor::Doctor),
     Shadow(shadow::Shadow),
     Canary(canary::Canary),
@@ -73,6 +75,7 @@ impl Command {
             Self::Explain(flags) => explain::run(flags, global).await,
             Self::Diff(flags) => diff::run(&flags, global).await,
             Self::Top(flags) => top::run(&flags, global).await,
+            Self::Ui(flags) => ui::run(flags, global).await,
             Self::Sysdump(flags) => sysdump::run(flags, global).await,
             Self::Doctor(flags) => doctor::run(&flags, global).await,
             Self::Shadow(flags) => shadow::run(&flags, global).await,

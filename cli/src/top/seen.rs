@@ -63,6 +63,20 @@ pub struct Seen {
     pub services: BTreeMap<ServiceKey, OfService>,
 }
 
+/// The traffic as the page of `localnet ui` reads it.
+#[derive(Debug, Serialize)]
+pub struct Traffic<'a> {
+    /// The revision of the newest state. If it is another one than before, the page reads the state again.
+    pub revision: u64,
+    /// The name of the node.
+    pub node: &'a str,
+    /// Why the state may be old.
+    pub problem: Option<String>,
+    /// What the Services get.
+    #[serde(flatten)]
+    pub seen: &'a Seen,
+}
+
 fn by_name<S: serde::Serializer>(of: &BTreeMap<ServiceKey, OfService>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(of.iter().map(|(key, of)| (key.to_string(), of)))
 }

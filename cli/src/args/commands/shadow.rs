@@ -13,7 +13,10 @@ use localnet_config::GoDuration;
 use super::{Answered, Failure, Global, OfNode, Output, World, ask_status, explain};
 use crate::{
     peer::Peer,
-    shadow::live::{self, News, Rhythm},
+    shadow::{
+        Shadow as Compared,
+        live::{self, News, Rhythm},
+    },
     source::text_of,
 };
 
@@ -62,6 +65,18 @@ pub(super) async fn run(flags: &Shadow, global: &Global) -> Answered {
     let shadow = live::settled(settle, &compare).await?;
     flags.output.print(global, &shadow)?;
     Ok(shadow.unexplained() > 0)
+}
+
+/// Compares all packets, for other commands.
+pub(super) async fn compared(node: &OfNode, global: &Global, settle: Duration) -> Result<Compared, Failure> {
+    let compare = async || {
+        let brain = global.brain()?;
+        let state = global.snapshot(brain.as_ref()).await?;
+        let world =
+            async { node.world(global, brain.as_ref(), &ask_status(global, brain.as_ref()).await, state).await };
+        live::compare(world, node.reads_kernel(global), async |_: &World| Ok(None)).await
+    };
+    live::settled(settle, &compare).await
 }
 
 /// Compares again and again, and prints results that are new.
