@@ -50,9 +50,9 @@ cluster: controlplane helm ## Build the programs and the images of a cluster of 
 build: ## Build the programs in release mode, into target/release
 	$(CARGO) build --release --locked -p localnet $(patsubst packaging/systemd/%.service,-p %,$(wildcard packaging/systemd/*.service))
 
-demo: deps ## Run brain and nft backend in a temporary network namespace and print the Services (ONCE=1: one round; TESTED=1: use the programs of make test)
-	$(CARGO) build --locked $(if $(TESTED),--workspace --bins --examples,-p localnet-brain -p localnet-nft -p localnet-demo)
-	target/debug/localnet-demo $(if $(ONCE),--once)
+demo: deps ## Run brain and nft backend in a temporary network namespace and print the Services and their rates (UI=1: also serve the page of localnet ui; ONCE=1: one round; TESTED=1: use the programs of make test)
+	$(CARGO) build --locked $(if $(TESTED),--workspace --bins --examples,-p localnet-brain -p localnet-nft -p localnet-demo $(if $(UI),-p localnet))
+	target/debug/localnet-demo $(if $(ONCE),--once) $(if $(UI),--ui)
 
 test: deps cluster vm wine python go examples ## Run all tests: unit, Cases, protocol, kernel, system (needs root for network namespaces)
 	@[ "$$(id -u)" = 0 ] || { echo "make test creates network namespaces: run it as root" >&2; exit 1; }

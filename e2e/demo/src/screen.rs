@@ -9,7 +9,10 @@ use std::{
 use localnet_lab::Outcome;
 use localnet_proto::Snapshot;
 
-use crate::targets::{self, Answers, Kind, Target};
+use crate::{
+    rates::Rates,
+    targets::{self, Answers, Kind, Target},
+};
 
 /// Prints rounds. On a terminal each replaces the previous one.
 #[derive(Debug)]
@@ -30,8 +33,14 @@ impl Screen {
     }
 
     /// Prints a round and returns how many of its connections failed. An outcome is right if the state before or after the round
-    /// permits it.
-    pub(crate) fn show(&mut self, before: &Snapshot, after: &Snapshot, answers: &[(Target, Answers)]) -> usize {
+    /// permits it. `page` is the address of the page, if there is one.
+    pub(crate) fn show(
+        &mut self,
+        (before, after): (&Snapshot, &Snapshot),
+        rates: &Rates,
+        answers: &[(Target, Answers)],
+        page: Option<&str>,
+    ) -> usize {
         let now = targets::of(after);
         let right = |target: &Target, outcome: &Outcome| {
             let same = now.iter().find(|other| (other.protocol, other.to) == (target.protocol, target.to));
@@ -42,7 +51,7 @@ impl Screen {
         if self.redraw {
             text.push_str("\x1b[2J\x1b[H");
         }
-        text.push_str(&heading(before));
+        text.push_str(&heading(before, rates));
         for (target, outcomes) in answers {
             let wrong: usize = outcomes.iter().filter(|(outcome, _)| !right(target, outcome)).map(|(_, n)| n).sum();
             failed += wrong;
@@ -58,6 +67,9 @@ impl Screen {
             if self.rounds == 1 { "" } else { "s" },
             self.failed
         ));
+        if let Some(page) = page {
+            text.push_str(&format!("the page of localnet ui: {page}\n"));
+        }
         if !self.once {
             text.push_str(&format!("edit {} to see connections move; press Ctrl-C to exit\n", self.services.display()));
         }
@@ -67,19 +79,30 @@ impl Screen {
     }
 }
 
-fn heading(state: &Snapshot) -> String {
+/// The Services: their addresses and rates, and in a second line the rates of their endpoints.
+fn heading(state: &Snapshot, rates: &Rates) -> String {
     let mut text = format!("node {} · revision {}\n\n", state.node.name, state.revision.rev);
+    text.push_str(&format!(
+        "  {:<24} {:<12} {:<32} {:<16} {:<13} {:>7}\n",
+        "SERVICE", "TYPE", "CLUSTER-IPS", "PORTS", "", "CONNS/S"
+    ));
     for service in state.services.values() {
         let ips: Vec<_> = service.cluster_ips.iter().map(ToString::to_string).collect();
         let ports: Vec<_> = service.ports.iter().map(|port| format!("{}/{}", port.port, port.protocol)).collect();
         text.push_str(&format!(
-            "  {:<24} {:<12} {:<32} {:<16} {} endpoints\n",
+            "  {:<24} {:<12} {:<32} {:<16} {:<13} {:>7}\n",
             service.key.to_string(),
             service.kind,
             ips.join(","),
             ports.join(","),
-            service.endpoints.len()
+            format!("{} endpoints", service.endpoints.len()),
+            rates.get(&service.key).map_or_else(|| "-".to_owned(), |rate| format!("{:.1}", rate.all)),
         ));
+        let endpoints = rates.get(&service.key).into_iter().flat_map(|rate| &rate.endpoints);
+        let endpoints: Vec<_> = endpoints.map(|(endpoint, rate)| format!("{endpoint} {rate:.1}")).collect();
+        if !endpoints.is_empty() {
+            text.push_str(&format!("    of these: {}\n", endpoints.join("  ")));
+        }
     }
     text.push_str(&format!(
         "\n  {:<14} {:<4} {:<30} {:<20} {}\n",
