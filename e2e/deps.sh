@@ -17,6 +17,7 @@
 #   buildah     writes OCI layouts
 #   skopeo, shellcheck   push images, and check our scripts
 #   valgrind    counts instructions
+#   chromium, fonts-dejavu-core   show the page of `localnet ui`
 #   nodejs, npm   install and run the example in Node.js; `make deps` installs neither if npm exists already
 #
 # With `guest`, also the packages for the guest of e2e/vm (x86_64 only):
@@ -43,7 +44,7 @@
 set -eu
 
 packages="nftables iptables iproute2 conntrack procps strace systemd util-linux protobuf-compiler protobuf-compiler-grpc"
-packages="$packages python3-venv openssl jq buildah skopeo shellcheck valgrind"
+packages="$packages python3-venv openssl jq buildah skopeo shellcheck valgrind chromium fonts-dejavu-core"
 # A Node.js from elsewhere contains npm, and conflicts with Debian's package.
 command -v npm >/dev/null || packages="$packages nodejs npm"
 case "${1-} $(uname -m)" in
