@@ -58,7 +58,9 @@ struct Group {
 impl Desired {
     /// An empty desired state; the applied state is unknown.
     pub fn new(config: Config) -> Self {
-        Self { vips: Vips::new(config).leaving_connections(), tables: Tables::default(), is_known: false }
+        let vips = Vips::new(config).leaving_connections();
+        let why = "processes of this node reach random endpoints, because most sockets have no source address yet when they connect";
+        Self { vips: vips.choosing_at_random(why), tables: Tables::default(), is_known: false }
     }
 
     /// Plans `state`. `changes` contains everything that differs from the previous state. Returns the new diagnostics of what

@@ -38,7 +38,8 @@ pub struct Desired {
 impl Desired {
     /// An empty desired state.
     pub fn new(config: Config) -> Self {
-        Self { vips: Vips::new(config), tables: Tables::new(), section_lines: usize::MAX }
+        let vips = Vips::new(config).choosing_at_random("iptables chooses endpoints at random");
+        Self { vips, tables: Tables::new(), section_lines: usize::MAX }
     }
 
     /// Groups the VIPs of a family by network if the family has more than `vips` VIPs. The default is 1000. Call this before

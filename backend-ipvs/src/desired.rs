@@ -237,6 +237,7 @@ impl Desired {
         skipped.extend(self.parts.excluded());
         skipped.extend(self.parts.without_scheduler());
         skipped.extend(self.parts.without_weights());
+        skipped.extend(self.parts.without_hash());
         skipped.sort_unstable();
         skipped.dedup();
         skipped
@@ -302,9 +303,9 @@ impl Parts {
     fn set_elements(&mut self, key: &VipKey, vip: &Vip, present: bool) {
         let table = &mut self.tables[key.family()];
         elements::of_vip(key, vip, &self.node, |set, element| table.change(set, element, present));
-        if let Some((slots, chain)) = elements::picking_of(vip) {
-            let picking = || rules::picking(&chain, SetId::Endpoints, slots);
-            table.count_picking(SetId::Endpoints, slots, &chain, picking, present);
+        if let Some((choice, chain)) = elements::picking_of(vip) {
+            let picking = || rules::picking(&chain, SetId::Endpoints, choice);
+            table.count_picking(SetId::Endpoints, choice, &chain, picking, present);
         }
     }
 
@@ -326,7 +327,7 @@ impl Parts {
     /// The scheduler of a VIP. If this is not the scheduler that the Service requests, the second value is the reason.
     fn scheduler(&self, vip: &Vip) -> (Scheduler, Option<String>) {
         let default = &self.options.scheduler;
-        let Some(name) = vip.ipvs_scheduler.as_deref() else { return (default.clone(), None) };
+        let Some(name) = options::requested(vip) else { return (default.clone(), None) };
         let why = match options::scheduler(name) {
             Ok(scheduler) if self.missing.contains(&scheduler) => {
                 format!(
@@ -337,14 +338,14 @@ impl Parts {
             Ok(scheduler) => return (scheduler, None),
             Err(error) => error.to_string(),
         };
-        (default.clone(), Some(format!("annotation localnet.dev/ipvs-scheduler: {why}; using {default} instead")))
+        let annotation = if vip.ipvs_scheduler.is_some() { "ipvs-scheduler" } else { "hash" };
+        (default.clone(), Some(format!("annotation localnet.dev/{annotation}: {why}; using {default} instead")))
     }
 
     /// Plans again the virtual servers of all Services that request this scheduler.
     fn plan_again(&mut self, scheduler: &Scheduler) {
-        let names = |vip: &Vip| {
-            vip.ipvs_scheduler.as_deref().is_some_and(|name| options::scheduler(name).as_ref() == Ok(scheduler))
-        };
+        let names =
+            |vip: &Vip| options::requested(vip).is_some_and(|name| options::scheduler(name).as_ref() == Ok(scheduler));
         let concerned = self.programmed.iter().filter(|(key, vip)| names(vip) && !self.options.excludes(key.address));
         let plans: Vec<_> = concerned.map(|(key, vip)| server::of_vip(key, vip, &self.scheduler(vip).0)).collect();
         plans.into_iter().for_each(|plan| self.servers.set(plan));
@@ -352,7 +353,7 @@ impl Parts {
 
     /// Diagnostics of Services that do not get the scheduler that they request. There is one per Service, not per VIP.
     fn without_scheduler(&self) -> BTreeSet<Diagnostic> {
-        let named = self.programmed.values().filter(|vip| vip.ipvs_scheduler.is_some());
+        let named = self.programmed.values().filter(|vip| options::requested(vip).is_some());
         let skipped = named.filter_map(|vip| {
             let reason = self.scheduler(vip).1?;
             Some(Diagnostic::new(Code::SchedulerUnknown, Subject::service(&vip.service), reason))
@@ -371,9 +372,21 @@ impl Parts {
         skipped.collect()
     }
 
+    /// Diagnostics of Services that request hashing, but have a scheduler that does not hash consistently.
+    fn without_hash(&self) -> BTreeSet<Diagnostic> {
+        let hashed = self.programmed.values().filter(|vip| vip.hash.is_some());
+        let skipped = hashed.filter_map(|vip| {
+            let (scheduler, _) = self.scheduler(vip);
+            let ignores = scheduler.as_str() != options::HASHING;
+            ignores
+                .then(|| vips::unhashed(&vip.service, format!("the IPVS scheduler {scheduler} has no consistent hash")))
+        });
+        skipped.collect()
+    }
+
     /// Whether the kernel lacks the scheduler that the Service requests.
     fn is_missing(&self, vip: &Vip) -> bool {
-        let named = vip.ipvs_scheduler.as_deref().and_then(|name| options::scheduler(name).ok());
+        let named = options::requested(vip).and_then(|name| options::scheduler(name).ok());
         named.is_some_and(|scheduler| self.missing.contains(&scheduler))
     }
 

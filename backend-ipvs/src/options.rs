@@ -3,7 +3,9 @@
 use std::{net::IpAddr, time::Duration};
 
 use ipnet::IpNet;
+use localnet_client::vips::Vip;
 use localnet_linux::ipvs::{Flags, InvalidScheduler, Scheduler, Timeouts};
+use localnet_proto::HashBy;
 
 /// How virtual servers are created, and which ones the backend never changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,9 +53,18 @@ pub fn scheduler(name: &str) -> Result<Scheduler, InvalidScheduler> {
     if name == "maglev" { "mh".parse() } else { name.parse() }
 }
 
-/// The flags of virtual servers with that scheduler. As in kube-proxy, `mh` hashes the client's port as well as its address.
-pub fn flags(scheduler: &Scheduler) -> Flags {
-    if scheduler.as_str() == "mh" { Flags::SCHEDULER_2 } else { Flags::default() }
+/// The scheduler that hashes consistently.
+pub const HASHING: &str = "mh";
+
+/// The scheduler that a VIP's Service requests, by the scheduler's name or by hashing; `None` for the default.
+pub fn requested(vip: &Vip) -> Option<&str> {
+    vip.ipvs_scheduler.as_deref().or(vip.hash.is_some().then_some(HASHING))
+}
+
+/// The flags of virtual servers with that scheduler. As in kube-proxy, `mh` hashes the client's port as well as its address, unless the
+/// Service requests otherwise.
+pub fn flags(scheduler: &Scheduler, by: Option<HashBy>) -> Flags {
+    if scheduler.as_str() == HASHING && by != Some(HashBy::Source) { Flags::SCHEDULER_2 } else { Flags::default() }
 }
 
 #[cfg(test)]
@@ -63,8 +74,11 @@ mod tests {
     #[test]
     fn maglev_is_an_alias_of_mh_with_hashed_ports() {
         assert_eq!(scheduler("maglev"), scheduler("mh"));
-        assert_eq!(scheduler("maglev").map(|maglev| flags(&maglev)), Ok(Flags::SCHEDULER_2));
-        assert_eq!(flags(&Scheduler::default()), Flags::default());
+        let maglev = scheduler("maglev").unwrap();
+        assert_eq!(flags(&maglev, None), Flags::SCHEDULER_2);
+        assert_eq!(flags(&maglev, Some(HashBy::Connection)), Flags::SCHEDULER_2);
+        assert_eq!(flags(&maglev, Some(HashBy::Source)), Flags::default());
+        assert_eq!(flags(&Scheduler::default(), None), Flags::default());
         assert!(scheduler("round robin").is_err());
     }
 

@@ -135,13 +135,25 @@ impl<K: Kernel> NftBackend<K> {
     pub fn check(&mut self) -> Result<(), Error> {
         // Reading needs the same privileges as writing, and reading a table that does not exist is cheap.
         self.kernel.read(&Table::new(Family::V4, "localnet-check"), &|_| None)?;
-        let probe = plan::probe::probe();
-        match self.kernel.apply(&probe) {
-            Err(Error::Refused { change, .. }) if change + 1 == probe.changes().len() => Ok(()),
+        if let Some(refused) = self.lacks(&plan::probe::probe())? {
+            return Err(Error::Lacking { refused });
+        }
+        if let Some(refused) = self.lacks(&plan::probe::hashing())? {
+            let why =
+                format!("endpoints are chosen at random, because this kernel cannot hash (module nft_hash): {refused}");
+            self.desired.choose_at_random(&why);
+        }
+        Ok(())
+    }
+
+    /// What the kernel refuses in a transaction whose last change it must refuse; `None` if it refuses only that.
+    fn lacks(&mut self, probe: &Transaction) -> Result<Option<String>, Error> {
+        match self.kernel.apply(probe) {
+            Err(Error::Refused { change, .. }) if change + 1 == probe.changes().len() => Ok(None),
             // The kernel was too short of memory for an answer.
-            Err(error) if error.is_shortage() => Ok(()),
-            Err(error @ Error::Refused { .. }) => Err(Error::Lacking { refused: error.to_string() }),
-            result => result.map(drop),
+            Err(error) if error.is_shortage() => Ok(None),
+            Err(error @ Error::Refused { .. }) => Ok(Some(error.to_string())),
+            result => result.map(|_| None),
         }
     }
 

@@ -21,7 +21,7 @@ use crate::{
     affinity::{Affinity, Chore, Place},
     kernel::LiveTable,
     plan::{
-        ChainNames,
+        ChainNames, Choice,
         affinity::Shape,
         chains, elements,
         sets::{Pool, SetId},
@@ -42,9 +42,9 @@ struct Tables {
     names: ChainNames,
     tables: ByFamily<TableState<SetId>>,
     moved: Moved,
-    /// The numbers of slots that VIPs no longer have. A packet that has read the old number needs its chain, so both stay until the
-    /// kernel has the new numbers.
-    released: Vec<(Family, Pool, u32)>,
+    /// The choices that VIPs no longer make. A packet that has read the old number needs its chain, so both stay until the kernel has the
+    /// new numbers.
+    released: Vec<(Family, Pool, Choice)>,
     affinity: Affinity,
     /// The pools, sizes and timeouts that session affinity uses.
     shapes: ByFamily<Shape>,
@@ -67,15 +67,15 @@ impl Desired {
         Self { vips: Vips::new(config), tables }
     }
 
-    /// Removes the numbers of slots that no VIP has any more. Call this after the kernel has the new numbers. Returns whether
+    /// Removes the choices that no VIP makes any more. Call this after the kernel has the new numbers. Returns whether
     /// anything has changed.
     pub fn release(&mut self) -> bool {
         let Tables { names, tables, released, .. } = &mut self.tables;
         let mut changed = false;
-        for (family, pool, slots) in std::mem::take(released) {
-            let (table, chain) = (&mut tables[family], || chains::lb(names, pool, slots));
-            if table.count_picking(pool.endpoints(), slots, names.chain(pool, slots), chain, false) {
-                table.change(pool.sizes(), elements::of_size(pool, slots, names), false);
+        for (family, pool, choice) in std::mem::take(released) {
+            let (table, chain) = (&mut tables[family], || chains::lb(names, pool, choice));
+            if table.count_picking(pool.endpoints(), choice, &names.chain(pool, choice), chain, false) {
+                table.change(pool.sizes(), elements::of_size(pool, choice, names), false);
                 changed = true;
             }
         }
@@ -95,6 +95,12 @@ impl Desired {
         self.release();
         Family::BOTH.into_iter().for_each(|family| self.tables.tables[family].count(true));
         self.update_chains(true);
+    }
+
+    /// Chooses endpoints at random, even if a Service requests hashing. Call this before the first update.
+    pub fn choose_at_random(&mut self, why: &str) {
+        let vips = std::mem::take(&mut self.vips);
+        self.vips = vips.choosing_at_random(why);
     }
 
     /// The VIPs that changed since the last commit.
@@ -245,12 +251,12 @@ impl Tables {
         let table = &mut tables[key.family()];
         let slots = affinity.slots(key, vip);
         elements::of_vip(key, vip, slots, names, |set, element| table.change(set, element, present));
-        for (pool, slots) in elements::pools_of(vip) {
-            let chain = || chains::lb(names, pool, slots);
+        for (pool, choice) in elements::pools_of(vip) {
+            let chain = || chains::lb(names, pool, choice);
             if !present {
-                released.push((key.family(), pool, slots));
-            } else if table.count_picking(pool.endpoints(), slots, names.chain(pool, slots), chain, true) {
-                table.change(pool.sizes(), elements::of_size(pool, slots, names), true);
+                released.push((key.family(), pool, choice));
+            } else if table.count_picking(pool.endpoints(), choice, &names.chain(pool, choice), chain, true) {
+                table.change(pool.sizes(), elements::of_size(pool, choice, names), true);
             }
         }
     }

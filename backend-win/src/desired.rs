@@ -32,7 +32,9 @@ struct Parts {
 impl Desired {
     /// Creates an empty set of frontends.
     pub fn new(config: Config) -> Self {
-        Self { vips: Vips::new(config).leaving_connections().spreading_evenly(), parts: Parts::default() }
+        let vips = Vips::new(config).leaving_connections().spreading_evenly();
+        let vips = vips.choosing_at_random("HNS chooses endpoints without a consistent hash");
+        Self { vips, parts: Parts::default() }
     }
 
     /// The configuration that plans use; `None` before the first state.

@@ -16,10 +16,10 @@ use std::{
 
 use localnet_client::{
     route::{Origin, Outcome, Packet, Target},
-    vips::VipKey,
+    vips::{VipKey, hashing},
 };
 use localnet_proto::{
-    Affinity, Family, ServiceKey,
+    Affinity, Family, HashBy, ServiceKey,
     reasons::{Ineligible, Reasons, Topology},
 };
 use serde::Serialize;
@@ -60,7 +60,10 @@ pub struct Explanation {
     pub why: String,
     /// The endpoints that may receive the packet.
     pub endpoints: BTreeSet<SocketAddr>,
-    /// The weights of these endpoints; empty if all are equal. A new connection goes to an endpoint with the probability that its
+    /// How a hash chooses one of these endpoints; `None` if the choice is random.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hash: Option<Hashed>,
+    /// The weights of these endpoints, or with a hash the numbers of their slots; empty if all weights are equal. A new connection goes to an endpoint with the probability that its
     /// weight has in the sum of all weights.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub weights: BTreeMap<SocketAddr, u32>,
@@ -94,6 +97,18 @@ pub struct Explanation {
     /// The configuration that the answer was computed with; `None` if the packet is one of many.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub configuration: Option<Configured>,
+}
+
+/// How a hash chooses the endpoint of a new connection.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Hashed {
+    /// What is hashed.
+    pub by: HashBy,
+    /// The number of slots, each with one endpoint.
+    pub slots: u32,
+    /// The endpoint of this sender; `None` if it depends on the sender's port, or if the sender is unknown.
+    pub endpoint: Option<SocketAddr>,
 }
 
 impl Explanation {
@@ -153,6 +168,17 @@ pub fn from_state(world: &World, judged: &Judged<'_>) -> Explanation {
         let all: Vec<SocketAddr> = choices.iter().copied().collect();
         if let Some(vip) = judged.vip.as_ref().filter(|vip| vip.weights.differ(&all)) {
             explanation.weights = all.iter().map(|endpoint| (*endpoint, vip.weights.of(endpoint))).collect();
+        }
+        let hashing = judged.vip.as_ref().filter(|_| all.len() > 1 && !explanation.translated_on_connect);
+        if let Some((vip, hashing)) = hashing.and_then(|vip| Some((vip, vip.hash.as_ref()?))) {
+            let slots = hashing.slots(&all.into(), &vip.weights);
+            explanation.weights.clear();
+            slots.iter().for_each(|endpoint| *explanation.weights.entry(*endpoint).or_default() += 1);
+            let count = u32::try_from(slots.len()).unwrap_or(u32::MAX);
+            let known = hashing.by == HashBy::Source && !packet.source.is_unspecified();
+            let slot = || hashing::slot(hashing.by, SocketAddr::new(packet.source, 0), count) as usize;
+            let endpoint = known.then(slot).and_then(|slot| slots.get(slot).copied());
+            explanation.hash = Some(Hashed { by: hashing.by, slots: count, endpoint });
         }
         (explanation.masquerade, explanation.affinity) = (*masquerade, *affinity);
     }

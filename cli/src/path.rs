@@ -10,16 +10,15 @@ use std::{net::IpAddr, sync::Arc};
 
 use localnet_client::{
     route::{Origin, Outcome, Packet, Target},
-    vips::{Exposure, Facts, Hairpin, Vip, VipKey, service},
+    vips::{Exposure, Facts, Hairpin, Vip, VipKey, hashing, service},
 };
 use localnet_linux::nft::{Chain, Element, ElementData, Statement, Verdict, element_line};
 use localnet_nft::plan::{
     ChainNames, chains, elements, names,
     sets::{Pool, SetId, Sets as _},
-    slots,
     stable_slots::Slots,
 };
-use localnet_proto::{Family, Service, Snapshot};
+use localnet_proto::{Family, HashBy, Service, Snapshot};
 
 /// The maximum number of a VIP's endpoints that are searched for in the kernel.
 const MOST_ENDPOINTS: usize = 256;
@@ -216,13 +215,18 @@ impl<'a> Path<'a> {
         }
         self.lookup(from, pool.services());
         self.held(held, pool.services());
-        let slots = slots(vip.weights.count(endpoints));
-        self.element(pool.sizes(), elements::of_size(pool, slots, &self.names));
-        let picks = chains::lb(&self.names, pool, slots);
+        let choice = elements::choice(vip, endpoints);
+        self.element(pool.sizes(), elements::of_size(pool, choice, &self.names));
+        let picks = chains::lb(&self.names, pool, choice);
         // The first rule only clears the priority.
         let text = picks.rules.get(1).map(|rule| rule.line(self.family)).unwrap_or_default();
         self.steps.push(Step { place: picks.name.to_string(), thing: Thing::Chain(Arc::new(picks)), text });
-        for element in of_set(held, pool.endpoints()).take(MOST_ENDPOINTS) {
+        let known = choice.by == Some(HashBy::Source) && !packet.source.is_unspecified();
+        let slot = known.then(|| hashing::slot(HashBy::Source, (packet.source, 0).into(), choice.slots));
+        // The elements of hashing have the order of the slots.
+        let first = slot.map_or(0, |slot| slot as usize);
+        let most = if known { 1 } else { MOST_ENDPOINTS };
+        for element in of_set(held, pool.endpoints()).skip(first).take(most) {
             self.element(pool.endpoints(), element.clone());
         }
     }
@@ -293,7 +297,10 @@ pub fn leads_to(element: &Element) -> String {
     match &element.data {
         data @ ElementData::Value(value) => match (elements::read_endpoint(data), value.as_bytes().try_into()) {
             (Some(endpoint), _) => endpoint.to_string(),
-            (None, Ok(number)) => format!("0:{:x}", u32::from_ne_bytes(number)),
+            (None, Ok(number)) => {
+                let number = u32::from_ne_bytes(number);
+                format!("{:x}:{:x}", number >> 16, number & 0xffff)
+            }
             (None, Err(_)) => format!("{value:?}"),
         },
         ElementData::Verdict(Verdict::Goto(chain)) => format!("goto {chain}"),

@@ -47,6 +47,10 @@ pub enum Claim {
     Scopes,
     /// If a Service has session affinity, always sends a client to the same endpoint.
     Affinity,
+    /// Spreads new connections by the weights of endpoints.
+    Weights,
+    /// If a Service requests it, chooses endpoints by a consistent hash of the client's address, or of its address and port.
+    Hash,
     /// Ends the UDP flows to a removed endpoint, so that the next packet of a flow reaches another endpoint.
     Flows,
     /// Serves clients outside of the node. Without this claim, the backend translates when a process of the node connects.
@@ -55,7 +59,7 @@ pub enum Claim {
 
 impl Claim {
     /// All claims.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::Tcp,
         Self::Udp,
         Self::Sctp,
@@ -72,6 +76,8 @@ impl Claim {
         Self::Untouched,
         Self::Scopes,
         Self::Affinity,
+        Self::Weights,
+        Self::Hash,
         Self::Flows,
         Self::Outside,
     ];
@@ -95,6 +101,8 @@ impl Claim {
             Self::Untouched => "untouched",
             Self::Scopes => "scopes",
             Self::Affinity => "affinity",
+            Self::Weights => "weights",
+            Self::Hash => "hash",
             Self::Flows => "flows",
             Self::Outside => "outside",
         }

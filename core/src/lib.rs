@@ -5,11 +5,13 @@
 //! - [`ServiceKey`]: the name of a Service.
 //! - [`Family`], [`ByFamily`] and [`Protocol`]: the family of an address, a value for each family, and the protocol of a
 //!   port.
+//! - [`HashBy`]: by which properties of a connection its endpoint is chosen.
 //! - [`names!`]: declares an enum whose values have names.
 //! - [`yaml`]: the documents of a YAML text, the lines of their fields, and the errors of the parser.
 
 pub mod diagnostic;
 mod family;
+mod hash_by;
 mod names;
 mod protocol;
 mod service_key;
@@ -17,5 +19,6 @@ pub mod yaml;
 
 pub use diagnostic::{Code, Diagnostic, Object, Severity, Subject};
 pub use family::{ByFamily, Family};
+pub use hash_by::HashBy;
 pub use protocol::Protocol;
 pub use service_key::{InvalidServiceKey, ServiceKey};

@@ -29,6 +29,60 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// HashBy names the properties of a connection that are hashed to choose its endpoint. The list may grow: treat a value that you do
+// not know as HashNothing.
+type HashBy int32
+
+const (
+	// Nothing: endpoints are chosen at random.
+	HashBy_HashNothing HashBy = 0
+	// The client's address. All connections of a client to a Service port reach the same endpoint.
+	HashBy_HashSource HashBy = 1
+	// The client's address and port. Together with the Service port, they identify a connection.
+	HashBy_HashConnection HashBy = 2
+)
+
+// Enum value maps for HashBy.
+var (
+	HashBy_name = map[int32]string{
+		0: "HashNothing",
+		1: "HashSource",
+		2: "HashConnection",
+	}
+	HashBy_value = map[string]int32{
+		"HashNothing":    0,
+		"HashSource":     1,
+		"HashConnection": 2,
+	}
+)
+
+func (x HashBy) Enum() *HashBy {
+	p := new(HashBy)
+	*p = x
+	return p
+}
+
+func (x HashBy) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (HashBy) Descriptor() protoreflect.EnumDescriptor {
+	return file_localnetv1_proto_enumTypes[0].Descriptor()
+}
+
+func (HashBy) Type() protoreflect.EnumType {
+	return &file_localnetv1_proto_enumTypes[0]
+}
+
+func (x HashBy) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use HashBy.Descriptor instead.
+func (HashBy) EnumDescriptor() ([]byte, []int) {
+	return file_localnetv1_proto_rawDescGZIP(), []int{0}
+}
+
 // Protocol of a port. The list may grow: ignore ports whose protocol you do not know.
 type Protocol int32
 
@@ -70,11 +124,11 @@ func (x Protocol) String() string {
 }
 
 func (Protocol) Descriptor() protoreflect.EnumDescriptor {
-	return file_localnetv1_proto_enumTypes[0].Descriptor()
+	return file_localnetv1_proto_enumTypes[1].Descriptor()
 }
 
 func (Protocol) Type() protoreflect.EnumType {
-	return &file_localnetv1_proto_enumTypes[0]
+	return &file_localnetv1_proto_enumTypes[1]
 }
 
 func (x Protocol) Number() protoreflect.EnumNumber {
@@ -83,7 +137,7 @@ func (x Protocol) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Protocol.Descriptor instead.
 func (Protocol) EnumDescriptor() ([]byte, []int) {
-	return file_localnetv1_proto_rawDescGZIP(), []int{0}
+	return file_localnetv1_proto_rawDescGZIP(), []int{1}
 }
 
 // Verdict on a packet for which no endpoint is eligible. The list may grow: treat a verdict that you do not know as Reject.
@@ -120,11 +174,11 @@ func (x Verdict) String() string {
 }
 
 func (Verdict) Descriptor() protoreflect.EnumDescriptor {
-	return file_localnetv1_proto_enumTypes[1].Descriptor()
+	return file_localnetv1_proto_enumTypes[2].Descriptor()
 }
 
 func (Verdict) Type() protoreflect.EnumType {
-	return &file_localnetv1_proto_enumTypes[1]
+	return &file_localnetv1_proto_enumTypes[2]
 }
 
 func (x Verdict) Number() protoreflect.EnumNumber {
@@ -133,7 +187,7 @@ func (x Verdict) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Verdict.Descriptor instead.
 func (Verdict) EnumDescriptor() ([]byte, []int) {
-	return file_localnetv1_proto_rawDescGZIP(), []int{1}
+	return file_localnetv1_proto_rawDescGZIP(), []int{2}
 }
 
 // IPFamily is an IP address family.
@@ -173,11 +227,11 @@ func (x IPFamily) String() string {
 }
 
 func (IPFamily) Descriptor() protoreflect.EnumDescriptor {
-	return file_localnetv1_proto_enumTypes[2].Descriptor()
+	return file_localnetv1_proto_enumTypes[3].Descriptor()
 }
 
 func (IPFamily) Type() protoreflect.EnumType {
-	return &file_localnetv1_proto_enumTypes[2]
+	return &file_localnetv1_proto_enumTypes[3]
 }
 
 func (x IPFamily) Number() protoreflect.EnumNumber {
@@ -186,7 +240,7 @@ func (x IPFamily) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use IPFamily.Descriptor instead.
 func (IPFamily) EnumDescriptor() ([]byte, []int) {
-	return file_localnetv1_proto_rawDescGZIP(), []int{2}
+	return file_localnetv1_proto_rawDescGZIP(), []int{3}
 }
 
 // DetectLocal is a way to recognize traffic from this node's pods. The list may grow: treat a value that you do not know as
@@ -239,11 +293,11 @@ func (x DetectLocal) String() string {
 }
 
 func (DetectLocal) Descriptor() protoreflect.EnumDescriptor {
-	return file_localnetv1_proto_enumTypes[3].Descriptor()
+	return file_localnetv1_proto_enumTypes[4].Descriptor()
 }
 
 func (DetectLocal) Type() protoreflect.EnumType {
-	return &file_localnetv1_proto_enumTypes[3]
+	return &file_localnetv1_proto_enumTypes[4]
 }
 
 func (x DetectLocal) Number() protoreflect.EnumNumber {
@@ -252,7 +306,7 @@ func (x DetectLocal) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DetectLocal.Descriptor instead.
 func (DetectLocal) EnumDescriptor() ([]byte, []int) {
-	return file_localnetv1_proto_rawDescGZIP(), []int{3}
+	return file_localnetv1_proto_rawDescGZIP(), []int{4}
 }
 
 // Standing describes whether a node serves a Service, and if not, the reason. The list may grow: treat a value that you do
@@ -313,11 +367,11 @@ func (x Standing) String() string {
 }
 
 func (Standing) Descriptor() protoreflect.EnumDescriptor {
-	return file_localnetv1_proto_enumTypes[4].Descriptor()
+	return file_localnetv1_proto_enumTypes[5].Descriptor()
 }
 
 func (Standing) Type() protoreflect.EnumType {
-	return &file_localnetv1_proto_enumTypes[4]
+	return &file_localnetv1_proto_enumTypes[5]
 }
 
 func (x Standing) Number() protoreflect.EnumNumber {
@@ -326,7 +380,7 @@ func (x Standing) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Standing.Descriptor instead.
 func (Standing) EnumDescriptor() ([]byte, []int) {
-	return file_localnetv1_proto_rawDescGZIP(), []int{4}
+	return file_localnetv1_proto_rawDescGZIP(), []int{5}
 }
 
 // Severity describes how bad a problem is.
@@ -366,11 +420,11 @@ func (x Severity) String() string {
 }
 
 func (Severity) Descriptor() protoreflect.EnumDescriptor {
-	return file_localnetv1_proto_enumTypes[5].Descriptor()
+	return file_localnetv1_proto_enumTypes[6].Descriptor()
 }
 
 func (Severity) Type() protoreflect.EnumType {
-	return &file_localnetv1_proto_enumTypes[5]
+	return &file_localnetv1_proto_enumTypes[6]
 }
 
 func (x Severity) Number() protoreflect.EnumNumber {
@@ -379,7 +433,7 @@ func (x Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Severity.Descriptor instead.
 func (Severity) EnumDescriptor() ([]byte, []int) {
-	return file_localnetv1_proto_rawDescGZIP(), []int{5}
+	return file_localnetv1_proto_rawDescGZIP(), []int{6}
 }
 
 // Rule is the reason why an endpoint is excluded. The list may grow: if you do not know a rule, show the text in Problem.
@@ -479,11 +533,11 @@ func (x Rule) String() string {
 }
 
 func (Rule) Descriptor() protoreflect.EnumDescriptor {
-	return file_localnetv1_proto_enumTypes[6].Descriptor()
+	return file_localnetv1_proto_enumTypes[7].Descriptor()
 }
 
 func (Rule) Type() protoreflect.EnumType {
-	return &file_localnetv1_proto_enumTypes[6]
+	return &file_localnetv1_proto_enumTypes[7]
 }
 
 func (x Rule) Number() protoreflect.EnumNumber {
@@ -492,7 +546,7 @@ func (x Rule) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Rule.Descriptor instead.
 func (Rule) EnumDescriptor() ([]byte, []int) {
-	return file_localnetv1_proto_rawDescGZIP(), []int{6}
+	return file_localnetv1_proto_rawDescGZIP(), []int{7}
 }
 
 // Nearness describes which endpoints remain after topology hints have been applied.
@@ -536,11 +590,11 @@ func (x Nearness) String() string {
 }
 
 func (Nearness) Descriptor() protoreflect.EnumDescriptor {
-	return file_localnetv1_proto_enumTypes[7].Descriptor()
+	return file_localnetv1_proto_enumTypes[8].Descriptor()
 }
 
 func (Nearness) Type() protoreflect.EnumType {
-	return &file_localnetv1_proto_enumTypes[7]
+	return &file_localnetv1_proto_enumTypes[8]
 }
 
 func (x Nearness) Number() protoreflect.EnumNumber {
@@ -549,7 +603,7 @@ func (x Nearness) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Nearness.Descriptor instead.
 func (Nearness) EnumDescriptor() ([]byte, []int) {
-	return file_localnetv1_proto_rawDescGZIP(), []int{7}
+	return file_localnetv1_proto_rawDescGZIP(), []int{8}
 }
 
 // Set is the kind of an object. Ignore objects of a kind that you do not know.
@@ -611,11 +665,11 @@ func (x Set) String() string {
 }
 
 func (Set) Descriptor() protoreflect.EnumDescriptor {
-	return file_localnetv1_proto_enumTypes[8].Descriptor()
+	return file_localnetv1_proto_enumTypes[9].Descriptor()
 }
 
 func (Set) Type() protoreflect.EnumType {
-	return &file_localnetv1_proto_enumTypes[8]
+	return &file_localnetv1_proto_enumTypes[9]
 }
 
 func (x Set) Number() protoreflect.EnumNumber {
@@ -624,7 +678,7 @@ func (x Set) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Set.Descriptor instead.
 func (Set) EnumDescriptor() ([]byte, []int) {
-	return file_localnetv1_proto_rawDescGZIP(), []int{8}
+	return file_localnetv1_proto_rawDescGZIP(), []int{9}
 }
 
 // NextFilter identifies a state: in a request, the state that the caller has; in an answer, the state that the brain sends.
@@ -1045,8 +1099,13 @@ type Service struct {
 	// to an endpoint so long after the endpoint has stopped serving, that is, after the brain no longer sends it with Scopes.Established
 	// or another scope. Unset: backends leave these connections alone, as kube-proxy does.
 	CloseConnectionsAfterSeconds *uint32 `protobuf:"varint,32,opt,name=CloseConnectionsAfterSeconds,proto3,oneof" json:"CloseConnectionsAfterSeconds,omitempty"`
-	unknownFields                protoimpl.UnknownFields
-	sizeCache                    protoimpl.SizeCache
+	// Value of the Service's annotation localnet.dev/hash: what backends hash to choose the endpoint of a new connection. Each
+	// endpoint's share of the hash values follows its weight. Whenever the eligible endpoints change, backends move as few other hash
+	// values as possible. All nodes with the same eligible endpoints should choose alike. HashNothing: backends choose at random. The
+	// brain never sends another value together with SessionAffinity. Backends that cannot hash choose at random.
+	Hash          HashBy `protobuf:"varint,33,opt,name=Hash,proto3,enum=localnetv1.HashBy" json:"Hash,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Service) Reset() {
@@ -1198,6 +1257,13 @@ func (x *Service) GetCloseConnectionsAfterSeconds() uint32 {
 		return *x.CloseConnectionsAfterSeconds
 	}
 	return 0
+}
+
+func (x *Service) GetHash() HashBy {
+	if x != nil {
+		return x.Hash
+	}
+	return HashBy_HashNothing
 }
 
 type isService_SessionAffinity interface {
@@ -3829,7 +3895,7 @@ const file_localnetv1_proto_rawDesc = "" +
 	"\x03IPs\x18\x02 \x01(\v2\x11.localnetv1.IPSetR\x03IPs\x12\x12\n" +
 	"\x04Zone\x18\x03 \x01(\tR\x04Zone\x12\x1a\n" +
 	"\bPodCIDRs\x18\x04 \x03(\tR\bPodCIDRs\x12\"\n" +
-	"\fServiceCIDRs\x18\x05 \x03(\tR\fServiceCIDRs\"\xa1\a\n" +
+	"\fServiceCIDRs\x18\x05 \x03(\tR\fServiceCIDRs\"\xc9\a\n" +
 	"\aService\x12\x1c\n" +
 	"\tNamespace\x18\x01 \x01(\tR\tNamespace\x12\x12\n" +
 	"\x04Name\x18\x02 \x01(\tR\x04Name\x12\x12\n" +
@@ -3847,7 +3913,8 @@ const file_localnetv1_proto_rawDesc = "" +
 	"\x13HealthCheckNodePort\x18\r \x01(\x05R\x13HealthCheckNodePort\x12$\n" +
 	"\rIPVSScheduler\x18\x1e \x01(\tR\rIPVSScheduler\x120\n" +
 	"\x13PreserveDestination\x18\x1f \x01(\bR\x13PreserveDestination\x12G\n" +
-	"\x1cCloseConnectionsAfterSeconds\x18  \x01(\rH\x01R\x1cCloseConnectionsAfterSeconds\x88\x01\x01\x1a9\n" +
+	"\x1cCloseConnectionsAfterSeconds\x18  \x01(\rH\x01R\x1cCloseConnectionsAfterSeconds\x88\x01\x01\x12&\n" +
+	"\x04Hash\x18! \x01(\x0e2\x12.localnetv1.HashByR\x04Hash\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a>\n" +
@@ -4043,7 +4110,12 @@ const file_localnetv1_proto_rawDesc = "" +
 	"\x04Path\x18\x02 \x01(\tR\x04Path\"@\n" +
 	"\x05Value\x12!\n" +
 	"\x03Ref\x18\x01 \x01(\v2\x0f.localnetv1.RefR\x03Ref\x12\x14\n" +
-	"\x05Bytes\x18\x02 \x01(\fR\x05Bytes*;\n" +
+	"\x05Bytes\x18\x02 \x01(\fR\x05Bytes*=\n" +
+	"\x06HashBy\x12\x0f\n" +
+	"\vHashNothing\x10\x00\x12\x0e\n" +
+	"\n" +
+	"HashSource\x10\x01\x12\x12\n" +
+	"\x0eHashConnection\x10\x02*;\n" +
 	"\bProtocol\x12\x13\n" +
 	"\x0fUnknownProtocol\x10\x00\x12\a\n" +
 	"\x03TCP\x10\x01\x12\a\n" +
@@ -4136,138 +4208,140 @@ func file_localnetv1_proto_rawDescGZIP() []byte {
 	return file_localnetv1_proto_rawDescData
 }
 
-var file_localnetv1_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
+var file_localnetv1_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
 var file_localnetv1_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_localnetv1_proto_goTypes = []any{
-	(Protocol)(0),                // 0: localnetv1.Protocol
-	(Verdict)(0),                 // 1: localnetv1.Verdict
-	(IPFamily)(0),                // 2: localnetv1.IPFamily
-	(DetectLocal)(0),             // 3: localnetv1.DetectLocal
-	(Standing)(0),                // 4: localnetv1.Standing
-	(Severity)(0),                // 5: localnetv1.Severity
-	(Rule)(0),                    // 6: localnetv1.Rule
-	(Nearness)(0),                // 7: localnetv1.Nearness
-	(Set)(0),                     // 8: localnetv1.Set
-	(*NextFilter)(nil),           // 9: localnetv1.NextFilter
-	(*NextItem)(nil),             // 10: localnetv1.NextItem
-	(*ServiceEndpoints)(nil),     // 11: localnetv1.ServiceEndpoints
-	(*ServiceKey)(nil),           // 12: localnetv1.ServiceKey
-	(*NodeState)(nil),            // 13: localnetv1.NodeState
-	(*Service)(nil),              // 14: localnetv1.Service
-	(*IPFilter)(nil),             // 15: localnetv1.IPFilter
-	(*ServiceIPs)(nil),           // 16: localnetv1.ServiceIPs
-	(*Endpoint)(nil),             // 17: localnetv1.Endpoint
-	(*EndpointScopes)(nil),       // 18: localnetv1.EndpointScopes
-	(*IPSet)(nil),                // 19: localnetv1.IPSet
-	(*PortName)(nil),             // 20: localnetv1.PortName
-	(*PortMapping)(nil),          // 21: localnetv1.PortMapping
-	(*WhenEmpty)(nil),            // 22: localnetv1.WhenEmpty
-	(*ClientIPAffinity)(nil),     // 23: localnetv1.ClientIPAffinity
-	(*BackendReport)(nil),        // 24: localnetv1.BackendReport
-	(*PacketCounts)(nil),         // 25: localnetv1.PacketCounts
-	(*BackendConfiguration)(nil), // 26: localnetv1.BackendConfiguration
-	(*BackendWarning)(nil),       // 27: localnetv1.BackendWarning
-	(*SkippedService)(nil),       // 28: localnetv1.SkippedService
-	(*FamilyReport)(nil),         // 29: localnetv1.FamilyReport
-	(*FlowSearches)(nil),         // 30: localnetv1.FlowSearches
-	(*RuleCount)(nil),            // 31: localnetv1.RuleCount
-	(*Attempts)(nil),             // 32: localnetv1.Attempts
-	(*BackendReportReply)(nil),   // 33: localnetv1.BackendReportReply
-	(*ServiceReasons)(nil),       // 34: localnetv1.ServiceReasons
-	(*EndpointConditions)(nil),   // 35: localnetv1.EndpointConditions
-	(*Finding)(nil),              // 36: localnetv1.Finding
-	(*IneligibleEndpoint)(nil),   // 37: localnetv1.IneligibleEndpoint
-	(*Topology)(nil),             // 38: localnetv1.Topology
-	(*StatusRequest)(nil),        // 39: localnetv1.StatusRequest
-	(*BrainStatus)(nil),          // 40: localnetv1.BrainStatus
-	(*SourceProblem)(nil),        // 41: localnetv1.SourceProblem
-	(*ReceivedReport)(nil),       // 42: localnetv1.ReceivedReport
-	(*WatchReq)(nil),             // 43: localnetv1.WatchReq
-	(*OpItem)(nil),               // 44: localnetv1.OpItem
-	(*EmptyOp)(nil),              // 45: localnetv1.EmptyOp
-	(*Ref)(nil),                  // 46: localnetv1.Ref
-	(*Value)(nil),                // 47: localnetv1.Value
-	nil,                          // 48: localnetv1.Service.LabelsEntry
-	nil,                          // 49: localnetv1.Service.AnnotationsEntry
+	(HashBy)(0),                  // 0: localnetv1.HashBy
+	(Protocol)(0),                // 1: localnetv1.Protocol
+	(Verdict)(0),                 // 2: localnetv1.Verdict
+	(IPFamily)(0),                // 3: localnetv1.IPFamily
+	(DetectLocal)(0),             // 4: localnetv1.DetectLocal
+	(Standing)(0),                // 5: localnetv1.Standing
+	(Severity)(0),                // 6: localnetv1.Severity
+	(Rule)(0),                    // 7: localnetv1.Rule
+	(Nearness)(0),                // 8: localnetv1.Nearness
+	(Set)(0),                     // 9: localnetv1.Set
+	(*NextFilter)(nil),           // 10: localnetv1.NextFilter
+	(*NextItem)(nil),             // 11: localnetv1.NextItem
+	(*ServiceEndpoints)(nil),     // 12: localnetv1.ServiceEndpoints
+	(*ServiceKey)(nil),           // 13: localnetv1.ServiceKey
+	(*NodeState)(nil),            // 14: localnetv1.NodeState
+	(*Service)(nil),              // 15: localnetv1.Service
+	(*IPFilter)(nil),             // 16: localnetv1.IPFilter
+	(*ServiceIPs)(nil),           // 17: localnetv1.ServiceIPs
+	(*Endpoint)(nil),             // 18: localnetv1.Endpoint
+	(*EndpointScopes)(nil),       // 19: localnetv1.EndpointScopes
+	(*IPSet)(nil),                // 20: localnetv1.IPSet
+	(*PortName)(nil),             // 21: localnetv1.PortName
+	(*PortMapping)(nil),          // 22: localnetv1.PortMapping
+	(*WhenEmpty)(nil),            // 23: localnetv1.WhenEmpty
+	(*ClientIPAffinity)(nil),     // 24: localnetv1.ClientIPAffinity
+	(*BackendReport)(nil),        // 25: localnetv1.BackendReport
+	(*PacketCounts)(nil),         // 26: localnetv1.PacketCounts
+	(*BackendConfiguration)(nil), // 27: localnetv1.BackendConfiguration
+	(*BackendWarning)(nil),       // 28: localnetv1.BackendWarning
+	(*SkippedService)(nil),       // 29: localnetv1.SkippedService
+	(*FamilyReport)(nil),         // 30: localnetv1.FamilyReport
+	(*FlowSearches)(nil),         // 31: localnetv1.FlowSearches
+	(*RuleCount)(nil),            // 32: localnetv1.RuleCount
+	(*Attempts)(nil),             // 33: localnetv1.Attempts
+	(*BackendReportReply)(nil),   // 34: localnetv1.BackendReportReply
+	(*ServiceReasons)(nil),       // 35: localnetv1.ServiceReasons
+	(*EndpointConditions)(nil),   // 36: localnetv1.EndpointConditions
+	(*Finding)(nil),              // 37: localnetv1.Finding
+	(*IneligibleEndpoint)(nil),   // 38: localnetv1.IneligibleEndpoint
+	(*Topology)(nil),             // 39: localnetv1.Topology
+	(*StatusRequest)(nil),        // 40: localnetv1.StatusRequest
+	(*BrainStatus)(nil),          // 41: localnetv1.BrainStatus
+	(*SourceProblem)(nil),        // 42: localnetv1.SourceProblem
+	(*ReceivedReport)(nil),       // 43: localnetv1.ReceivedReport
+	(*WatchReq)(nil),             // 44: localnetv1.WatchReq
+	(*OpItem)(nil),               // 45: localnetv1.OpItem
+	(*EmptyOp)(nil),              // 46: localnetv1.EmptyOp
+	(*Ref)(nil),                  // 47: localnetv1.Ref
+	(*Value)(nil),                // 48: localnetv1.Value
+	nil,                          // 49: localnetv1.Service.LabelsEntry
+	nil,                          // 50: localnetv1.Service.AnnotationsEntry
 }
 var file_localnetv1_proto_depIdxs = []int32{
-	9,  // 0: localnetv1.NextItem.Next:type_name -> localnetv1.NextFilter
-	11, // 1: localnetv1.NextItem.Endpoints:type_name -> localnetv1.ServiceEndpoints
-	13, // 2: localnetv1.NextItem.Node:type_name -> localnetv1.NodeState
-	12, // 3: localnetv1.NextItem.Removed:type_name -> localnetv1.ServiceKey
-	14, // 4: localnetv1.ServiceEndpoints.Service:type_name -> localnetv1.Service
-	17, // 5: localnetv1.ServiceEndpoints.Endpoints:type_name -> localnetv1.Endpoint
-	19, // 6: localnetv1.NodeState.IPs:type_name -> localnetv1.IPSet
-	16, // 7: localnetv1.Service.IPs:type_name -> localnetv1.ServiceIPs
-	21, // 8: localnetv1.Service.Ports:type_name -> localnetv1.PortMapping
-	48, // 9: localnetv1.Service.Labels:type_name -> localnetv1.Service.LabelsEntry
-	49, // 10: localnetv1.Service.Annotations:type_name -> localnetv1.Service.AnnotationsEntry
-	15, // 11: localnetv1.Service.IPFilters:type_name -> localnetv1.IPFilter
-	23, // 12: localnetv1.Service.ClientIP:type_name -> localnetv1.ClientIPAffinity
-	19, // 13: localnetv1.IPFilter.TargetIPs:type_name -> localnetv1.IPSet
-	19, // 14: localnetv1.ServiceIPs.ClusterIPs:type_name -> localnetv1.IPSet
-	19, // 15: localnetv1.ServiceIPs.ExternalIPs:type_name -> localnetv1.IPSet
-	19, // 16: localnetv1.ServiceIPs.LoadBalancerIPs:type_name -> localnetv1.IPSet
-	19, // 17: localnetv1.Endpoint.IPs:type_name -> localnetv1.IPSet
-	20, // 18: localnetv1.Endpoint.PortOverrides:type_name -> localnetv1.PortName
-	18, // 19: localnetv1.Endpoint.Scopes:type_name -> localnetv1.EndpointScopes
-	0,  // 20: localnetv1.PortMapping.Protocol:type_name -> localnetv1.Protocol
-	22, // 21: localnetv1.PortMapping.WhenEmptyV4:type_name -> localnetv1.WhenEmpty
-	22, // 22: localnetv1.PortMapping.WhenEmptyV6:type_name -> localnetv1.WhenEmpty
-	1,  // 23: localnetv1.WhenEmpty.Internal:type_name -> localnetv1.Verdict
-	1,  // 24: localnetv1.WhenEmpty.External:type_name -> localnetv1.Verdict
-	29, // 25: localnetv1.BackendReport.Families:type_name -> localnetv1.FamilyReport
-	28, // 26: localnetv1.BackendReport.Skipped:type_name -> localnetv1.SkippedService
-	27, // 27: localnetv1.BackendReport.Warnings:type_name -> localnetv1.BackendWarning
-	26, // 28: localnetv1.BackendReport.Configuration:type_name -> localnetv1.BackendConfiguration
-	25, // 29: localnetv1.BackendReport.Packets:type_name -> localnetv1.PacketCounts
-	3,  // 30: localnetv1.BackendConfiguration.DetectLocal:type_name -> localnetv1.DetectLocal
-	19, // 31: localnetv1.BackendConfiguration.NodePortAddresses:type_name -> localnetv1.IPSet
-	12, // 32: localnetv1.SkippedService.Service:type_name -> localnetv1.ServiceKey
-	5,  // 33: localnetv1.SkippedService.Severity:type_name -> localnetv1.Severity
-	2,  // 34: localnetv1.FamilyReport.Family:type_name -> localnetv1.IPFamily
-	32, // 35: localnetv1.FamilyReport.Full:type_name -> localnetv1.Attempts
-	32, // 36: localnetv1.FamilyReport.Partial:type_name -> localnetv1.Attempts
-	30, // 37: localnetv1.FamilyReport.Flows:type_name -> localnetv1.FlowSearches
-	31, // 38: localnetv1.FamilyReport.Rules:type_name -> localnetv1.RuleCount
-	32, // 39: localnetv1.FlowSearches.Took:type_name -> localnetv1.Attempts
-	12, // 40: localnetv1.ServiceReasons.Service:type_name -> localnetv1.ServiceKey
-	9,  // 41: localnetv1.ServiceReasons.State:type_name -> localnetv1.NextFilter
-	4,  // 42: localnetv1.ServiceReasons.Standing:type_name -> localnetv1.Standing
-	36, // 43: localnetv1.ServiceReasons.Findings:type_name -> localnetv1.Finding
-	37, // 44: localnetv1.ServiceReasons.Ineligible:type_name -> localnetv1.IneligibleEndpoint
-	38, // 45: localnetv1.ServiceReasons.Topology:type_name -> localnetv1.Topology
-	35, // 46: localnetv1.ServiceReasons.Unready:type_name -> localnetv1.EndpointConditions
-	5,  // 47: localnetv1.Finding.Severity:type_name -> localnetv1.Severity
-	18, // 48: localnetv1.IneligibleEndpoint.From:type_name -> localnetv1.EndpointScopes
-	6,  // 49: localnetv1.IneligibleEndpoint.Rule:type_name -> localnetv1.Rule
-	2,  // 50: localnetv1.Topology.Family:type_name -> localnetv1.IPFamily
-	7,  // 51: localnetv1.Topology.Nearness:type_name -> localnetv1.Nearness
-	9,  // 52: localnetv1.BrainStatus.State:type_name -> localnetv1.NextFilter
-	42, // 53: localnetv1.BrainStatus.Backends:type_name -> localnetv1.ReceivedReport
-	41, // 54: localnetv1.BrainStatus.SourceProblems:type_name -> localnetv1.SourceProblem
-	24, // 55: localnetv1.ReceivedReport.Report:type_name -> localnetv1.BackendReport
-	45, // 56: localnetv1.OpItem.Sync:type_name -> localnetv1.EmptyOp
-	45, // 57: localnetv1.OpItem.Reset:type_name -> localnetv1.EmptyOp
-	47, // 58: localnetv1.OpItem.Set:type_name -> localnetv1.Value
-	46, // 59: localnetv1.OpItem.Delete:type_name -> localnetv1.Ref
-	8,  // 60: localnetv1.Ref.Set:type_name -> localnetv1.Set
-	46, // 61: localnetv1.Value.Ref:type_name -> localnetv1.Ref
-	9,  // 62: localnetv1.Endpoints.Next:input_type -> localnetv1.NextFilter
-	43, // 63: localnetv1.Endpoints.Watch:input_type -> localnetv1.WatchReq
-	24, // 64: localnetv1.Backends.Report:input_type -> localnetv1.BackendReport
-	12, // 65: localnetv1.Reasons.Why:input_type -> localnetv1.ServiceKey
-	39, // 66: localnetv1.Reasons.Status:input_type -> localnetv1.StatusRequest
-	10, // 67: localnetv1.Endpoints.Next:output_type -> localnetv1.NextItem
-	44, // 68: localnetv1.Endpoints.Watch:output_type -> localnetv1.OpItem
-	33, // 69: localnetv1.Backends.Report:output_type -> localnetv1.BackendReportReply
-	34, // 70: localnetv1.Reasons.Why:output_type -> localnetv1.ServiceReasons
-	40, // 71: localnetv1.Reasons.Status:output_type -> localnetv1.BrainStatus
-	67, // [67:72] is the sub-list for method output_type
-	62, // [62:67] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	10, // 0: localnetv1.NextItem.Next:type_name -> localnetv1.NextFilter
+	12, // 1: localnetv1.NextItem.Endpoints:type_name -> localnetv1.ServiceEndpoints
+	14, // 2: localnetv1.NextItem.Node:type_name -> localnetv1.NodeState
+	13, // 3: localnetv1.NextItem.Removed:type_name -> localnetv1.ServiceKey
+	15, // 4: localnetv1.ServiceEndpoints.Service:type_name -> localnetv1.Service
+	18, // 5: localnetv1.ServiceEndpoints.Endpoints:type_name -> localnetv1.Endpoint
+	20, // 6: localnetv1.NodeState.IPs:type_name -> localnetv1.IPSet
+	17, // 7: localnetv1.Service.IPs:type_name -> localnetv1.ServiceIPs
+	22, // 8: localnetv1.Service.Ports:type_name -> localnetv1.PortMapping
+	49, // 9: localnetv1.Service.Labels:type_name -> localnetv1.Service.LabelsEntry
+	50, // 10: localnetv1.Service.Annotations:type_name -> localnetv1.Service.AnnotationsEntry
+	16, // 11: localnetv1.Service.IPFilters:type_name -> localnetv1.IPFilter
+	24, // 12: localnetv1.Service.ClientIP:type_name -> localnetv1.ClientIPAffinity
+	0,  // 13: localnetv1.Service.Hash:type_name -> localnetv1.HashBy
+	20, // 14: localnetv1.IPFilter.TargetIPs:type_name -> localnetv1.IPSet
+	20, // 15: localnetv1.ServiceIPs.ClusterIPs:type_name -> localnetv1.IPSet
+	20, // 16: localnetv1.ServiceIPs.ExternalIPs:type_name -> localnetv1.IPSet
+	20, // 17: localnetv1.ServiceIPs.LoadBalancerIPs:type_name -> localnetv1.IPSet
+	20, // 18: localnetv1.Endpoint.IPs:type_name -> localnetv1.IPSet
+	21, // 19: localnetv1.Endpoint.PortOverrides:type_name -> localnetv1.PortName
+	19, // 20: localnetv1.Endpoint.Scopes:type_name -> localnetv1.EndpointScopes
+	1,  // 21: localnetv1.PortMapping.Protocol:type_name -> localnetv1.Protocol
+	23, // 22: localnetv1.PortMapping.WhenEmptyV4:type_name -> localnetv1.WhenEmpty
+	23, // 23: localnetv1.PortMapping.WhenEmptyV6:type_name -> localnetv1.WhenEmpty
+	2,  // 24: localnetv1.WhenEmpty.Internal:type_name -> localnetv1.Verdict
+	2,  // 25: localnetv1.WhenEmpty.External:type_name -> localnetv1.Verdict
+	30, // 26: localnetv1.BackendReport.Families:type_name -> localnetv1.FamilyReport
+	29, // 27: localnetv1.BackendReport.Skipped:type_name -> localnetv1.SkippedService
+	28, // 28: localnetv1.BackendReport.Warnings:type_name -> localnetv1.BackendWarning
+	27, // 29: localnetv1.BackendReport.Configuration:type_name -> localnetv1.BackendConfiguration
+	26, // 30: localnetv1.BackendReport.Packets:type_name -> localnetv1.PacketCounts
+	4,  // 31: localnetv1.BackendConfiguration.DetectLocal:type_name -> localnetv1.DetectLocal
+	20, // 32: localnetv1.BackendConfiguration.NodePortAddresses:type_name -> localnetv1.IPSet
+	13, // 33: localnetv1.SkippedService.Service:type_name -> localnetv1.ServiceKey
+	6,  // 34: localnetv1.SkippedService.Severity:type_name -> localnetv1.Severity
+	3,  // 35: localnetv1.FamilyReport.Family:type_name -> localnetv1.IPFamily
+	33, // 36: localnetv1.FamilyReport.Full:type_name -> localnetv1.Attempts
+	33, // 37: localnetv1.FamilyReport.Partial:type_name -> localnetv1.Attempts
+	31, // 38: localnetv1.FamilyReport.Flows:type_name -> localnetv1.FlowSearches
+	32, // 39: localnetv1.FamilyReport.Rules:type_name -> localnetv1.RuleCount
+	33, // 40: localnetv1.FlowSearches.Took:type_name -> localnetv1.Attempts
+	13, // 41: localnetv1.ServiceReasons.Service:type_name -> localnetv1.ServiceKey
+	10, // 42: localnetv1.ServiceReasons.State:type_name -> localnetv1.NextFilter
+	5,  // 43: localnetv1.ServiceReasons.Standing:type_name -> localnetv1.Standing
+	37, // 44: localnetv1.ServiceReasons.Findings:type_name -> localnetv1.Finding
+	38, // 45: localnetv1.ServiceReasons.Ineligible:type_name -> localnetv1.IneligibleEndpoint
+	39, // 46: localnetv1.ServiceReasons.Topology:type_name -> localnetv1.Topology
+	36, // 47: localnetv1.ServiceReasons.Unready:type_name -> localnetv1.EndpointConditions
+	6,  // 48: localnetv1.Finding.Severity:type_name -> localnetv1.Severity
+	19, // 49: localnetv1.IneligibleEndpoint.From:type_name -> localnetv1.EndpointScopes
+	7,  // 50: localnetv1.IneligibleEndpoint.Rule:type_name -> localnetv1.Rule
+	3,  // 51: localnetv1.Topology.Family:type_name -> localnetv1.IPFamily
+	8,  // 52: localnetv1.Topology.Nearness:type_name -> localnetv1.Nearness
+	10, // 53: localnetv1.BrainStatus.State:type_name -> localnetv1.NextFilter
+	43, // 54: localnetv1.BrainStatus.Backends:type_name -> localnetv1.ReceivedReport
+	42, // 55: localnetv1.BrainStatus.SourceProblems:type_name -> localnetv1.SourceProblem
+	25, // 56: localnetv1.ReceivedReport.Report:type_name -> localnetv1.BackendReport
+	46, // 57: localnetv1.OpItem.Sync:type_name -> localnetv1.EmptyOp
+	46, // 58: localnetv1.OpItem.Reset:type_name -> localnetv1.EmptyOp
+	48, // 59: localnetv1.OpItem.Set:type_name -> localnetv1.Value
+	47, // 60: localnetv1.OpItem.Delete:type_name -> localnetv1.Ref
+	9,  // 61: localnetv1.Ref.Set:type_name -> localnetv1.Set
+	47, // 62: localnetv1.Value.Ref:type_name -> localnetv1.Ref
+	10, // 63: localnetv1.Endpoints.Next:input_type -> localnetv1.NextFilter
+	44, // 64: localnetv1.Endpoints.Watch:input_type -> localnetv1.WatchReq
+	25, // 65: localnetv1.Backends.Report:input_type -> localnetv1.BackendReport
+	13, // 66: localnetv1.Reasons.Why:input_type -> localnetv1.ServiceKey
+	40, // 67: localnetv1.Reasons.Status:input_type -> localnetv1.StatusRequest
+	11, // 68: localnetv1.Endpoints.Next:output_type -> localnetv1.NextItem
+	45, // 69: localnetv1.Endpoints.Watch:output_type -> localnetv1.OpItem
+	34, // 70: localnetv1.Backends.Report:output_type -> localnetv1.BackendReportReply
+	35, // 71: localnetv1.Reasons.Why:output_type -> localnetv1.ServiceReasons
+	41, // 72: localnetv1.Reasons.Status:output_type -> localnetv1.BrainStatus
+	68, // [68:73] is the sub-list for method output_type
+	63, // [63:68] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_localnetv1_proto_init() }
@@ -4289,7 +4363,7 @@ func file_localnetv1_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_localnetv1_proto_rawDesc), len(file_localnetv1_proto_rawDesc)),
-			NumEnums:      9,
+			NumEnums:      10,
 			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   3,

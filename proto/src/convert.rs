@@ -14,8 +14,8 @@ use localnet_core::Severity;
 
 use crate::{
     model::{
-        Affinity, Endpoint, EndpointPort, Family, Node, Port, Protocol, Scopes, Service, ServiceKey, SourceFilter,
-        Verdict, WhenEmpty,
+        Affinity, Endpoint, EndpointPort, Family, HashBy, Node, Port, Protocol, Scopes, Service, ServiceKey,
+        SourceFilter, Verdict, WhenEmpty,
     },
     wire,
 };
@@ -91,6 +91,7 @@ impl From<&Service> for wire::Service {
             ipvs_scheduler: service.ipvs_scheduler.as_deref().unwrap_or_default().to_owned(),
             preserve_destination: service.preserve_destination,
             close_connections_after_seconds: service.close_after,
+            hash: some_hash(service.hash).into(),
             ..Default::default()
         }
     }
@@ -131,9 +132,27 @@ pub(crate) fn service_of(
         ipvs_scheduler: (!head.ipvs_scheduler.is_empty()).then(|| head.ipvs_scheduler.as_str().into()),
         preserve_destination: head.preserve_destination,
         close_after: head.close_connections_after_seconds,
+        hash: hash_of(head.hash),
         endpoints,
         key,
     })
+}
+
+fn some_hash(hash: Option<HashBy>) -> wire::HashBy {
+    match hash {
+        None => wire::HashBy::HashNothing,
+        Some(HashBy::Source) => wire::HashBy::HashSource,
+        Some(HashBy::Connection) => wire::HashBy::HashConnection,
+    }
+}
+
+/// Converts what is hashed. A value that only newer versions know means nothing.
+fn hash_of(number: i32) -> Option<HashBy> {
+    match wire::HashBy::try_from(number) {
+        Ok(wire::HashBy::HashSource) => Some(HashBy::Source),
+        Ok(wire::HashBy::HashConnection) => Some(HashBy::Connection),
+        Ok(wire::HashBy::HashNothing) | Err(_) => None,
+    }
 }
 
 impl From<&Port> for wire::PortMapping {

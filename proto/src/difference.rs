@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
 };
 
-use crate::model::{Endpoint, Node, Port, Service};
+use crate::model::{Endpoint, HashBy, Node, Port, Service};
 
 /// Maximum number of endpoints that one part of a description lists. The others are only counted.
 const MAX_NAMED: usize = 8;
@@ -30,6 +30,8 @@ pub fn difference(before: &Service, now: &Service) -> String {
         service.client_ip_affinity.map_or("None".to_owned(), |affinity| format!("ClientIP {affinity}"))
     };
     field("sessionAffinity", &affinity(before), &affinity(now), &mut parts);
+    let hash = |service: &Service| service.hash.map_or("nothing", HashBy::as_str);
+    field("hash", hash(before), hash(now), &mut parts);
     let port = |service: &Service| service.health_check_node_port.map_or("none".to_owned(), |port| port.to_string());
     field("healthCheckNodePort", &port(before), &port(now), &mut parts);
     if before.source_filters != now.source_filters {

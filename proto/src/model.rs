@@ -12,7 +12,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-pub use localnet_core::{ByFamily, Family, InvalidServiceKey, Protocol, ServiceKey};
+pub use localnet_core::{ByFamily, Family, HashBy, InvalidServiceKey, Protocol, ServiceKey};
 use serde::{Deserialize, Serialize};
 
 /// Identifies a state of a brain. The default stands for "no state yet".
@@ -102,6 +102,9 @@ pub struct Service {
     /// How many seconds after an endpoint has stopped serving its established TCP connections are closed; `None`: never.
     #[serde(default, rename = "closeConnectionsAfter", skip_serializing_if = "is_default")]
     pub close_after: Option<u32>,
+    /// What backends hash to choose an endpoint; `None`: they choose at random.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub hash: Option<HashBy>,
     /// The endpoints, sorted by address, then ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<Endpoint>,
@@ -150,6 +153,7 @@ impl Service {
             ipvs_scheduler: self.ipvs_scheduler.clone(),
             preserve_destination: self.preserve_destination,
             close_after: self.close_after,
+            hash: self.hash,
             endpoints: Vec::new(),
         }
     }

@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use localnet_proto::{
-    Change, Endpoint, EndpointPort, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,
+    Change, Endpoint, EndpointPort, HashBy, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot,
     SourceFilter, Update, Verdict, WhenEmpty,
     decode::Assembler,
     encode::{self, ENDPOINTS_PER_ITEM, MAX_ITEM_BYTES},
@@ -85,6 +85,9 @@ fn service() -> impl Strategy<Value = Service> {
             health_check_node_port: options.3,
             preserve_destination: options.4.is_some(),
             close_after: options.2.map(|seconds| seconds / 2),
+            hash: options
+                .2
+                .and_then(|seconds| [None, Some(HashBy::Source), Some(HashBy::Connection)][seconds as usize % 3]),
             ipvs_scheduler: options.4,
             endpoints,
         },

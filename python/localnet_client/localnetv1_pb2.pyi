@@ -16,6 +16,9 @@ EndpointsSet: Set
 GlobalEndpointInfos: Set
 GlobalNodeInfos: Set
 GlobalServiceInfos: Set
+HashConnection: HashBy
+HashNothing: HashBy
+HashSource: HashBy
 IPv4: IPFamily
 IPv6: IPFamily
 NearnessEverywhere: Nearness
@@ -405,7 +408,7 @@ class RuleCount(_message.Message):
     def __init__(self, Table: _Optional[str] = ..., Total: _Optional[int] = ..., Last: _Optional[int] = ...) -> None: ...
 
 class Service(_message.Message):
-    __slots__ = ["Annotations", "ClientIP", "CloseConnectionsAfterSeconds", "ExternalTrafficToLocal", "HealthCheckNodePort", "IPFilters", "IPVSScheduler", "IPs", "InternalTrafficToLocal", "Labels", "MapIP", "Name", "Namespace", "Ports", "PreserveDestination", "Type"]
+    __slots__ = ["Annotations", "ClientIP", "CloseConnectionsAfterSeconds", "ExternalTrafficToLocal", "Hash", "HealthCheckNodePort", "IPFilters", "IPVSScheduler", "IPs", "InternalTrafficToLocal", "Labels", "MapIP", "Name", "Namespace", "Ports", "PreserveDestination", "Type"]
     class AnnotationsEntry(_message.Message):
         __slots__ = ["key", "value"]
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -428,7 +431,9 @@ class Service(_message.Message):
     CloseConnectionsAfterSeconds: int
     EXTERNALTRAFFICTOLOCAL_FIELD_NUMBER: _ClassVar[int]
     ExternalTrafficToLocal: bool
+    HASH_FIELD_NUMBER: _ClassVar[int]
     HEALTHCHECKNODEPORT_FIELD_NUMBER: _ClassVar[int]
+    Hash: HashBy
     HealthCheckNodePort: int
     INTERNALTRAFFICTOLOCAL_FIELD_NUMBER: _ClassVar[int]
     IPFILTERS_FIELD_NUMBER: _ClassVar[int]
@@ -452,7 +457,7 @@ class Service(_message.Message):
     PreserveDestination: bool
     TYPE_FIELD_NUMBER: _ClassVar[int]
     Type: str
-    def __init__(self, Namespace: _Optional[str] = ..., Name: _Optional[str] = ..., Type: _Optional[str] = ..., IPs: _Optional[_Union[ServiceIPs, _Mapping]] = ..., MapIP: bool = ..., Ports: _Optional[_Iterable[_Union[PortMapping, _Mapping]]] = ..., ExternalTrafficToLocal: bool = ..., Labels: _Optional[_Mapping[str, str]] = ..., Annotations: _Optional[_Mapping[str, str]] = ..., IPFilters: _Optional[_Iterable[_Union[IPFilter, _Mapping]]] = ..., ClientIP: _Optional[_Union[ClientIPAffinity, _Mapping]] = ..., InternalTrafficToLocal: bool = ..., HealthCheckNodePort: _Optional[int] = ..., IPVSScheduler: _Optional[str] = ..., PreserveDestination: bool = ..., CloseConnectionsAfterSeconds: _Optional[int] = ...) -> None: ...
+    def __init__(self, Namespace: _Optional[str] = ..., Name: _Optional[str] = ..., Type: _Optional[str] = ..., IPs: _Optional[_Union[ServiceIPs, _Mapping]] = ..., MapIP: bool = ..., Ports: _Optional[_Iterable[_Union[PortMapping, _Mapping]]] = ..., ExternalTrafficToLocal: bool = ..., Labels: _Optional[_Mapping[str, str]] = ..., Annotations: _Optional[_Mapping[str, str]] = ..., IPFilters: _Optional[_Iterable[_Union[IPFilter, _Mapping]]] = ..., ClientIP: _Optional[_Union[ClientIPAffinity, _Mapping]] = ..., InternalTrafficToLocal: bool = ..., HealthCheckNodePort: _Optional[int] = ..., IPVSScheduler: _Optional[str] = ..., PreserveDestination: bool = ..., CloseConnectionsAfterSeconds: _Optional[int] = ..., Hash: _Optional[_Union[HashBy, str]] = ...) -> None: ...
 
 class ServiceEndpoints(_message.Message):
     __slots__ = ["Continues", "Endpoints", "Service"]
@@ -579,6 +584,9 @@ class WhenEmpty(_message.Message):
     INTERNAL_FIELD_NUMBER: _ClassVar[int]
     Internal: Verdict
     def __init__(self, Internal: _Optional[_Union[Verdict, str]] = ..., External: _Optional[_Union[Verdict, str]] = ...) -> None: ...
+
+class HashBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
 
 class Protocol(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use localnet_client::vips::{Exposure, Vip, VipKey};
-use localnet_linux::nft::{Element, Name, Verdict, spread};
+use localnet_linux::nft::{Element, Name, Verdict, spread::Choice};
 use localnet_linux_backend::elements;
 pub use localnet_linux_backend::elements::{of_address, of_hairpin, tuple};
 use localnet_proto::Verdict as WhenEmpty;
@@ -26,8 +26,7 @@ pub fn of_vip(key: &VipKey, vip: &Vip, node: &[IpAddr], mut emit: impl FnMut(Set
             if let Some((_, chain)) = picking_of(vip) {
                 let verdict = Element::verdict(tuple.clone(), Verdict::Goto(chain)).comment(vip.comment.clone());
                 emit(SetId::Services, verdict);
-                elements::of_slots(&tuple, &vip.weights.slots(&vip.endpoints))
-                    .for_each(|element| emit(SetId::Endpoints, element));
+                elements::of_slots(&tuple, vip, &vip.endpoints, |element| emit(SetId::Endpoints, element));
             }
         }
     }
@@ -52,12 +51,11 @@ pub fn of_vip(key: &VipKey, vip: &Vip, node: &[IpAddr], mut emit: impl FnMut(Set
     }
 }
 
-/// The number of slots for this node's own traffic, and the chain that picks one of them; `None` if that traffic goes through
-/// IPVS.
-pub fn picking_of(vip: &Vip) -> Option<(u32, Name)> {
+/// How this node's own traffic is spread, and the chain that does it; `None` if that traffic goes through IPVS.
+pub fn picking_of(vip: &Vip) -> Option<(Choice, Name)> {
     let picks = vip.exposure == Exposure::ExternalLocal && !vip.endpoints.is_empty();
-    let slots = spread::slots(vip.weights.count(&vip.endpoints));
-    picks.then(|| (slots, format!("lb-{slots}").into()))
+    let choice = elements::choice(vip, &vip.endpoints);
+    picks.then(|| (choice, choice.chain("lb")))
 }
 
 /// The source ranges, and the VIP's own address if an address of the node is in one of them. Packets from the node to an

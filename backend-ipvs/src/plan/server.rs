@@ -45,7 +45,7 @@ pub fn of_vip(key: &VipKey, vip: &Vip, scheduler: &Scheduler) -> Plan {
     let server = VirtualServer {
         frontend: frontend(key),
         scheduler: scheduler.clone(),
-        flags: options::flags(scheduler),
+        flags: options::flags(scheduler, vip.hash.as_ref().map(|hashing| hashing.by)),
         persistence: vip.affinity.map(|affinity| Persistence::of_addresses(family, affinity.seconds)),
     };
     Plan { server, destinations: destinations.clone(), weights: vip.weights.clone() }

@@ -9,7 +9,7 @@ use localnet_linux_backend::rules::{self, BEFORE_DNAT, DNAT, FILTER, SNAT};
 use localnet_proto::Family;
 
 use super::{
-    ChainNames,
+    ChainNames, Choice,
     affinity::numbering,
     names,
     sets::{HAIRPIN, Pool, SetId, Sets as _, VIP, refused_name},
@@ -115,9 +115,9 @@ fn unserved_local(facts: &Facts, family: Family, counts: bool) -> Chain {
     counted(chain, Reason::NoLocalEndpoint, counts).rule(Statement::Verdict(Verdict::Drop))
 }
 
-/// The chain that picks one of `slots` slots, and clears the packet's priority, which has led to it.
-pub fn lb(names: &ChainNames, pool: Pool, slots: u32) -> Chain {
-    let mut chain = rules::picking(names.chain(pool, slots), pool.endpoints(), slots);
+/// The chain that picks a slot, and clears the packet's priority, which has led to it.
+pub fn lb(names: &ChainNames, pool: Pool, choice: Choice) -> Chain {
+    let mut chain = rules::picking(&names.chain(pool, choice), pool.endpoints(), choice);
     chain.rules.insert(0, Statement::PriorityNone.into());
     chain
 }

@@ -3,13 +3,12 @@
 use localnet_client::vips::{Exposure, Vip, VipKey};
 use localnet_linux::nft::{Element, Tuple, Verdict};
 use localnet_linux_backend::elements;
-pub use localnet_linux_backend::elements::{of_address, of_hairpin, read_endpoint, tuple};
+pub use localnet_linux_backend::elements::{choice, of_address, of_hairpin, read_endpoint, tuple};
 use localnet_proto::Verdict as WhenEmpty;
 
 use super::{
-    ChainNames, affinity,
+    ChainNames, Choice, affinity,
     sets::{Pool, SetId},
-    slots,
     stable_slots::Slots,
 };
 
@@ -53,16 +52,16 @@ pub fn of_vip(key: &VipKey, vip: &Vip, slots: &Slots, names: &ChainNames, mut em
     }
 }
 
-/// The element that leads from a number of slots to the chain that picks one of them.
-pub fn of_size(pool: Pool, slots: u32, names: &ChainNames) -> Element {
-    let chain = names.chain(pool, slots).clone();
+/// The element that leads from the number of a choice to the chain that makes it.
+pub fn of_size(pool: Pool, choice: Choice, names: &ChainNames) -> Element {
+    let chain = names.chain(pool, choice);
     let verdict = match pool {
         Pool::Cluster => Verdict::Goto(chain),
         // A packet without a match returns to `external-local`, which accepts it untranslated, so that it does not
         // reach the endpoints of the whole cluster.
         Pool::Local => Verdict::Jump(chain),
     };
-    Element::verdict(Tuple::new().priority(slots), verdict)
+    Element::verdict(Tuple::new().priority(choice.number()), verdict)
 }
 
 fn pool(tuple: &Tuple, vip: &Vip, pool: Pool, emit: &mut impl FnMut(SetId, Element)) {
@@ -73,19 +72,18 @@ fn pool(tuple: &Tuple, vip: &Vip, pool: Pool, emit: &mut impl FnMut(SetId, Eleme
     if endpoints.is_empty() || vip.affinity.is_some() {
         return;
     }
-    let picks = vip.weights.slots(endpoints);
-    let slots = Tuple::new().priority(slots(picks.len()));
-    emit(pool.services(), Element::value(tuple.clone(), slots).comment(vip.comment.clone()));
-    elements::of_slots(tuple, &picks).for_each(|element| emit(pool.endpoints(), element));
+    let number = Tuple::new().priority(choice(vip, endpoints).number());
+    emit(pool.services(), Element::value(tuple.clone(), number).comment(vip.comment.clone()));
+    elements::of_slots(tuple, vip, endpoints, |element| emit(pool.endpoints(), element));
 }
 
-/// The chains that a VIP uses to pick endpoints, by pool and size.
-pub fn pools_of(vip: &Vip) -> impl Iterator<Item = (Pool, u32)> {
+/// The chains that a VIP uses to pick endpoints, by pool and choice.
+pub fn pools_of(vip: &Vip) -> impl Iterator<Item = (Pool, Choice)> {
     let local = (Pool::Local, &vip.local_endpoints);
     [(Pool::Cluster, &vip.endpoints), local]
         .into_iter()
         .filter(|(_, endpoints)| !endpoints.is_empty() && vip.affinity.is_none())
-        .map(|(pool, endpoints)| (pool, slots(vip.weights.count(endpoints))))
+        .map(|(pool, endpoints)| (pool, choice(vip, endpoints)))
 }
 
 #[cfg(test)]

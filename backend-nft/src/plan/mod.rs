@@ -8,7 +8,7 @@
 //! | object | what |
 //! |---|---|
 //! | [`sets`] | the sets and maps; a constant number |
-//! | [`chains`] | the chains; a constant number, and one `lb-N` for each size N in use |
+//! | [`chains`] | the chains; a constant number, one `lb-N` for each size N in use, and at most eight for hashing |
 //! | [`affinity`], [`stable_slots`] | what session affinity adds to both, while a Service has it |
 
 pub mod affinity;
@@ -19,8 +19,11 @@ pub mod probe;
 pub mod sets;
 pub mod stable_slots;
 
+use std::collections::BTreeMap;
+
+use localnet_client::vips::hashing;
 use localnet_linux::nft::{Name, Table, Verdict};
-use localnet_proto::Family;
+use localnet_proto::{Family, HashBy};
 use sets::Sets as _;
 
 /// The name of both tables.
@@ -39,13 +42,15 @@ pub fn substitute(family: Family) -> Table {
 /// The name of both substitute tables.
 pub const SUBSTITUTE: &str = "localnet-substitute";
 
-pub use localnet_linux::nft::spread::{EXACT_SLOTS, slots};
+pub use localnet_linux::nft::spread::{Choice, EXACT_SLOTS, slots};
 
 /// The names of the chains that elements lead to. The names are created once, because many elements share them.
 #[derive(Clone, Debug)]
 pub struct ChainNames {
     cluster: Vec<Name>,
     local: Vec<Name>,
+    /// The chains that choose by hashing.
+    hashing: BTreeMap<(sets::Pool, Choice), Name>,
     /// The chain that rejects packets.
     pub reject: Name,
     /// The chain that drops traffic from outside if no endpoint is local.
@@ -57,13 +62,29 @@ pub struct ChainNames {
 impl Default for ChainNames {
     fn default() -> Self {
         let sizes = || (1..=EXACT_SLOTS).chain((5..32).map(|power| 1 << power));
+        let random = |pool| sizes().map(|slots| Choice { by: None, slots }.chain(prefix(pool))).collect();
+        let hashing = |pool| {
+            let choices = HashBy::ALL.into_iter().flat_map(|by| HASH_SLOTS.map(|slots| Choice { by: Some(by), slots }));
+            choices.map(move |choice| ((pool, choice), choice.chain(prefix(pool))))
+        };
         Self {
-            cluster: sizes().map(|size| format!("lb-{size}").into()).collect(),
-            local: sizes().map(|size| format!("lb-local-{size}").into()).collect(),
+            cluster: random(sets::Pool::Cluster),
+            local: random(sets::Pool::Local),
+            hashing: hashing(sets::Pool::Cluster).chain(hashing(sets::Pool::Local)).collect(),
             reject: names::REJECT_PORT.into(),
             unserved_local: names::UNSERVED_LOCAL.into(),
             drop: Verdict::Drop,
         }
+    }
+}
+
+/// The numbers of slots for hashing.
+const HASH_SLOTS: [u32; 2] = [hashing::SLOTS, hashing::MORE_SLOTS];
+
+fn prefix(pool: sets::Pool) -> &'static str {
+    match pool {
+        sets::Pool::Cluster => "lb",
+        sets::Pool::Local => "lb-local",
     }
 }
 
@@ -73,12 +94,16 @@ impl ChainNames {
         Self { drop: Verdict::Goto(names::DROP_PORT.into()), ..Self::default() }
     }
 
-    /// The chain that picks one of `slots` slots. `slots` must be a result of the function [`slots`].
-    pub fn chain(&self, pool: sets::Pool, slots: u32) -> &Name {
+    /// The chain that picks a slot.
+    pub fn chain(&self, pool: sets::Pool, choice: Choice) -> Name {
+        let Choice { by, slots } = choice;
+        if by.is_some() {
+            return self.hashing.get(&(pool, choice)).cloned().unwrap_or_else(|| choice.chain(prefix(pool)));
+        }
         let index = if slots <= EXACT_SLOTS { slots.saturating_sub(1) } else { EXACT_SLOTS - 5 + slots.ilog2() };
         match pool {
-            sets::Pool::Cluster => &self.cluster[index as usize],
-            sets::Pool::Local => &self.local[index as usize],
+            sets::Pool::Cluster => self.cluster[index as usize].clone(),
+            sets::Pool::Local => self.local[index as usize].clone(),
         }
     }
 }
@@ -91,9 +116,9 @@ mod tests {
     fn every_size_has_its_chain() {
         let names = ChainNames::default();
         for endpoints in (1..100).chain([65_536, usize::MAX]) {
-            let slots = slots(endpoints);
-            assert_eq!(&**names.chain(sets::Pool::Cluster, slots), format!("lb-{slots}"));
-            assert_eq!(&**names.chain(sets::Pool::Local, slots), format!("lb-local-{slots}"));
+            let choice = Choice::random(endpoints);
+            assert_eq!(*names.chain(sets::Pool::Cluster, choice), format!("lb-{}", choice.slots));
+            assert_eq!(*names.chain(sets::Pool::Local, choice), format!("lb-local-{}", choice.slots));
         }
     }
 }

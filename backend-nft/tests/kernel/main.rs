@@ -4,6 +4,7 @@
 mod affinity;
 mod contract;
 mod flows;
+mod hash;
 mod live;
 mod node_facts;
 mod refused;

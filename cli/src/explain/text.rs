@@ -2,9 +2,9 @@
 
 use std::{fmt::Write as _, net::SocketAddr};
 
-use localnet_proto::reasons::Nearness;
+use localnet_proto::{HashBy, reasons::Nearness};
 
-use super::{Explanation, Many};
+use super::{Explanation, Hashed, Many};
 use crate::{
     origin::Origin,
     output::Show,
@@ -55,6 +55,14 @@ impl Explanation {
         }
         if let Some(affinity) = self.affinity {
             facts.row(["affinity", &format!("the sender keeps its endpoint for {affinity}")]);
+        }
+        if let Some(Hashed { by, slots, endpoint }) = &self.hash {
+            let hashed = match by {
+                HashBy::Source => "the sender's address selects",
+                HashBy::Connection => "the sender's address and port select",
+            };
+            let reached = endpoint.map(|endpoint| format!(", which leads to {endpoint}")).unwrap_or_default();
+            facts.row(["hash", &format!("{hashed} one of {slots} slots{reached}")]);
         }
         text.push_str(&facts.text(style, 2));
         text
@@ -174,5 +182,14 @@ mod tests {
         assert!(even.head(Style::default()).contains("10.0.0.1:80 10.0.0.2:80\n"));
         let weighed = Explanation { weights: [(a, 3), (b, 1)].into(), ..even };
         assert!(weighed.head(Style::default()).contains("10.0.0.1:80 (75.0 %) 10.0.0.2:80 (25.0 %)\n"));
+        for (by, endpoint, expected) in [
+            (HashBy::Source, Some(b), "the sender's address selects one of 1024 slots, which leads to 10.0.0.2:80\n"),
+            (HashBy::Connection, None, "the sender's address and port select one of 1024 slots\n"),
+        ] {
+            let hash = Some(Hashed { by, slots: 1024, endpoint });
+            let hashed = Explanation { hash, outcome: "endpoints", ..Explanation::default() };
+            let head = hashed.head(Style::default());
+            assert!(head.contains(expected), "{head}");
+        }
     }
 }

@@ -26,6 +26,8 @@ pub struct Facts {
     pub service_cidrs: Vec<IpNet>,
     /// An empty list, which all VIPs without local endpoints share. Most VIPs are of this kind.
     pub no_endpoints: Arc<[SocketAddr]>,
+    /// Whether endpoints may be chosen by hashing.
+    pub hashes: bool,
 }
 
 /// All loopback addresses of IPv4. NodePorts never answer on the loopback address of IPv6.
@@ -52,6 +54,7 @@ impl Facts {
             pods: ByFamily::from_fn(|family| pod_source(&config.detector, node, family)),
             service_cidrs: node.service_cidrs.clone(),
             no_endpoints: Arc::new([]),
+            hashes: true,
         }
     }
 

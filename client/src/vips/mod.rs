@@ -19,6 +19,7 @@ mod config;
 mod effective;
 mod facts;
 pub mod flags;
+pub mod hashing;
 pub mod node_ports;
 pub mod service;
 mod weights;
@@ -35,6 +36,7 @@ use localnet_proto::{Changes, Node, Service, ServiceKey, Snapshot};
 pub use config::{Config, Detector, NodePortAddresses};
 pub use effective::{Effective, Unreadable};
 pub use facts::{Facts, PodSource};
+pub use hashing::Hashing;
 pub use service::{Exposure, Hairpin, Vip, VipKey};
 pub use weights::Weights;
 
@@ -78,6 +80,8 @@ pub struct Vips {
     leaves_connections: bool,
     /// Whether the backend cannot weigh endpoints.
     spreads_evenly: bool,
+    /// Why the backend cannot choose endpoints by hashing.
+    hashes_not: Option<Arc<str>>,
     /// The addresses of the node's interfaces, if the backend has set them.
     local_addresses: Vec<IpAddr>,
     /// The facts about the node; `None` before the first state.
@@ -116,6 +120,12 @@ impl Vips {
     /// Reports Services whose endpoints have different weights, for a backend that ignores them.
     pub fn spreading_evenly(self) -> Self {
         Self { spreads_evenly: true, ..self }
+    }
+
+    /// Reports Services that request to choose endpoints by hashing, for a backend that cannot do so, and plans them without. `why`:
+    /// what the backend does instead.
+    pub fn choosing_at_random(self, why: impl Into<Arc<str>>) -> Self {
+        Self { hashes_not: Some(why.into()), ..self }
     }
 
     /// The facts that plans are made from; none before the first state.
@@ -161,7 +171,8 @@ impl Vips {
     /// Applies everything that was set before. Does nothing until the node is known.
     pub fn settle(&mut self, program: &mut impl Program) -> Settled {
         let Some(node) = &self.node else { return Settled::default() };
-        let facts = Facts::new(&self.config, node, &self.local_addresses);
+        let mut facts = Facts::new(&self.config, node, &self.local_addresses);
+        facts.hashes = self.hashes_not.is_none();
         let before = self.facts.take();
         if before.as_ref().is_some_and(|before| before.node_port_addresses != facts.node_port_addresses) {
             let has_node_ports = |service: &Service| service.ports.iter().any(|port| port.node_port.is_some());
@@ -314,6 +325,9 @@ impl Vips {
         if self.spreads_evenly && vips.iter().any(|(_, vip)| vip.weights.differ(&vip.endpoints)) {
             skipped.push(unweighed(&service.key, "this backend spreads connections evenly, and ignores weights"));
         }
+        if let Some(why) = self.hashes_not.as_deref().filter(|_| service.hash.is_some()) {
+            skipped.push(unhashed(&service.key, why));
+        }
         for (vip, held) in vips {
             skipped.extend(self.claim_vip(vip, &held, service, facts, program).err());
         }
@@ -409,6 +423,11 @@ fn taken(vip: &VipKey, loser: &ServiceKey, owner: Option<&Owner>, why: &str) -> 
 /// The diagnostic for a service whose weights a backend ignores.
 pub fn unweighed(service: &ServiceKey, why: impl Into<String>) -> Diagnostic {
     Diagnostic::new(Code::WeightsUnsupported, Subject::service(service), why)
+}
+
+/// The diagnostic for a service whose endpoints a backend does not choose by hashing.
+pub fn unhashed(service: &ServiceKey, why: impl Into<String>) -> Diagnostic {
+    Diagnostic::new(Code::HashUnsupported, Subject::service(service), why)
 }
 
 /// The diagnostic for a service of which the kernel refuses a part.

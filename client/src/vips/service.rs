@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use localnet_core::{Code, Diagnostic, Subject};
 use localnet_proto::{Affinity, ByFamily, Endpoint, Family, Port, Protocol, Scopes, Service, ServiceKey, Verdict};
 
-use super::{Facts, Weights};
+use super::{Facts, Hashing, Weights};
 
 /// An address, protocol and port that clients connect to. The address is a ClusterIP, an external address or an address
 /// of the node.
@@ -68,6 +68,8 @@ pub struct Vip {
     pub local_endpoints: Arc<[SocketAddr]>,
     /// The weights of the endpoints.
     pub weights: Weights,
+    /// How endpoints are chosen by hashing; `None`: at random.
+    pub hash: Option<Hashing>,
     /// The endpoints that may answer in existing flows: endpoints that are eligible in any scope, and endpoints that only
     /// drain. Sorted and without duplicates.
     pub serving: Arc<[SocketAddr]>,
@@ -214,6 +216,7 @@ impl Planner<'_> {
             endpoints: in_scope(|scopes| scopes.internal),
             local_endpoints: none.clone(),
             weights: of_port.iter().filter_map(weigh).collect(),
+            hash: service.hash.filter(|_| facts.hashes).map(Hashing::new),
             serving: serving.clone(),
             affinity: service.client_ip_affinity,
             ipvs_scheduler: service.ipvs_scheduler.clone(),

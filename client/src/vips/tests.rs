@@ -112,6 +112,7 @@ fn a_backend_reports_services_that_request_what_it_cannot_do() {
     let key = ServiceKey::new("ns", "a");
     let service = Arc::make_mut(state.services.get_mut(&key).unwrap());
     service.close_after = Some(0);
+    service.hash = Some(localnet_proto::HashBy::Source);
     let endpoints = "[{address: 10.0.0.1, ports: [{name: http, port: 80}], scopes: {internal: true}},
         {address: 10.0.0.2, ports: [{name: http, port: 80}], scopes: {internal: true}, weight: 3}]";
     service.endpoints = serde_saphyr::from_str(endpoints).unwrap();
@@ -119,12 +120,15 @@ fn a_backend_reports_services_that_request_what_it_cannot_do() {
         (Vips::new(Config::default()), vec![]),
         (Vips::new(Config::default()).leaving_connections(), vec![Code::CloseUnsupported]),
         (Vips::new(Config::default()).spreading_evenly(), vec![Code::WeightsUnsupported]),
+        (Vips::new(Config::default()).choosing_at_random("no hash"), vec![Code::HashUnsupported]),
     ] {
         let (mut vips, mut held) = (vips, Held::default());
         vips.update(&state, &Changes::everything(), &mut held);
         let codes: Vec<_> =
             vips.skipped().into_iter().map(|of| of.code).filter(|of| *of != Code::AddressTaken).collect();
         assert_eq!(codes, expected);
+        let hashes = held.vips.values().filter(|vip| vip.service == key).all(|vip| vip.hash.is_some());
+        assert_eq!(hashes, !expected.contains(&Code::HashUnsupported));
     }
 }
 

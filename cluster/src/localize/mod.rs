@@ -29,9 +29,12 @@ mod weights;
 use std::{net::IpAddr, num::NonZeroU64, sync::Arc};
 
 use localnet_core::{Code, Diagnostic, Object, Subject};
-use localnet_proto::{Family, Node, Protocol, Service, ServiceKey, encode};
+use localnet_proto::{Family, HashBy, Node, Protocol, Service, ServiceKey, encode};
 
-use crate::objects::{Kind, Parsed, ServiceObject, SliceObject, reduce::CLOSE_AFTER};
+use crate::objects::{
+    Kind, Parsed, ServiceObject, SliceObject,
+    reduce::{CLOSE_AFTER, HASH},
+};
 use categorize::Policy;
 pub use front::wanted;
 pub use health::{HEALTH_CHECK_NODE_PORT, HealthCheck, health_check, health_check_port, is_eligible};
@@ -174,6 +177,7 @@ pub fn service<'a>(
         ipvs_scheduler: object.ipvs_scheduler.clone(),
         preserve_destination: object.preserve_destination,
         close_after: close_after(object, &mut skips),
+        hash: hash(object, &mut skips),
         endpoints,
     };
     if let Some(bytes) = encode::too_large(&service) {
@@ -202,6 +206,20 @@ fn close_after(object: &ServiceObject, skips: &mut Skips<'_>) -> Option<u32> {
             None
         }
     }
+}
+
+/// What is hashed to choose an endpoint. With session affinity, each client already has its endpoint, so nothing is hashed.
+fn hash(object: &ServiceObject, skips: &mut Skips<'_>) -> Option<HashBy> {
+    let (problem, remedy) = match object.hash.as_deref()? {
+        Parsed::Good(by) if object.affinity.is_none() => return Some(*by),
+        Parsed::Good(by) => (
+            format!("{by} has no effect, because spec.sessionAffinity is ClientIP"),
+            "set spec.sessionAffinity to None, or remove the annotation",
+        ),
+        Parsed::Bad(text) => (format!("{text:?} is neither source nor connection"), "write source or connection"),
+    };
+    skips.service(Code::AnnotationInvalid, format!("metadata.annotations[{HASH}]"), problem, remedy);
+    None
 }
 
 /// For each port and family of a proxied Service: how hints narrow the endpoints, or why the hints are ignored. The brain

@@ -17,7 +17,7 @@ use std::{
 
 use ipnet::IpNet;
 use localnet_core::Diagnostic;
-use localnet_proto::{Affinity, Family, ServiceKey};
+use localnet_proto::{Affinity, Family, HashBy, ServiceKey};
 
 pub use conditions::Conditions;
 pub use event::{Event, Kind, Object};
@@ -96,6 +96,8 @@ pub struct ServiceObject {
     pub preserve_destination: bool,
     /// The annotation `localnet.dev/close-connections-after`, in seconds.
     pub close_after: Option<Box<Parsed<u32>>>,
+    /// The annotation `localnet.dev/hash`.
+    pub hash: Option<Box<Parsed<HashBy>>>,
     /// The annotation `localnet.dev/zone-weights`: the weight of the endpoints in each zone.
     pub zone_weights: Option<Box<Parsed<ZoneWeights>>>,
     /// `metadata.resourceVersion`, if it is a number. Only the history of changes uses it, and it is not part of the object's

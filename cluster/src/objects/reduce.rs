@@ -24,7 +24,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use localnet_proto::{Affinity, Family, Protocol};
+use localnet_proto::{Affinity, Family, HashBy, Protocol};
 
 use super::{
     NodeObject, Parsed, ServiceCidrObject, ServiceObject, ServicePort, ServiceType, SliceEndpoint, SliceObject,
@@ -39,6 +39,8 @@ pub const HEADLESS: &str = "service.kubernetes.io/headless";
 pub const IPVS_SCHEDULER: &str = "localnet.dev/ipvs-scheduler";
 /// Annotation of a Service: how long after an endpoint has stopped serving its established TCP connections are closed.
 pub const CLOSE_AFTER: &str = "localnet.dev/close-connections-after";
+/// Annotation of a Service: what is hashed to choose an endpoint.
+pub const HASH: &str = "localnet.dev/hash";
 /// Annotation of an EndpointSlice: the weight of its endpoints.
 pub const WEIGHT: &str = "localnet.dev/weight";
 /// Annotation of a Service: the weights of its endpoints by zone.
@@ -101,6 +103,8 @@ impl From<Service> for ServiceObject {
             }),
             close_after: annotation(service.metadata.annotations.as_ref(), CLOSE_AFTER)
                 .map(|text| seconds(&text).into()),
+            hash: annotation(service.metadata.annotations.as_ref(), HASH)
+                .map(|text| parsed(&text, HashBy::named(&text)).into()),
             zone_weights: annotation(service.metadata.annotations.as_ref(), ZONE_WEIGHTS).map(|text| {
                 let pair = |pair: &str| {
                     let (zone, number) = pair.split_once('=')?;

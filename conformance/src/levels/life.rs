@@ -8,7 +8,7 @@ use super::{
     bench::{Bench, Node},
     check,
     fixture::{Life, PodNetwork, command, serving},
-    run_concurrently,
+    run_concurrently, spread,
     states::{service, state},
     traffic,
 };
@@ -40,6 +40,8 @@ const CHECKS: &[(&str, Check)] = &[
     ("continues-after-an-apply-that-failed", applied::apply_fails),
     ("changes-interrupt-nothing", traffic::changes_interrupt_nothing),
     ("affinity-with-several-endpoints", traffic::affinity),
+    ("weights-with-several-endpoints", spread::weights),
+    ("hash-with-several-endpoints", spread::hash),
     ("stale-udp-flows-end", traffic::stale_udp),
 ];
 

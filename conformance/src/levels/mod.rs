@@ -5,6 +5,7 @@ mod bench;
 mod fixture;
 mod life;
 mod packets;
+mod spread;
 mod state;
 mod states;
 mod traffic;

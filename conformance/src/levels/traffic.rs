@@ -25,7 +25,7 @@ const CHANGES: u16 = 20;
 const AFFINITY_PROBES: usize = 16;
 
 /// The network for packets, if the kit runs as root and the backend makes all the claims in `needed`.
-fn lab<'a>(life: &Life<'a>, needed: &[Claim]) -> Result<&'a PodNetwork, Verdict> {
+pub(super) fn lab<'a>(life: &Life<'a>, needed: &[Claim]) -> Result<&'a PodNetwork, Verdict> {
     let words: Vec<_> = needed.iter().map(|claim| claim.as_str()).collect();
     let missing = || Verdict::NotClaimed(format!("this check needs root, and the claims {}", words.join(", ")));
     life.claimed(needed).ok_or_else(missing)
@@ -38,7 +38,7 @@ fn datagrams(mut service: Service) -> Service {
     service
 }
 
-fn at(number: u16) -> SocketAddr {
+pub(super) fn at(number: u16) -> SocketAddr {
     (vip(number), 80).into()
 }
 
@@ -79,7 +79,7 @@ pub(super) fn changes_interrupt_nothing(life: &mut Life<'_>) -> anyhow::Result<V
 }
 
 /// The endpoint that answers a new connection or datagram.
-fn answered(from: &Namespace, protocol: Protocol, to: SocketAddr) -> anyhow::Result<SocketAddr> {
+pub(super) fn answered(from: &Namespace, protocol: Protocol, to: SocketAddr) -> anyhow::Result<SocketAddr> {
     match from.probe(Probe::new(protocol, to))? {
         Outcome::Answer { by, .. } => Ok(by),
         other => bail!("a probe of {to} got {other} instead of an answer"),

@@ -179,6 +179,8 @@ codes! {
     CloseUnsupported = "close-unsupported", Warning, "Remove the annotation localnet.dev/close-connections-after, or use the nft or iptables backend.";
     /// The Service's endpoints have weights, which the backend or its IPVS scheduler ignores.
     WeightsUnsupported = "weights-unsupported", Warning, "Remove the weights, or use the nft, iptables or ebpf backend, or an IPVS scheduler with weights, such as wrr.";
+    /// The Service requests that endpoints are chosen by a hash, which the backend or its IPVS scheduler does not do, or not for all clients.
+    HashUnsupported = "hash-unsupported", Warning, "Remove the annotation localnet.dev/hash, or use the nft backend, or the IPVS scheduler mh.";
     /// HNS does not support a feature that the Service uses.
     HnsUnsupported = "hns-unsupported", Warning, "Change the Service, or use a newer version of Windows.";
     /// HNS has no endpoint for a pod on this node. The CNI plugin should have created one.

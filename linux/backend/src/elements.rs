@@ -3,13 +3,17 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use ipnet::IpNet;
-use localnet_client::vips::{Hairpin, VipKey};
+use localnet_client::vips::{Hairpin, Vip, VipKey, hashing};
 use localnet_linux::{
     conntrack::Frontend,
-    nft::{Element, ElementData, ElementKey, LiveTable, TableDump, Tuple, Verdict, spread},
+    nft::{
+        Element, ElementData, ElementKey, LiveTable, TableDump, Tuple, Verdict,
+        spread::{self, Choice},
+    },
 };
 use localnet_proto::{Family, Protocol, Verdict as WhenEmpty};
 
@@ -46,9 +50,23 @@ fn read_address(bytes: &[u8]) -> Option<IpAddr> {
     v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
 
-/// The elements that map a VIP and each slot to an endpoint.
-pub fn of_slots<'a>(vip: &'a Tuple, endpoints: &'a [SocketAddr]) -> impl Iterator<Item = Element> + 'a {
-    spread::place(endpoints).into_iter().zip(endpoints).map(|(slot, endpoint)| of_slot(vip, slot, endpoint))
+/// How the rules choose among these endpoints of a VIP. A single endpoint needs no hash.
+pub fn choice(vip: &Vip, endpoints: &[SocketAddr]) -> Choice {
+    match vip.hash.as_ref().filter(|_| endpoints.len() > 1) {
+        Some(hashing) => Choice { by: Some(hashing.by), slots: hashing::slots(endpoints.len()) },
+        None => Choice::random(vip.weights.count(endpoints)),
+    }
+}
+
+/// The elements that map a VIP and each slot to one of its endpoints. `key`: the fields of the VIP.
+pub fn of_slots(key: &Tuple, vip: &Vip, endpoints: &Arc<[SocketAddr]>, mut emit: impl FnMut(Element)) {
+    if let Some(hashing) = vip.hash.as_ref().filter(|_| endpoints.len() > 1) {
+        let slots = hashing.slots(endpoints, &vip.weights);
+        (0..).zip(&*slots).for_each(|(slot, endpoint)| emit(of_slot(key, slot, endpoint)));
+        return;
+    }
+    let picks = vip.weights.slots(endpoints);
+    spread::place(&picks).into_iter().zip(&*picks).for_each(|(slot, endpoint)| emit(of_slot(key, slot, endpoint)));
 }
 
 /// The element that maps a VIP and a slot to an endpoint.

@@ -29,9 +29,9 @@ pub fn from_pod(pods: &PodSource, op: Op) -> Statement {
     }
 }
 
-/// The chain that picks a random slot below `slots`, and the endpoint that `map` has for the VIP and this slot.
-pub fn picking(name: &Name, map: impl Sets, slots: u32) -> Chain {
-    spread::picking(name.clone(), &VIP, map.name(), slots)
+/// The chain that picks a slot, and the endpoint that `map` has for the VIP and this slot.
+pub fn picking(name: &Name, map: impl Sets, choice: spread::Choice) -> Chain {
+    spread::picking(name.clone(), &VIP, map.name(), choice)
 }
 
 /// The match for packets to a ClusterIP.

@@ -7,7 +7,10 @@ use std::{
 };
 
 use localnet_client::DiffStore;
-use localnet_linux::nft::{Chain, ChainMatch, Element, LiveTable, Name, Set, Table, TableContent, Transaction, spread};
+use localnet_linux::nft::{
+    Chain, ChainMatch, Element, LiveTable, Name, Set, Table, TableContent, Transaction,
+    spread::{self, Choice},
+};
 use localnet_proto::Family;
 
 use crate::{
@@ -26,8 +29,8 @@ pub struct TableState<S> {
     chains: DiffStore<Name, Option<Arc<Chain>>>,
     /// The order in which a new table declares its chains, chosen for human readers.
     fixed: Vec<Name>,
-    /// The chains that pick an endpoint, by map and number of slots, each with its number of users.
-    picking: BTreeMap<(S, u32), (usize, Name)>,
+    /// The chains that pick an endpoint, by map and choice, each with its number of users.
+    picking: BTreeMap<(S, Choice), (usize, Name)>,
     /// The chains that use the numbered sets.
     numbered_chains: Vec<Name>,
     /// How many of the numbered sets are desired.
@@ -136,21 +139,21 @@ impl<S: Sets> TableState<S> {
         names
     }
 
-    /// Adds (`present`) or removes a user of the chain `name`, which picks an endpoint from the first `slots` slots of `map`.
+    /// Adds (`present`) or removes a user of the chain `name`, which picks an endpoint from the slots of `map`.
     /// The chain exists while it has users. Returns whether it appears or disappears.
     pub fn count_picking(
         &mut self,
         map: S,
-        slots: u32,
+        choice: Choice,
         name: &Name,
         chain: impl FnOnce() -> Chain,
         present: bool,
     ) -> bool {
-        let (users, _) = self.picking.entry((map, slots)).or_insert_with(|| (0, name.clone()));
+        let (users, _) = self.picking.entry((map, choice)).or_insert_with(|| (0, name.clone()));
         *users = if present { *users + 1 } else { users.saturating_sub(1) };
         match *users {
             0 => {
-                self.picking.remove(&(map, slots));
+                self.picking.remove(&(map, choice));
                 self.chains.remove(name);
                 true
             }

@@ -103,6 +103,19 @@ impl Expressions<'_> {
         });
     }
 
+    /// Loads a number below `modulus`: the hash of `len` bytes that start at the register `from`.
+    pub(super) fn jhash(&mut self, from: usize, len: u32, modulus: u32, seed: u32, word: usize) {
+        self.expression("hash", |w| {
+            w.u32(1, register(from));
+            w.u32(2, register(word));
+            w.u32(3, len);
+            w.u32(4, modulus);
+            w.u32(5, seed);
+            // NFT_HASH_JENKINS
+            w.u32(7, 0);
+        });
+    }
+
     /// Loads a constant, which `fill` writes. In the register [`VERDICT`], the constant is the verdict of the rule.
     pub(super) fn immediate(&mut self, register: u32, fill: impl FnOnce(&mut Writer)) {
         self.expression("immediate", |w| {

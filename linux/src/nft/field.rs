@@ -1,6 +1,6 @@
 //! The properties of a packet that a rule can look up: the type, text and expression of each.
 
-use localnet_core::Family;
+use localnet_core::{Family, HashBy};
 
 use super::expression::Expressions;
 use super::uapi::{ct, meta, payload};
@@ -94,6 +94,9 @@ impl Field {
             Field::OriginalDestinationAddress => format!("ct original {} daddr", family_name(family)),
             Field::OriginalDestinationPort => "ct original proto-dst".to_owned(),
             Field::Index(Generator::Random(modulus)) => format!("numgen random mod {modulus}"),
+            Field::Index(Generator::Hash(by, modulus)) => {
+                format!("jhash {} mod {modulus} seed {:#x}", text(hashed(by), family), HashBy::SEED)
+            }
             Field::Index(Generator::Constant(0)) => "numgen inc mod 1".to_owned(),
             Field::Index(Generator::Constant(value)) => format!("numgen inc mod 1 offset {value}"),
         }
@@ -119,6 +122,16 @@ impl Field {
             Field::OriginalDestinationPort => out.ct(ct::PROTO_DST, ORIGINAL, word),
             Field::Index(Generator::Random(modulus)) => out.numgen(modulus, true, 0, word),
             Field::Index(Generator::Constant(value)) => out.numgen(1, false, value, word),
+            Field::Index(Generator::Hash(by, modulus)) => {
+                // nft leaves four words free between a key and what is hashed for its last field.
+                let from = word + 5;
+                let mut end = from;
+                for field in hashed(by) {
+                    field.load(out, family, end);
+                    end += field.field_type(family).padded_len() / 4;
+                }
+                out.jhash(from, 4 * (end - from) as u32, modulus, HashBy::SEED, word);
+            }
         }
     }
 }
@@ -138,11 +151,23 @@ pub(super) fn load(fields: &[Field], out: &mut Expressions<'_>, family: Family) 
     }
 }
 
+/// The fields that are hashed.
+fn hashed(by: HashBy) -> &'static [Field] {
+    match by {
+        HashBy::Source => &[Field::SourceAddress],
+        // For IPv6, these and the key of a VIP with an index fill all registers.
+        HashBy::Connection => &[Field::SourceAddress, Field::SourcePort],
+    }
+}
+
 /// The source of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Generator {
     /// `numgen random mod N`: each number below N with equal probability.
     Random(u32),
+    /// `jhash ip saddr mod N seed SEED`: a number below N that depends on these properties of the packet. Only for the last field of the key
+    /// of a map.
+    Hash(HashBy, u32),
     /// `numgen inc mod 1 offset K`: always K.
     Constant(u32),
 }

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use localnet_core::HashBy;
 use twox_hash::XxHash64;
 
 use super::{Chain, Field, Generator, Name, Statement};
@@ -63,6 +64,41 @@ fn hash(endpoint: &SocketAddr, copy: u64) -> u64 {
     XxHash64::oneshot(copy << 16 | u64::from(endpoint.port()), &address.octets())
 }
 
+/// How a chain chooses one of several slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Choice {
+    /// What is hashed; `None`: the choice is random.
+    pub by: Option<HashBy>,
+    /// The number of slots.
+    pub slots: u32,
+}
+
+/// The bit that stands for the first [`HashBy`] in [`Choice::number`]. The number of slots is below it, unless the choice is random. The
+/// number then is a power of two, and no sum of such a bit and a number of slots.
+const HASHES: u32 = 1 << 30;
+
+impl Choice {
+    /// The random choice among the slots of that many endpoints.
+    pub fn random(endpoints: usize) -> Self {
+        Self { by: None, slots: slots(endpoints) }
+    }
+
+    /// A number that differs from that of each other choice. For a random choice, it is the number of slots.
+    pub fn number(self) -> u32 {
+        match self.by {
+            None => self.slots,
+            Some(HashBy::Source) => HASHES + self.slots,
+            Some(HashBy::Connection) => 2 * HASHES + self.slots,
+        }
+    }
+
+    /// The name of the chain: `prefix`, what is hashed, and the number of slots.
+    pub fn chain(self, prefix: &str) -> Name {
+        let by = self.by.map(|by| format!("{by}-")).unwrap_or_default();
+        format!("{prefix}-{by}{}", self.slots).into()
+    }
+}
+
 /// How many random lookups to make before slot 0 is used.
 pub fn tries(slots: u32) -> usize {
     match slots {
@@ -74,15 +110,23 @@ pub fn tries(slots: u32) -> usize {
 
 /// Whether this is the name of a chain that picks an endpoint. Such a chain refers to no other chain.
 pub fn is_picking(name: &str) -> bool {
-    let parts = name.rsplit_once('-');
-    parts.is_some_and(|(prefix, slots)| ["lb", "lb-local"].contains(&prefix) && slots.parse::<u32>().is_ok())
+    let Some((prefix, slots)) = name.rsplit_once('-') else { return false };
+    let by = |by: &HashBy| prefix.strip_suffix(by.as_str())?.strip_suffix('-');
+    let prefix = HashBy::ALL.iter().find_map(by).unwrap_or(prefix);
+    ["lb", "lb-local"].contains(&prefix) && slots.parse::<u32>().is_ok()
 }
 
-/// A chain that sends a packet to the endpoint in a random slot. `map` translates `key` and the number of the slot to the
-/// endpoint. Slot 0 must be filled.
-pub fn picking(name: Name, key: &[Field], map: &str, slots: u32) -> Chain {
-    let pick = |modulus| Statement::dnat([key, &[Field::Index(Generator::Random(modulus))]].concat(), map);
-    (0..tries(slots)).fold(Chain::new(name), |chain, _| chain.rule(pick(slots))).rule(pick(1))
+/// A chain that sends a packet to the endpoint in the chosen slot. `map` translates `key` and the number of the slot to the endpoint. Slot
+/// 0 must be filled.
+pub fn picking(name: Name, key: &[Field], map: &str, choice: Choice) -> Chain {
+    let pick = |generator| Statement::dnat([key, &[Field::Index(generator)]].concat(), map);
+    let chain = match choice.by {
+        None => (0..tries(choice.slots))
+            .fold(Chain::new(name), |chain, _| chain.rule(pick(Generator::Random(choice.slots)))),
+        Some(by) => Chain::new(name).rule(pick(Generator::Hash(by, choice.slots))),
+    };
+    // A packet may enter the chain before a change of the number of slots, and look up its endpoint after it.
+    chain.rule(pick(Generator::Random(1)))
 }
 
 #[cfg(test)]
@@ -90,6 +134,21 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
+
+    #[test]
+    fn choices_have_different_numbers_and_names_that_are_recognized() {
+        let sizes = (1..100).chain([1024, 8192, 65_536, usize::MAX]).map(Choice::random);
+        let hashes = HashBy::ALL.into_iter().flat_map(|by| [1024, 8192].map(|slots| Choice { by: Some(by), slots }));
+        let all: BTreeSet<Choice> = sizes.chain(hashes).collect();
+        let numbers: BTreeSet<u32> = all.iter().map(|choice| choice.number()).collect();
+        assert_eq!(numbers.len(), all.len());
+        for choice in &all {
+            assert!(["lb", "lb-local"].iter().all(|prefix| is_picking(&choice.chain(prefix))), "{choice:?}");
+        }
+        for name in ["lb", "lb-x", "lb-affinity-3", "lb-affinity-source-3", "source-3", "lb-source-x", "lb-hash-3"] {
+            assert!(!is_picking(name), "{name}");
+        }
+    }
 
     #[test]
     fn slots_are_exact_then_powers_of_two_with_free_slots() {

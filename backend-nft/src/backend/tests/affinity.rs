@@ -3,6 +3,7 @@
 mod history;
 
 use localnet_client::route::{self, Origin, Outcome, Packet, Rules};
+use localnet_client::vips::hashing;
 use localnet_linux::nft::{
     AddressField, ElementKey, Expiry, Field, Generator, Name, Op, Set, Statement, Verdict as Then,
 };
@@ -150,6 +151,9 @@ impl World {
             Field::DestinationPort => key.port(packet.port),
             Field::Priority => key.priority(self.priority),
             Field::Index(Generator::Constant(value)) => key.index(*value),
+            Field::Index(Generator::Hash(by, slots)) => {
+                key.index(hashing::slot(*by, (packet.source, packet.port).into(), *slots))
+            }
             Field::Index(Generator::Random(modulus)) => {
                 self.random ^= self.random << 13;
                 self.random ^= self.random >> 7;

@@ -65,6 +65,21 @@ fn an_invalid_annotation_is_ignored_with_a_diagnostic() {
         &["Service default/web: metadata.annotations[localnet.dev/close-connections-after]: \"soon\" is no duration"],
     );
     check_skipped(
+        |service| service.hash = Some(Box::new(Parsed::Bad("ip".into()))),
+        true,
+        &["Service default/web: metadata.annotations[localnet.dev/hash]: \"ip\" is neither source nor connection"],
+    );
+    check_skipped(
+        |service| {
+            service.hash = Some(Box::new(Parsed::Good(localnet_proto::HashBy::Source)));
+            service.affinity = Some(60.into());
+        },
+        true,
+        &[
+            "Service default/web: metadata.annotations[localnet.dev/hash]: source has no effect, because spec.sessionAffinity is ClientIP",
+        ],
+    );
+    check_skipped(
         |service| service.zone_weights = Some(Parsed::Bad("a:1".into()).into()),
         true,
         &[

@@ -147,9 +147,15 @@ impl Service {
         }
         json!({
             "apiVersion": "v1", "kind": "Service",
-            "metadata": { "name": self.name, "labels": labels },
+            "metadata": { "name": self.name, "labels": labels, "annotations": self.annotations() },
             "spec": self.spec(),
         })
+    }
+
+    /// Annotations that kube-proxy does not know, and that do not change which endpoints get connections. They follow from the name.
+    fn annotations(&self) -> Value {
+        let hashes = self.affinity.is_none() && one_of(3, &self.name);
+        if hashes { json!({ "localnet.dev/hash": "connection" }) } else { json!({}) }
     }
 
     fn spec(&self) -> Value {
@@ -220,6 +226,11 @@ impl Service {
     }
 }
 
+/// Whether a name is one of the given fraction of all names.
+fn one_of(parts: u32, name: &str) -> bool {
+    name.bytes().map(u32::from).sum::<u32>().is_multiple_of(parts)
+}
+
 impl Slice {
     pub(crate) fn object(&self, service: &str) -> Value {
         let port = |port: &SlicePort| {
@@ -229,9 +240,11 @@ impl Slice {
             }
             object
         };
+        // kube-proxy spreads evenly, and each endpoint still gets connections.
+        let annotations = if one_of(2, &self.name) { json!({ "localnet.dev/weight": "2" }) } else { json!({}) };
         json!({
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-            "metadata": { "name": self.name, "labels": { "kubernetes.io/service-name": service } },
+            "metadata": { "name": self.name, "labels": { "kubernetes.io/service-name": service }, "annotations": annotations },
             "addressType": if self.v4 { "IPv4" } else { "IPv6" },
             "ports": self.ports.iter().map(port).collect::<Vec<_>>(),
             "endpoints": self.endpoints.iter().map(SliceEndpoint::object).collect::<Vec<_>>(),
