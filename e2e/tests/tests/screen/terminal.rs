@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     io::{Read as _, Write as _},
+    num::NonZero,
     os::fd::OwnedFd,
     process::{Child, Command, ExitStatus},
     sync::mpsc,
@@ -53,7 +54,8 @@ impl Terminal {
                 }
             }
         });
-        let screen = vt100::Parser::new(ROWS, columns, 0);
+        let size = |cells| NonZero::new(cells).context("a terminal without cells");
+        let screen = vt100::Parser::new(size(ROWS)?, size(columns)?, 0);
         Ok(Self { child, input: File::from(master), output, bytes: Vec::new(), screen })
     }
 

@@ -27,7 +27,7 @@ fn top_shows_traffic_and_changes_and_explains_a_packet() {
     for terminal in [&mut narrow, &mut wide] {
         let changed = |screen: &str| screen.contains("default/web*") && screen.contains("default/web: ");
         terminal.await_text("the change of the weights", || {}, changed);
-        assert!(!terminal.text().contains("SHARES") || terminal.screen().size().1 == 200);
+        assert!(!terminal.text().contains("SHARES") || terminal.screen().size().1.get() == 200);
     }
     picture(&wide, "top.svg");
     for terminal in [&mut narrow, &mut wide] {
@@ -125,6 +125,7 @@ fn picture(terminal: &Terminal, name: &str) {
 fn svg(screen: &vt100::Screen) -> String {
     const COLOURS: [&str; 8] = ["#1b1f24", "#ff8f9b", "#6fdc8c", "#ffd479", "#8ab8ff", "#d8a8ff", "#7fdbda", "#e6eaef"];
     let (rows, columns) = screen.size();
+    let (rows, columns) = (rows.get(), columns.get());
     let (wide, high) = (f32::from(columns) * 7.25 + 20.0, f32::from(rows) * 17.0 + 20.0);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {wide} {high}\" font-family=\"monospace\" font-size=\"12\">\n\
