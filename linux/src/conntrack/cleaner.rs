@@ -1,14 +1,13 @@
 //! Deletes stale flows after each commit, on a thread of its own, so that programming rules never waits for conntrack.
 //!
 //! ```text
-//!  backend ─ Commit ─▶ Inbox: pending commits, merged ─▶ Cleaner's thread: Reconciler ─▶ Conntrack
+//!  backend ─ Commit ─▶ Inbox: Queue ─▶ Cleaner's thread: Reconciler ─▶ Conntrack
 //! ```
 //!
 //! If a run fails, it stays due, and the thread retries it with backoff. The log has one line when failures begin and one
 //! when they end. A panic counts as a failure; the thread survives it.
 
 use std::{
-    collections::{BTreeSet, HashMap},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
@@ -18,22 +17,7 @@ use std::{
 use localnet_core::ByFamily;
 use tracing::{debug, error, info, warn};
 
-use super::{Conntrack, Due, Endpoints, Error, Frontend, Kernel, Reconciler, Report};
-
-/// The changes of a commit.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Commit {
-    /// Frontends whose endpoints changed, with their present endpoints; `None` for a deleted frontend.
-    pub frontends: Vec<(Frontend, Option<Endpoints>)>,
-    /// Those of `frontends` whose established TCP connections are closed, and how long after their endpoint has stopped serving.
-    pub closing: Vec<(Frontend, Duration)>,
-    /// Frontends that the kernel held before this process started.
-    pub remembered: Vec<Frontend>,
-    /// Frontends that another proxy serves from now on. Their flows are left alone.
-    pub handed_over: Vec<Frontend>,
-    /// Whether all flows have to be checked, because rules were missing or wrong.
-    pub recheck: bool,
-}
+use super::{Commit, Conntrack, Due, Error, Kernel, Queue, Reconciler, Report};
 
 /// A thread that deletes stale flows. Dropping it waits for a run that is in progress or due now, but not for follow-ups.
 #[derive(Debug)]
@@ -42,8 +26,7 @@ pub struct Cleaner {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The commits that the thread has not processed, merged. However many commits wait, each frontend has only one entry, with
-/// its newest endpoints.
+/// The commits that the thread has not processed.
 #[derive(Debug, Default)]
 struct Inbox {
     waiting: Mutex<Waiting>,
@@ -52,11 +35,7 @@ struct Inbox {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    frontends: HashMap<Frontend, Option<Endpoints>>,
-    closing: HashMap<Frontend, Duration>,
-    remembered: BTreeSet<Frontend>,
-    handed_over: BTreeSet<Frontend>,
-    recheck: bool,
+    commits: Queue,
     /// Whether the cleaner is being dropped, so that no more commits come.
     ended: bool,
 }
@@ -69,30 +48,7 @@ impl Inbox {
     }
 
     fn put(&self, commit: Commit) {
-        let mut waiting = self.waiting();
-        for (frontend, now) in commit.frontends {
-            // If two commits merge, the endpoints that were in force between them are lost, so the flows to these endpoints have
-            // to be checked explicitly. Without the frontend, flows may have begun untranslated.
-            let may_be_stale = waiting.frontends.get(&frontend).is_some_and(|before| match before {
-                Some(before) => before.any_missing_from(now.as_ref()),
-                None => now.is_some(),
-            });
-            if may_be_stale {
-                waiting.remembered.insert(frontend);
-            }
-            waiting.frontends.insert(frontend, now);
-            waiting.closing.remove(&frontend);
-            waiting.handed_over.remove(&frontend);
-        }
-        waiting.closing.extend(commit.closing);
-        for frontend in commit.handed_over {
-            waiting.frontends.remove(&frontend);
-            waiting.remembered.remove(&frontend);
-            waiting.handed_over.insert(frontend);
-        }
-        waiting.remembered.extend(commit.remembered);
-        waiting.recheck |= commit.recheck;
-        drop(waiting);
+        self.waiting().commits.put(commit);
         self.woken.notify_one();
     }
 
@@ -122,8 +78,7 @@ impl Inbox {
 
 impl Waiting {
     fn is_empty(&self) -> bool {
-        let nothing = self.frontends.is_empty() && self.remembered.is_empty() && self.handed_over.is_empty();
-        nothing && !self.recheck && !self.ended
+        self.commits.is_empty() && !self.ended
     }
 }
 
@@ -219,8 +174,8 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
                 self.catching_panics(Self::clean);
                 continue;
             };
-            let ended = waiting.ended;
-            self.catching_panics(|worker| worker.take(waiting));
+            let Waiting { commits, ended } = waiting;
+            self.catching_panics(|worker| commits.apply(&mut worker.reconciler));
             if ended {
                 if self.reconciler.is_due() {
                     self.catching_panics(Self::clean);
@@ -259,31 +214,6 @@ impl<C: Conntrack, O: FnMut() -> Result<C, Error>, T: FnMut(&Report)> Worker<C, 
         };
         let closes = self.reconciler.closes_at().map(|at| at.max(self.ended + self.rest));
         due.into_iter().chain(closes).min()
-    }
-
-    fn take(&mut self, waiting: Waiting) {
-        for frontend in &waiting.handed_over {
-            self.reconciler.hand_over(frontend);
-        }
-        for frontend in waiting.remembered {
-            self.reconciler.remember(frontend);
-        }
-        for (frontend, endpoints) in waiting.frontends {
-            // No run has checked the flows to the endpoints that were in force until now.
-            if self.reconciler.overwrites_unchecked(&frontend, endpoints.as_ref()) {
-                self.reconciler.remember(frontend);
-            }
-            match endpoints {
-                Some(endpoints) => {
-                    let after = waiting.closing.get(&frontend).copied();
-                    self.reconciler.set_closing(frontend, endpoints, after);
-                }
-                None => self.reconciler.remove(&frontend),
-            }
-        }
-        if waiting.recheck {
-            self.reconciler.recheck();
-        }
     }
 
     fn clean(&mut self) {
@@ -338,7 +268,7 @@ mod tests {
     use localnet_core::{Family, Protocol};
 
     use super::*;
-    use crate::conntrack::{Flow, Selection};
+    use crate::conntrack::{Flow, Frontend, Selection};
 
     /// Records each dump. The first `failures - 1` dumps fail, with a panic if `panics` is set.
     struct Table {
@@ -425,10 +355,9 @@ mod tests {
             }
         }
         let mut worker = Worker::new(|| Ok(Slow), |_| {}, fast());
-        worker.take(Waiting {
-            frontends: served_by(&["10.244.0.2:53"]).frontends.into_iter().collect(),
-            ..Waiting::default()
-        });
+        let mut commits = Queue::default();
+        commits.put(served_by(&["10.244.0.2:53"]));
+        commits.apply(&mut worker.reconciler);
         worker.clean();
         assert!(worker.rest < WAIT, "{:?}", worker.rest);
     }
@@ -449,68 +378,13 @@ mod tests {
     }
 
     #[test]
-    fn pending_commits_merge_to_one_entry_per_frontend() {
+    fn commits_are_taken_once_and_the_end_wakes_the_thread() {
         let inbox = Inbox::default();
-        for count in 0..10_000 {
-            inbox.put(served_by(if count % 2 == 0 { &["10.244.0.2:53"] } else { &[] }));
-            inbox.put(Commit { remembered: vec![frontend()], recheck: count == 0, ..Commit::default() });
-        }
-        let waiting = inbox.take(None).unwrap();
-        assert_eq!((waiting.frontends.len(), waiting.remembered.len(), waiting.recheck), (1, 1, true));
-        assert!(waiting.frontends[&frontend()].as_ref().is_some_and(Endpoints::is_empty));
+        inbox.put(served_by(&[]));
+        assert!(inbox.take(None).is_some_and(|waiting| !waiting.commits.is_empty() && !waiting.ended));
         assert!(inbox.take(Some(Instant::now())).is_none(), "taken once");
-        // The last commit of a frontend decides whether it is handed over.
-        for last_serves in [false, true] {
-            let hands_over = Commit { handed_over: vec![frontend()], ..Commit::default() };
-            let serves = served_by(&["10.244.0.2:53"]);
-            for commit in if last_serves { [hands_over, serves] } else { [serves, hands_over] } {
-                inbox.put(commit);
-            }
-            let waiting = inbox.take(None).unwrap();
-            assert_eq!((waiting.frontends.len(), waiting.handed_over.len()), if last_serves { (1, 0) } else { (0, 1) });
-        }
         inbox.end();
         assert!(inbox.take(None).is_some_and(|waiting| waiting.ended));
-    }
-
-    /// Two commits arrive before a run, and the second one removes endpoints that the first one added. Flows that began in
-    /// between go to these endpoints. If the first one removes the frontend, such flows are untranslated.
-    #[test]
-    fn flows_of_a_replaced_state_are_checked() {
-        const A: &str = "10.244.0.2:53";
-        const B: &str = "10.244.0.3:53";
-        let removed = || Commit { frontends: vec![(frontend(), None)], ..Commit::default() };
-        for (commits, expected) in [
-            ([served_by(&[A]), served_by(&[])], Due::Now),
-            ([served_by(&[A]), served_by(&[B])], Due::Now),
-            ([served_by(&[A]), removed()], Due::Now),
-            ([removed(), served_by(&[])], Due::Now),
-            ([served_by(&[]), served_by(&[])], Due::Nothing),
-        ] {
-            for joined in [true, false] {
-                let (dumps, _read) = channel();
-                let table = Table { failures: 0, panics: false, dumps };
-                let mut table = Some(table);
-                let mut worker =
-                    Worker::new(move || Ok(table.take().expect("it is opened once")), |_: &Report| {}, fast());
-                let inbox = Inbox::default();
-                inbox.put(served_by(&[]));
-                worker.take(inbox.take(None).unwrap());
-                while worker.reconciler.due() != Due::Nothing {
-                    worker.clean();
-                }
-                for commit in &commits {
-                    inbox.put(commit.clone());
-                    if !joined {
-                        worker.take(inbox.take(None).unwrap());
-                    }
-                }
-                if joined {
-                    worker.take(inbox.take(None).unwrap());
-                }
-                assert_eq!(worker.reconciler.due(), expected, "{commits:?} {joined}");
-            }
-        }
     }
 
     #[test]

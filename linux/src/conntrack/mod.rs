@@ -5,7 +5,7 @@
 //! keep sending for hours without an answer. A TCP client that repeats an unanswered SYN from the same port also keeps its entry.
 //!
 //! ```text
-//!  backend ─ Commit ─▶ Cleaner (a thread) ─ set, remove ─▶ Reconciler ─ run ─▶ Conntrack::dump ─▶ is_stale (pure) ─▶ Conntrack::delete
+//!  backend ─ Commit ─▶ Queue ─▶ Cleaner (a thread) ─ set, remove ─▶ Reconciler ─ run ─▶ Conntrack::dump ─▶ is_stale (pure) ─▶ Conntrack::delete
 //! ```
 //!
 //! The module never flushes the table: each deletion identifies one entry by its reply tuple and the kernel's ID. It never
@@ -18,6 +18,7 @@ mod flow;
 mod frontends;
 pub(crate) mod kernel;
 mod limits;
+mod queue;
 mod recheck;
 mod reconciler;
 mod stale;
@@ -26,12 +27,13 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
+pub use cleaner::Cleaner;
 pub(crate) use cleaner::processor_time;
-pub use cleaner::{Cleaner, Commit};
 pub use flow::{Counters, Flow, Selection, Status, TcpState, Tuple, Volume, Zone};
 pub use frontends::{Endpoints, Frontend, Frontends, Serving};
 pub use kernel::{Conntrack, Error, Kernel, Part};
 pub use limits::Limits;
+pub use queue::{Commit, Queue};
 pub use recheck::Recheck;
 pub use reconciler::{Due, FamilyReport, Reconciler, Report};
 pub use stale::is_stale;
