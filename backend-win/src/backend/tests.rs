@@ -8,7 +8,10 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    hcn::{Guid, schema::tests::any_json},
+    hcn::{
+        Guid,
+        schema::{LoadBalancer, tests::any_json},
+    },
     testing::FakeHcn,
 };
 
@@ -392,6 +395,25 @@ fn a_port_in_use_is_retried_after_a_read_and_then_skipped() {
     let synced = backend.apply(&state(), &Changes::default()).unwrap();
     assert_eq!((synced.skipped.len(), synced.refused.len()), (0, 0), "{synced:?}");
     assert!(backend.inventory.balancers().contains_key(&id));
+}
+
+/// HNS made the change, but the answer was lost. The state then went back, and the backend took the former documents for current.
+#[test]
+fn a_change_without_an_answer_is_read_again() {
+    let mut backend = backend(with(fake("L2Bridge"), |fake| fake.version = Version::new(15, 5)));
+    sync(&mut backend, &state(), &Changes::everything());
+    let before = backend.kernel.load_balancers();
+    let mut other = restarted(&backend);
+    sync(&mut other, &shrunk(), &Changes::everything());
+    let lost = Failure::new("HcnModifyLoadBalancer", 0x8007_06be, "");
+    backend.kernel.fail("HcnModifyLoadBalancer", 2, lost);
+    let synced = backend.apply(&shrunk(), &web_changed()).unwrap();
+    assert_eq!(synced.failed.len(), 2);
+    backend.kernel.objects = other.kernel.objects;
+    calls(&mut backend);
+    sync(&mut backend, &state(), &web_changed());
+    let ends = |all: Vec<LoadBalancer>| all.into_iter().map(|one| one.host_compute_endpoints).collect::<Vec<_>>();
+    assert_eq!(ends(backend.kernel.load_balancers()), ends(before));
 }
 
 #[test]

@@ -29,6 +29,8 @@ pub(super) struct Outcome {
     pub(super) failed: Vec<(Family, anyhow::Error)>,
     /// Frontends that HNS reports as taken, although no listed load balancer has them.
     pub(super) taken: Vec<(Write, Failure)>,
+    /// The load balancers whose change has failed without a refusal: HNS may have made it.
+    unknown: Vec<Guid>,
     /// The number of calls that changed HNS.
     pub(super) calls: usize,
 }
@@ -85,6 +87,10 @@ impl<K: Kernel> WinBackend<K> {
         for id in diff.delete_endpoints.difference(&named) {
             let deleted = self.delete_endpoint(*id, &mut outcome);
             outcome.note(None, deleted.with_context(|| format!("failed to delete endpoint {id}")));
+        }
+        // The next read fetches their documents. Until here, their endpoints counted as in use.
+        for id in std::mem::take(&mut outcome.unknown) {
+            self.inventory.deleted_balancer(id);
         }
         outcome
     }
@@ -156,7 +162,12 @@ impl<K: Kernel> WinBackend<K> {
                     // NotFound from this call means that the load balancer was deleted. From any other call, it means that
                     // another object, such as an endpoint, does not exist.
                     Err(failure) if failure.reason() == Reason::NotFound && failure.call == OPEN => {}
-                    Err(failure) => return Err(failure),
+                    Err(failure) => {
+                        if !matches!(failure.reason(), Reason::Exists | Reason::Invalid) {
+                            outcome.unknown.push(id);
+                        }
+                        return Err(failure);
+                    }
                 }
             }
             self.delete_balancer(id, outcome)?;
