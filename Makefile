@@ -87,7 +87,7 @@ release: ## Build all files of a release in target/dist (TAG=vX.Y.Z: fail if thi
 
 simulate: ## Simulate a node with SEEDS (500) new seeds of changes and faults (FIRST=… is the first seed; docs/simulation.md)
 	e2e/sim/build.sh
-	target/debug/localnet-sim search --seeds $(or $(SEEDS),500) $(if $(FIRST),--first $(FIRST))
+	target/simulation/localnet-sim search --seeds $(or $(SEEDS),500) $(if $(FIRST),--first $(FIRST))
 
 simulate-mutants: ## Plant each mutant of e2e/sim/mutants, and check that the simulation finds it within SEEDS (1000) seeds (docs/simulation.md)
 	@SEEDS=$(or $(SEEDS),1000) e2e/sim/mutants.sh

@@ -20,7 +20,7 @@ for patch in e2e/sim/mutants/*.patch; do
     git apply "$patch" || exit 1
     planted="$patch $planted"
 done
-e2e/sim/build.sh --quiet && cp target/debug/localnet-sim target/localnet-sim-mutants || exit 1
+e2e/sim/build.sh --quiet && cp target/simulation/localnet-sim target/localnet-sim-mutants || exit 1
 restore
 
 [ $# -gt 0 ] || for patch in e2e/sim/mutants/*.patch; do set -- "$@" "$(basename "$patch" .patch)"; done

@@ -17,7 +17,7 @@ use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody}
 use kube::client::Body;
 use localnet_brain::watch::kube::ApiServer;
 use localnet_cluster::objects::Kind;
-use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
 use serde_json::{Value, json};
 use tokio::{
     sync::{Notify, mpsc, watch},
@@ -30,8 +30,13 @@ use crate::{trace::Trace, world::Key};
 type Answer = http::Response<UnsyncBoxBody<Bytes, BoxError>>;
 type Line = Result<Frame<Bytes>, BoxError>;
 
-/// The most objects in one page. A real API server may also send less than the requested number.
-const PAGE: usize = 5;
+/// The most objects in one page; a run chooses a number. A real API server may also send less than the requested number.
+const PAGES: [usize; 3] = [2, 5, 500];
+/// The limit of a list that only asks for the version.
+const CHECK: usize = 1;
+/// From how many Services on the brain may mistrust a list that suddenly lacks them, and how many more lists it then requests.
+const SUSPICIOUS: usize = 20;
+const SUSPICIOUS_LISTS: u64 = 6;
 /// The time in which [`Counts::busiest`] counts requests.
 const RUSH: Duration = Duration::from_secs(10);
 /// The longest time between two bookmarks.
@@ -83,6 +88,7 @@ struct State {
     /// The number of restores from a backup. Watches and tokens do not survive a restore.
     epoch: u64,
     tokens: BTreeMap<String, (u64, u64, Vec<Value>)>,
+    page: usize,
     mood: Mood,
     /// Whether watches are served from a cache, as by most versions of the API server, and not by etcd.
     is_cached: bool,
@@ -119,11 +125,12 @@ pub struct Counts {
     pub known: u64,
     /// The number of lists that the brain has requested.
     pub lists: u64,
-    /// The number of reasons for a list: restarts of the brain, restores, errors, and silent or broken watches.
+    /// The number of reasons for a list: restarts of the brain, restores, lists that broke off, outdated and silent watches, and lists
+    /// that the brain mistrusts.
     pub reasons: u64,
     /// The largest number of requests within 10 s.
     pub busiest: usize,
-    /// The number of watches that neither side has ended.
+    /// The number of watches, except outdated ones, that neither side has ended.
     pub open: usize,
 }
 
@@ -137,6 +144,7 @@ impl Api {
         let mut rng = StdRng::seed_from_u64(seed);
         Self(Arc::new(Mutex::new(State {
             is_cached: rng.random(),
+            page: *PAGES.choose(&mut rng).unwrap_or(&5),
             rng,
             trace,
             version: watch::Sender::new(100),
@@ -232,7 +240,6 @@ impl Api {
         let mut state = self.lock();
         let watch = state.watches;
         state.ends.insert(kind, (watch, how));
-        state.counts.entry(kind).or_default().reasons += 1;
         state.trace.add(format_args!("the watches of {kind} end: {how:?}"));
         // Wakes the watches.
         state.version.send_modify(|_| {});
@@ -308,13 +315,16 @@ impl Api {
             Some("nodes") => Kind::Node,
             _ => Kind::ServiceCidr,
         };
+        let is_watch = parameter("watch") == Some("true");
+        let limit = parameter("limit").and_then(|limit| limit.parse().ok()).unwrap_or(usize::MAX);
         let (delay, mood) = {
             let mut state = self.lock();
             state.count_request(kind);
             (state.delay(kind), state.mood)
         };
         time::sleep(delay).await;
-        if !matches!(mood, Mood::Well) {
+        if mood != Mood::Well && !is_watch && limit != CHECK {
+            // The list starts again.
             self.lock().counts.entry(kind).or_default().reasons += 1;
         }
         match mood {
@@ -323,12 +333,11 @@ impl Api {
             Mood::Hanging => std::future::pending().await,
             Mood::Well | Mood::Truncating => {}
         }
-        if parameter("watch") == Some("true") {
+        if is_watch {
             let version = parameter("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or_default();
             let timeout = parameter("timeoutSeconds").and_then(|seconds| seconds.parse().ok()).unwrap_or(300);
             return Ok(self.watch(kind, version, Duration::from_secs(timeout)).await);
         }
-        let limit = parameter("limit").and_then(|limit| limit.parse().ok()).unwrap_or(PAGE);
         Ok(self.lock().list(kind, limit, parameter("continue"), mood == Mood::Truncating))
     }
 
@@ -337,7 +346,6 @@ impl Api {
         let is_cached = self.lock().is_cached;
         if version > *self.lock().version.borrow() && !is_cached {
             time::sleep(Duration::from_secs(3)).await;
-            self.lock().counts.entry(kind).or_default().reasons += 1;
             return status(504, "Too large resource version");
         }
         let (sender, receiver) = mpsc::unbounded_channel();
@@ -354,7 +362,9 @@ impl Api {
                 counts.delivered = counts.delivered.max(version);
             }
             state.watches += 1;
-            state.streams.push((kind, sender.downgrade()));
+            if version >= state.floor {
+                state.streams.push((kind, sender.downgrade()));
+            }
             (state.epoch, state.watches, state.version.subscribe())
         };
         let watcher = Watcher { api: self, kind, version, epoch, watch, until: Instant::now() + timeout };
@@ -386,13 +396,30 @@ impl State {
         }
     }
 
+    /// Whether the brain may mistrust a list, because it lacks many of the objects that the brain knows.
+    fn is_suspicious(&self, kind: Kind) -> bool {
+        let delivered = self.counts.get(&kind).map_or(0, |counts| counts.delivered);
+        let gone = |record: &&Record| record.kind == kind && record.version > delivered && record.after.is_none();
+        let gone = self.history.iter().filter(gone).count();
+        match kind {
+            _ if delivered == 0 => self.epoch > 0,
+            Kind::Service => gone >= SUSPICIOUS,
+            // Of two Services, with many endpoints.
+            Kind::Slice => gone > 1,
+            Kind::Node | Kind::ServiceCidr => false,
+        }
+    }
+
     fn list(&mut self, kind: Kind, limit: usize, token: Option<&str>, truncates: bool) -> Answer {
         let current = *self.version.borrow();
-        let is_check = limit == 1;
+        let is_check = limit == CHECK;
         let (epoch, version, mut rest) = match token {
             None => {
                 if !is_check {
-                    self.counts.entry(kind).or_default().lists += 1;
+                    let reasons = if self.is_suspicious(kind) { SUSPICIOUS_LISTS } else { 0 };
+                    let counts = self.counts.entry(kind).or_default();
+                    counts.lists += 1;
+                    counts.reasons += reasons;
                 }
                 let of_kind = self.objects.iter().filter(|((of, _), object)| *of == kind && is_selected(kind, object));
                 let written = |key| self.written.get(key).copied().unwrap_or_default();
@@ -404,7 +431,7 @@ impl State {
             self.counts.entry(kind).or_default().reasons += 1;
             return status(410, "The provided continue parameter is too old");
         }
-        let page: Vec<_> = rest.drain(..rest.len().min(limit).min(PAGE)).collect();
+        let page: Vec<_> = rest.drain(..rest.len().min(limit).min(self.page)).collect();
         let next = if rest.is_empty() { String::new() } else { format!("{epoch}-{version}-{kind}-{}", rest.len()) };
         self.trace.add(format_args!("list of {kind} at {version}: {} objects, {} more", page.len(), rest.len()));
         let text = json!({ "metadata": { "resourceVersion": version.to_string(), "continue": next }, "items": page });

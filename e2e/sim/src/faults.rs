@@ -65,12 +65,14 @@ pub enum Fault {
     BrokenCalls,
     /// Flows can be neither read nor deleted for a while.
     UnreadableFlows,
+    /// The thread that deletes stale flows does not get to run for a while.
+    LateCleaner,
     /// Packets that are in flight create some of the deleted flows again.
     LatePackets,
 }
 
 /// The faults, and how many of a hundred steps of a run with this fault are such a fault.
-pub const FAULTS: [(Fault, u32); 26] = [
+pub const FAULTS: [(Fault, u32); 27] = [
     (Fault::Compaction, 4),
     (Fault::EndedWatches, 8),
     (Fault::SilentWatches, 2),
@@ -96,6 +98,7 @@ pub const FAULTS: [(Fault, u32); 26] = [
     (Fault::SlowReader, 4),
     (Fault::BrokenCalls, 4),
     (Fault::UnreadableFlows, 4),
+    (Fault::LateCleaner, 4),
     (Fault::LatePackets, 4),
 ];
 
@@ -127,6 +130,8 @@ pub enum Todo {
     StandStill(Duration),
     /// Change the configuration of the brain.
     Configure,
+    /// Let another program change the backend's objects so many more times, a few milliseconds apart.
+    EditAgain(u32),
 }
 
 /// Injects a fault.
@@ -136,7 +141,13 @@ pub fn inject<S: Subsystem>(fault: Fault, rng: &mut StdRng, api: &Api, kernel: &
     let longest = if rng.random_bool(0.1) { 200_000 } else { 20_000 };
     let a_while = Duration::from_millis(rng.random_range(10..longest));
     match fault {
-        Fault::Compaction => api.compact(),
+        Fault::Compaction => {
+            api.compact();
+            // The next watch may start at a version that no longer exists.
+            if rng.random() {
+                api.end(kind, if rng.random() { End::Closed } else { End::Broken });
+            }
+        }
         Fault::EndedWatches => {
             let ends = [End::Closed, End::Broken, End::Cut, End::Expired];
             api.end(kind, *ends.choose(rng).unwrap_or(&End::Closed));
@@ -209,8 +220,17 @@ pub fn inject<S: Subsystem>(fault: Fault, rng: &mut StdRng, api: &Api, kernel: &
             kernel.flows().set_failing(true);
             return Todo::HealAfter(a_while);
         }
+        Fault::LateCleaner => {
+            kernel.flows().set_busy(true);
+            return Todo::HealAfter(a_while);
+        }
         Fault::LatePackets => kernel.flows().set_late(rng.random_range(1..5)),
-        Fault::ForeignEdit => kernel.edit(rng.random_bool(0.3), rng.random_bool(0.3)),
+        Fault::ForeignEdit => {
+            kernel.edit(rng.random_bool(0.3), rng.random_bool(0.3));
+            if rng.random_bool(0.3) {
+                return Todo::EditAgain(rng.random_range(1..20));
+            }
+        }
     }
     Todo::Nothing
 }

@@ -13,7 +13,9 @@ use localnet_client::{
     served::{Served, To},
     vips::VipKey,
 };
-use localnet_linux::conntrack::{Commit, Conntrack, Due, Error, Flow, Reconciler, Selection, Status, Tuple, Zone};
+use localnet_linux::conntrack::{
+    Commit, Conntrack, Due, Error, Flow, Queue, Reconciler, Selection, Status, Tuple, Zone,
+};
 use localnet_linux_backend::live;
 use localnet_proto::{Protocol, Snapshot};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IteratorRandom as _};
@@ -42,6 +44,8 @@ struct State {
     /// How many backends have cleaned up flows.
     cleaners: u32,
     fails: bool,
+    /// Whether the cleaner does not get to run.
+    is_busy: bool,
     late: u32,
     /// The flows that have appeared again. They do not do so twice.
     repeated: BTreeSet<u32>,
@@ -60,6 +64,7 @@ impl Flows {
             ids: 0,
             cleaners: 0,
             fails: false,
+            is_busy: false,
             late: 0,
             repeated: BTreeSet::new(),
         })))
@@ -111,6 +116,11 @@ impl Flows {
     /// Sets whether flows can be neither read nor deleted.
     pub fn set_failing(&self, fails: bool) {
         self.lock().fails = fails;
+    }
+
+    /// Sets whether the cleaner does not get to run, as on a busy machine.
+    pub fn set_busy(&self, is_busy: bool) {
+        self.lock().is_busy = is_busy;
     }
 
     /// Lets the next `count` deleted flows appear again, as if packets were in flight while the rules changed.
@@ -219,8 +229,8 @@ impl Conntrack for Flows {
 #[derive(Debug)]
 pub struct Cleaning {
     reconciler: Reconciler,
-    /// The commits since the last run.
-    inbox: Vec<Commit>,
+    /// The commits that it has not processed yet.
+    queue: Queue,
     flows: Flows,
     next: Option<Instant>,
     /// The state that the kernel holds; `None` after a sync that has failed, or that lacks Services.
@@ -231,38 +241,18 @@ impl Cleaning {
     /// Knows no frontend yet.
     pub fn new(flows: Flows) -> Self {
         flows.lock().cleaners += 1;
-        Self { reconciler: Reconciler::new(), inbox: Vec::new(), flows, next: None, state: None }
+        Self { reconciler: Reconciler::new(), queue: Queue::default(), flows, next: None, state: None }
     }
 
     /// Queues a commit whose rules are in force.
     pub fn committed(&mut self, commit: Commit) {
-        self.inbox.push(commit);
+        self.queue.put(commit);
     }
 
     /// Cleans up after a sync. `state`: what the kernel holds completely, if anything.
     pub fn after_sync(&mut self, state: Option<&Snapshot>) {
         self.state = state.cloned();
-        for Commit { frontends, remembered, recheck, .. } in std::mem::take(&mut self.inbox) {
-            remembered.into_iter().for_each(|frontend| self.reconciler.remember(frontend));
-            for (frontend, endpoints) in frontends {
-                if self.reconciler.overwrites_unchecked(&frontend, endpoints.as_ref()) {
-                    self.reconciler.remember(frontend);
-                }
-                match endpoints {
-                    Some(endpoints) => self.reconciler.set(frontend, endpoints),
-                    None => self.reconciler.remove(&frontend),
-                }
-            }
-            if recheck {
-                self.reconciler.recheck();
-            }
-        }
-        match self.reconciler.due() {
-            Due::Now => self.run(),
-            Due::Nothing => {}
-            Due::Soon | Due::Later => _ = self.next.get_or_insert_with(|| Instant::now() + FOLLOW_UP),
-        }
-        self.check();
+        self.work(false);
     }
 
     /// When the next run is due.
@@ -270,17 +260,38 @@ impl Cleaning {
         self.next
     }
 
-    /// Reads the flows and deletes the stale ones.
+    /// Processes the queue, and does what is due.
     pub fn run(&mut self) {
-        // An error leaves the run due.
-        _ = self.reconciler.run(&mut self.flows.clone());
-        let is_idle = self.reconciler.due() == Due::Nothing;
-        self.next = (!is_idle).then(|| Instant::now() + FOLLOW_UP);
+        self.work(true);
+    }
+
+    /// Processes the queue. Then reads the flows and deletes the stale ones, if that is due: `is_late` is whether so is a run that has
+    /// to wait some time.
+    fn work(&mut self, is_late: bool) {
+        if self.flows.lock().is_busy {
+            self.next.get_or_insert_with(|| Instant::now() + FOLLOW_UP);
+            if is_late {
+                self.next = Some(Instant::now() + FOLLOW_UP);
+            }
+            return;
+        }
+        std::mem::take(&mut self.queue).apply(&mut self.reconciler);
+        let due = self.reconciler.due();
+        if due == Due::Now || is_late && due != Due::Nothing {
+            // An error leaves the run due.
+            _ = self.reconciler.run(&mut self.flows.clone());
+            self.next = None;
+        }
+        match self.reconciler.due() {
+            Due::Nothing => self.next = None,
+            Due::Now | Due::Soon | Due::Later => _ = self.next.get_or_insert_with(|| Instant::now() + FOLLOW_UP),
+        }
         self.check();
     }
 
     fn check(&self) {
-        if let Some(state) = self.state.as_ref().filter(|_| self.reconciler.due() == Due::Nothing) {
+        let is_idle = self.queue.is_empty() && self.reconciler.due() == Due::Nothing;
+        if let Some(state) = self.state.as_ref().filter(|_| is_idle) {
             self.flows.check_stale(state);
         }
     }

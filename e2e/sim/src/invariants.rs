@@ -61,6 +61,7 @@ pub struct Profile {
     has_gaps: bool,
     shares_endpoints: bool,
     refuses_parts: bool,
+    refuses_whole: bool,
 }
 
 struct Inner {
@@ -128,6 +129,7 @@ impl Ledger {
             has_gaps: S::HAS_GAPS,
             shares_endpoints: S::SHARES_ENDPOINTS,
             refuses_parts: S::REFUSES_PARTS,
+            refuses_whole: S::REFUSES_WHOLE,
         };
         Self(Arc::new(Mutex::new(Inner {
             profile,
@@ -243,10 +245,13 @@ impl Ledger {
         }
     }
 
-    /// A sync of a state ends.
-    pub fn sync_ends(&self, state: &Snapshot, result: &anyhow::Result<Synced>) {
+    /// A sync of a state ends. `is_troubled` is whether a fault or another program has disturbed it.
+    pub fn sync_ends(&self, state: &Snapshot, result: &anyhow::Result<Synced>, is_troubled: bool) {
         let mut inner = self.lock();
         let Ok(synced) = result else { return };
+        if !is_troubled {
+            inner.check_true_refusals(&synced.refused);
+        }
         if synced.failed.is_empty() {
             inner.refused.clear();
         }
@@ -267,8 +272,11 @@ impl Ledger {
             }
         }
         inner.find_repairs();
-        if synced.failed.is_empty() && !inner.is_damaged() && synced.refused.is_empty() {
-            inner.check_no_gone_endpoint(state);
+        if synced.failed.is_empty() && !inner.is_damaged() {
+            match synced.refused.is_empty() {
+                true => inner.check_no_gone_endpoint(state),
+                false => inner.check_refused_whole(state, &plan),
+            }
         }
     }
 
@@ -303,6 +311,12 @@ impl Ledger {
     /// Whether the kernel now refuses some objects.
     pub fn hates(&self, hates: bool) {
         self.lock().hates = hates;
+    }
+
+    /// Whether the kernel may refuse a correct change: it refuses some objects, or another program has damaged others.
+    pub fn may_refuse(&self) -> bool {
+        let inner = self.lock();
+        inner.hates || inner.is_damaged()
     }
 
     /// Whether damage is not repaired yet.
@@ -500,6 +514,24 @@ impl Inner {
         }
     }
 
+    /// A backend skips no further Service as refused unless the kernel refuses some objects.
+    fn check_true_refusals(&mut self, refused: &BTreeSet<ServiceKey>) {
+        let news = refused.iter().find(|service| !self.refused.contains(*service));
+        if let Some(service) = news.filter(|_| !self.hates).cloned() {
+            self.violated("true-refusals", format!("{service} counts as refused, but the kernel refuses no object"));
+        }
+    }
+
+    /// The kernel serves no VIP of a Service that it refuses. `plan` is without these Services.
+    fn check_refused_whole(&mut self, state: &Snapshot, plan: &Served) {
+        let full = self.plan(state, &BTreeSet::new());
+        let mut refused = full.0.keys().filter(|vip| !plan.0.contains_key(vip));
+        let Some(vip) = refused.find(|vip| self.has.0.contains_key(vip)).filter(|_| self.profile.refuses_whole) else {
+            return;
+        };
+        self.violated("refused-whole", format!("{vip} of a refused Service is {:?}", self.has.0.get(vip)));
+    }
+
     /// A flow stays as long as its endpoint is eligible.
     fn check_flow_stays(&mut self, flow: &Flow) {
         let (family, destination) = (flow.family(), flow.original.destination);
@@ -614,10 +646,10 @@ impl Inner {
         }
     }
 
-    /// The brain lists a kind only for a reason, and once in a while.
+    /// The brain lists a kind only for a reason.
     fn check_bounded_lists(&mut self, counts: &BTreeMap<Kind, Counts>) {
         for (kind, Counts { lists, reasons, .. }) in counts {
-            if *lists > reasons + 2 {
+            if lists > reasons {
                 self.violated("bounded-lists", format!("{lists} lists of {kind} for {reasons} reasons"));
             }
         }

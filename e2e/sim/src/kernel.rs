@@ -16,8 +16,8 @@ use crate::{
     trace::Trace,
 };
 
-/// The most commits without any time in between.
-const MOST_AT_ONCE: u32 = 1000;
+/// The most commits without any time in between. Some kernels commit each endpoint of each VIP for itself.
+const MOST_AT_ONCE: u32 = 20_000;
 
 /// What happens to the next commits of the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,8 +72,10 @@ struct State<S: Subsystem> {
     faults: Vec<CommitFault>,
     /// Whether some commits lack memory.
     is_short: bool,
-    /// Whether anything has gone wrong since the last sync started.
+    /// Whether a fault or another program has disturbed the sync since it started.
     is_troubled: bool,
+    /// Whether the kernel has refused a change since the last sync started, because it refuses some objects, or because of another program.
+    has_refused: bool,
     /// When the last commit was tried, and how many were at this time.
     last: (Instant, u32),
     is_denied: bool,
@@ -98,6 +100,7 @@ impl<S: Subsystem> Kernel<S> {
             faults,
             is_short: false,
             is_troubled: false,
+            has_refused: false,
             last: (Instant::now(), 0),
             is_denied,
             is_unreadable,
@@ -150,13 +153,22 @@ impl<S: Subsystem> Kernel<S> {
 
     /// A sync starts.
     pub fn sync_starts(&self) {
-        self.lock().is_troubled = false;
+        let state = &mut *self.lock();
+        (state.is_troubled, state.has_refused) = (false, false);
+    }
+
+    /// Whether a fault or another program has disturbed the sync since it started.
+    pub fn is_troubled(&self) -> bool {
+        self.lock().is_troubled
     }
 
     /// A sync has succeeded for all families and Services.
     pub fn sync_succeeds(&self) {
-        let State { fake, is_troubled, ledger, .. } = &mut *self.lock();
-        if !*is_troubled && let Some(waste) = fake.waste() {
+        let State { fake, is_troubled, has_refused, ledger, .. } = &mut *self.lock();
+        if !*is_troubled
+            && !*has_refused
+            && let Some(waste) = fake.waste()
+        {
             ledger.violated("no-waste", waste);
         }
     }
@@ -165,6 +177,7 @@ impl<S: Subsystem> Kernel<S> {
     pub fn heal(&self) {
         let State { flows, fake, faults, ledger, is_short, is_denied, is_unreadable, .. } = &mut *self.lock();
         flows.set_failing(false);
+        flows.set_busy(false);
         flows.set_late(0);
         ledger.hates(false);
         faults.clear();
@@ -298,7 +311,7 @@ impl<S: Subsystem> State<S> {
                 self.ledger.committed(&self.fake);
             }
             Err(error) => {
-                self.is_troubled = true;
+                self.has_refused |= self.ledger.may_refuse();
                 self.trace.add(format_args!("the kernel refuses a commit: {error}"));
             }
         }

@@ -88,6 +88,8 @@ enum Due {
     Write,
     Heal,
     StartBrain,
+    /// Another program changes the backend's objects this many times.
+    Edit(u32),
 }
 
 struct Driver<S: Program> {
@@ -174,6 +176,7 @@ async fn run_on<S: Program + Sync>(seed: u64, without: &[usize], prints: bool) -
     };
     driver.pursue(world);
     while driver.write() {}
+    driver.backup = Some((driver.world.clone(), driver.api.backup()));
     driver.queue(Duration::from_millis(1), Due::StartBrain);
     for (index, step) in schedule(seed).into_iter().enumerate() {
         if !without.contains(&index) {
@@ -226,6 +229,10 @@ impl<S: Program> Driver<S> {
                     self.keep_writing();
                 }
                 Due::Heal => self.heal(),
+                Due::Edit(times) => {
+                    self.kernel.edit(false, self.rng.random_bool(0.3));
+                    self.edit_again(times - 1);
+                }
                 Due::StartBrain if self.brain.is_some() => {}
                 Due::StartBrain => {
                     let (server, node_ips) = ((&self.api, &self.link), self.node_ips.clone());
@@ -268,6 +275,7 @@ impl<S: Program> Driver<S> {
                 self.link.stood_still();
                 self.api.stood_still();
             }
+            Todo::EditAgain(times) => self.edit_again(times),
             Todo::Configure => {
                 let addresses = ["192.168.0.2", "192.168.0.9", "fd00:192::2"].map(str::parse);
                 let addresses = addresses.into_iter().flatten().filter(|_| rng.random());
@@ -276,6 +284,13 @@ impl<S: Program> Driver<S> {
                     brain.node_ips.send_replace(self.node_ips.clone());
                 }
             }
+        }
+    }
+
+    fn edit_again(&mut self, times: u32) {
+        if times > 0 {
+            let pause = Duration::from_millis(self.rng.random_range(0..10));
+            self.queue(pause, Due::Edit(times));
         }
     }
 
@@ -460,6 +475,9 @@ impl<S: Program> Driver<S> {
         }
         if self.ledger.is_damaged() {
             return Some("the backend has not repaired the changes of another program".to_owned());
+        }
+        if let Some((kind, _)) = self.api.counts().iter().find(|(_, counts)| counts.open == 0) {
+            return Some(format!("the brain does not watch {kind}"));
         }
         if let Some(unsettled) = self.kernel.ask(|kernel| kernel.unsettled()) {
             return Some(unsettled);

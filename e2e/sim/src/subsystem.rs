@@ -30,6 +30,8 @@ pub trait Subsystem: Clone + Send + 'static {
     const SHARES_ENDPOINTS: bool = false;
     /// Whether the backend skips only the VIPs that the kernel refuses, instead of their Services.
     const REFUSES_PARTS: bool = false;
+    /// Whether the backend programs no part of a Service that the kernel refuses, not even in the other family.
+    const REFUSES_WHOLE: bool = false;
     /// Whether what the backend writes for session affinity depends on what it finds.
     const KEEPS_SLOTS: bool = false;
     /// What the subsystem tells the backend about a commit of another program.

@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 
 /// The name of the simulated node.
 pub const NODE: &str = "node-a";
-/// The largest number of Services.
+/// The largest number of Services, in most runs and in large ones. The brain mistrusts lists that suddenly lack 20 objects.
 const SERVICES: u8 = 8;
+const MANY_SERVICES: u8 = 40;
 /// The nodes and their zones; the first one is the simulated node.
 const NODES: [(&str, &str); 3] = [(NODE, "zone-a"), ("node-b", "zone-a"), ("node-c", "zone-b")];
 
@@ -22,6 +23,8 @@ pub type Key = (Kind, String);
 /// The desired objects of the cluster.
 #[derive(Clone, Debug)]
 pub struct World {
+    /// The largest number of Services.
+    most: u8,
     services: BTreeMap<u8, Service>,
     slices: BTreeMap<(u8, String), Slice>,
     zone: &'static str,
@@ -61,18 +64,39 @@ struct Endpoint {
 impl World {
     /// A cluster with a few Services.
     pub fn new(rng: &mut StdRng) -> Self {
-        let mut world =
-            Self { services: BTreeMap::new(), slices: BTreeMap::new(), zone: NODES[0].1, address: 2, wide_cidr: false };
-        for number in 0..rng.random_range(0..=SERVICES) {
+        let most = if rng.random_bool(0.1) { MANY_SERVICES } else { SERVICES };
+        let (services, slices) = (BTreeMap::new(), BTreeMap::new());
+        let mut world = Self { most, services, slices, zone: NODES[0].1, address: 2, wide_cidr: false };
+        for number in 0..rng.random_range(0..=most) {
             world.add_service(number, rng);
         }
         world
     }
 
-    /// A random change, as a sequence of goals, and its name.
+    /// A random change, as a sequence of goals, and its name. Some changes are soon undone, as by a pod that is ready only for a
+    /// moment, or by a user.
     pub fn change(&self, rng: &mut StdRng) -> (&'static str, Vec<Self>) {
+        let (what, mut goals) = if rng.random_bool(0.03) { self.mass_deletion(rng) } else { self.one_change(rng) };
+        if rng.random_bool(0.2) {
+            goals.push(self.clone());
+        }
+        (what, goals)
+    }
+
+    /// All objects of a namespace, or all slices, are deleted.
+    fn mass_deletion(&self, rng: &mut StdRng) -> (&'static str, Vec<Self>) {
         let mut next = self.clone();
-        let number = rng.random_range(0..SERVICES);
+        next.slices.clear();
+        if rng.random() {
+            return ("all slices are deleted", vec![next]);
+        }
+        next.services.clear();
+        ("the namespace is deleted", vec![next])
+    }
+
+    fn one_change(&self, rng: &mut StdRng) -> (&'static str, Vec<Self>) {
+        let mut next = self.clone();
+        let number = rng.random_range(0..self.most);
         let slices: Vec<_> = next.slices.keys().filter(|(of, _)| *of == number).cloned().collect();
         let slice = slices.choose(rng).cloned();
         let Some(service) = next.services.get_mut(&number) else {

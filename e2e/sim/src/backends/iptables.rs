@@ -105,6 +105,7 @@ impl Subsystem for Iptables {
     const NAME: &'static str = "iptables";
     const IS_ATOMIC: bool = false;
     const SHARES_ENDPOINTS: bool = true;
+    const REFUSES_WHOLE: bool = true;
     type Notice = ();
 
     fn new(rng: &mut StdRng) -> Self {
@@ -154,7 +155,8 @@ impl Subsystem for Iptables {
     }
 
     fn hate(&mut self, rng: &mut StdRng) {
-        let text = format!("10.{}.0.{}", ["1", "96"].choose(rng).unwrap_or(&"1"), rng.random_range(1..20));
+        let network = ["10.1.0.", "10.96.0.", "fd00:1::", "fd00:96::"].choose(rng).unwrap_or(&"10.1.0.");
+        let text = format!("{network}{}", rng.random_range(1..20));
         (self.fake.refuses, self.fake.short) = (Some((text, rng.random())), rng.random());
     }
 

@@ -87,6 +87,7 @@ impl Subsystem for Nft {
     const NAME: &'static str = "nft";
     const NAMES_REPAIRS: bool = true;
     const KEEPS_SLOTS: bool = true;
+    const REFUSES_WHOLE: bool = true;
     type Notice = Notice;
 
     fn new(rng: &mut StdRng) -> Self {

@@ -21,6 +21,7 @@ use localnet_win::{
     testing::FakeHcn,
 };
 use rand::{Rng as _, rngs::StdRng, seq::IndexedRandom as _};
+use serde_json::json;
 
 use super::Program;
 use crate::{
@@ -124,6 +125,19 @@ impl Subsystem for Hns {
         let Some((kind, id)) = all.choose(rng).copied().filter(|_| !elsewhere) else {
             return Edit { what: "changes nothing of ours".to_owned(), damages: BTreeSet::new(), notice: None };
         };
+        // An address that the next Service may have, if no load balancer has it yet.
+        let vip = format!("10.96.0.{}", 10 + rng.random_range(0..8) + 100 * rng.random_range(0..2));
+        let is_free =
+            !self.0.load_balancers().iter().any(|one| one.frontend_vips.iter().any(|of| of.to_string() == vip));
+        let document = self.0.objects.get_mut(&(kind, id));
+        if let Some(document) = document
+            .filter(|document| is_free && document["FrontendVIPs"][0].is_string())
+            .filter(|_| rng.random_bool(0.3))
+        {
+            document["FrontendVIPs"] = json!([vip]);
+            let what = format!("moves load balancer {id} to {vip}");
+            return Edit { what, damages: Family::BOTH.into(), notice: None };
+        }
         let document = self.0.objects.get_mut(&(kind, id));
         let endpoints = document.and_then(|document| document["HostComputeEndpoints"].as_array_mut());
         let what = match endpoints {
