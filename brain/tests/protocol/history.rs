@@ -18,6 +18,7 @@ fn in_words(entry: &Entry) -> String {
         }
         Event::Problem(problem) => problem.of.clone(),
         Event::State(state) => format!("state in {} items", state.items.len()),
+        Event::Drain(drain) => format!("{} open connections to {}", drain.open, drain.endpoint),
     }
 }
 

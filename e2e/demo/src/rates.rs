@@ -70,7 +70,11 @@ mod tests {
             service: Some(wire::ServiceKey { namespace: "default".to_owned(), name: "web".to_owned() }),
             port: port.to_owned(),
             total,
-            endpoints: vec![EndpointTraffic { endpoint: "10.180.0.1:8080".to_owned(), total }],
+            endpoints: vec![EndpointTraffic {
+                endpoint: "10.180.0.1:8080".to_owned(),
+                total,
+                ..EndpointTraffic::default()
+            }],
             ..PortTraffic::default()
         };
         TrafficReport { time_millis, ports: vec![port("http"), port("admin")], ..TrafficReport::default() }
