@@ -11,7 +11,7 @@ use crate::plan::{self, sets};
 
 /// Reads the sets in which the rules count refused packets.
 #[derive(Debug)]
-pub struct Refused {
+pub(crate) struct Refused {
     kernel: Netlink,
 }
 
@@ -20,7 +20,7 @@ impl Refused {
     ///
     /// # Errors
     /// Returns an error if the kernel has no nf_tables.
-    pub fn open() -> Result<Self, Error> {
+    pub(crate) fn open() -> Result<Self, Error> {
         Ok(Self { kernel: Netlink::open()? })
     }
 }

@@ -142,8 +142,13 @@ fn a_hash_of_the_source_gives_each_sender_one_endpoint() {
     for addresses in pods.chain([CLIENT]) {
         for (vip, address) in VIPS.into_iter().zip(addresses) {
             let from = world.network.namespace_of(address).unwrap();
+            let expected = expected(&state, (address, 0).into());
+            if expected.ip() == address {
+                // Endpoints that reach themselves have tests of their own.
+                continue;
+            }
             let answers = answers(from, vip.parse().unwrap(), 20_000..20_008);
-            assert_eq!(answers, [expected(&state, (address, 0).into()); 8], "{address}");
+            assert_eq!(answers, [expected; 8], "{address}");
         }
     }
     // The number of chains does not depend on the number of Services.

@@ -46,7 +46,10 @@ fn state(others: u16) -> Snapshot {
         PORTS.replace('}', &format!(", {when_empty}"))
     };
     let (rejects, drops) = ("internal: reject, external: reject", "internal: drop, external: drop");
-    let lb = |ips: &str, more: &str| format!("type: LoadBalancer, loadBalancerIPs: [{ips}], {more}");
+    let lb = |ips: &str, more: &str| {
+        let cluster_ips = ips.replace("198.51.100.", "172.30.1.").replace("2001:db8:99::", "fd00:172:30:1::");
+        format!("type: LoadBalancer, clusterIPs: [{cluster_ips}], loadBalancerIPs: [{ips}], {more}")
+    };
     let services = SERVICES.map(|(name, vips, ..)| {
         let vips = vips.map(|vip| format!("'{vip}'")).join(", ");
         let rest = match name {
@@ -80,7 +83,8 @@ fn build() -> Arc<Network> {
     for (name, vips, ..) in SERVICES {
         for (ip, vip) in ["ip", "ip6"].iter().zip(vips) {
             for protocol in PROTOCOLS {
-                rules += &format!("{ip} daddr {vip} {protocol} dport 53 counter comment \"{name}:{protocol}\"\n");
+                let matched = protocol.to_string().to_lowercase();
+                rules += &format!("{ip} daddr {vip} {matched} dport 53 counter comment \"{name}:{matched}\"\n");
             }
         }
     }
