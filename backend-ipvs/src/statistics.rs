@@ -7,7 +7,7 @@ use localnet_linux::{
 
 /// Reads the traffic of all destinations.
 #[derive(Debug)]
-pub struct Statistics {
+pub(crate) struct Statistics {
     socket: Socket,
 }
 
@@ -16,7 +16,7 @@ impl Statistics {
     ///
     /// # Errors
     /// Returns an error if the kernel has no IPVS.
-    pub fn open() -> Result<Self, Error> {
+    pub(crate) fn open() -> Result<Self, Error> {
         Ok(Self { socket: Socket::open()? })
     }
 }

@@ -33,7 +33,7 @@ impl World {
         let network = Network::build(Topology { pods: pods.clone().collect(), other_node, ..Topology::default() });
         let network = network.unwrap();
         let address = |ip| SocketAddr::new(ip, 5353);
-        let endpoints = pods.flat_map(|pod| pod.addresses());
+        let endpoints = pods.flat_map(Pod::addresses);
         let endpoints = endpoints.map(|ip| Endpoint { protocol: Protocol::Udp, address: address(ip) });
         let servers = Servers::start(&network, endpoints.collect::<Vec<_>>()).unwrap();
         Self { network, _servers: servers }

@@ -139,7 +139,7 @@ fn await_counted(live: &Live, network: &Network) {
         let refused: BTreeMap<String, Vec<Refusals>> = refused.collect();
         let expected = SERVICES.iter().flat_map(|(name, _, _, reason)| {
             PROTOCOLS.map(|protocol| {
-                let port = format!("{name}:{protocol}");
+                let port = format!("{name}:{protocol}").to_lowercase();
                 let packets = sent.get(&port).copied().unwrap_or_default();
                 (port, vec![Refusals { reason: (*reason).into(), packets }])
             })

@@ -106,15 +106,16 @@ async fn show(
             }
             Ok(()) = seen.changed() => model.set_seen(seen.borrow_and_update().clone()),
             Some((question, answer)) = answers.recv() => model.explained(question, answer),
-            input = keys.recv() => match input.context("the thread that reads keys has crashed")?? {
-                Some(key) => match model.press(key) {
-                    Action::Draw => {}
-                    Action::Quit => return Ok(()),
-                    Action::Explain(question) => _ = asked.send_replace(Some(question)),
-                },
-                // The size has changed.
-                None => {}
-            },
+            input = keys.recv() => {
+                // Without a key, the size has changed.
+                if let Some(key) = input.context("the thread that reads keys has crashed")?? {
+                    match model.press(key) {
+                        Action::Draw => {}
+                        Action::Quit => return Ok(()),
+                        Action::Explain(question) => _ = asked.send_replace(Some(question)),
+                    }
+                }
+            }
         }
     }
 }

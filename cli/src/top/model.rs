@@ -170,31 +170,19 @@ impl Model {
     pub fn services(&self) -> Vec<&Arc<Service>> {
         let mut services: Vec<_> =
             self.state.services.values().filter(|service| contains(service, &self.filter)).collect();
-        let float = |of: fn(&Measure) -> f64| {
-            move |a: &ServiceKey, b: &ServiceKey| of(&self.measure(b)).total_cmp(&of(&self.measure(a)))
-        };
-        let order: Box<dyn Fn(&Service, &Service) -> std::cmp::Ordering> = match self.sort {
+        // The sorts are stable, so that equal Services stay in the order of their names.
+        let figure: fn(&Measure) -> f64 = match self.sort {
             Sort::Name => return services,
-            Sort::Endpoints => Box::new(|a, b| eligible(a).cmp(&eligible(b))),
-            Sort::Connections => {
-                let by = float(|of| of.connections_per_second);
-                Box::new(move |a, b| by(&a.key, &b.key))
+            Sort::Endpoints => {
+                services.sort_by_key(|service| eligible(service));
+                return services;
             }
-            Sort::Bytes => {
-                let by = float(|of| of.bytes_per_second.unwrap_or_default());
-                Box::new(move |a, b| by(&a.key, &b.key))
-            }
-            Sort::Flows => {
-                let by = float(|of| of.flows as f64);
-                Box::new(move |a, b| by(&a.key, &b.key))
-            }
-            Sort::Unanswered => {
-                let by = float(|of| of.unanswered as f64);
-                Box::new(move |a, b| by(&a.key, &b.key))
-            }
+            Sort::Connections => |of| of.connections_per_second,
+            Sort::Bytes => |of| of.bytes_per_second.unwrap_or_default(),
+            Sort::Flows => |of| of.flows as f64,
+            Sort::Unanswered => |of| of.unanswered as f64,
         };
-        // The sort is stable, so that equal Services stay in the order of their names.
-        services.sort_by(|a, b| order(a, b));
+        services.sort_by(|a, b| figure(&self.measure(&b.key)).total_cmp(&figure(&self.measure(&a.key))));
         services
     }
 

@@ -193,7 +193,7 @@ pub fn service<'a>(
 }
 
 fn close_after(object: &ServiceObject, skips: &mut Skips<'_>) -> Option<u32> {
-    match object.close_after.as_deref()? {
+    match object.extensions.as_ref()?.close_after.as_ref()? {
         Parsed::Good(seconds) => Some(*seconds),
         Parsed::Bad(text) => {
             let field = format!("metadata.annotations[{CLOSE_AFTER}]");
@@ -210,7 +210,7 @@ fn close_after(object: &ServiceObject, skips: &mut Skips<'_>) -> Option<u32> {
 
 /// What is hashed to choose an endpoint. With session affinity, each client already has its endpoint, so nothing is hashed.
 fn hash(object: &ServiceObject, skips: &mut Skips<'_>) -> Option<HashBy> {
-    let (problem, remedy) = match object.hash.as_deref()? {
+    let (problem, remedy) = match object.extensions.as_ref()?.hash.as_ref()? {
         Parsed::Good(by) if object.affinity.is_none() => return Some(*by),
         Parsed::Good(by) => (
             format!("{by} has no effect, because spec.sessionAffinity is ClientIP"),

@@ -9,7 +9,7 @@ use localnet_proto::{Family, Protocol, Scopes, Service, ServiceKey, Verdict};
 
 use super::{Here, Lost, Mode, Reason, Topology, service, topology};
 use crate::{
-    objects::{Conditions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject},
+    objects::{Conditions, Extensions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject},
     testing::{addresses, endpoint, service as object, slice},
 };
 
@@ -77,7 +77,9 @@ fn in_scope(service: &Service, scope: fn(&Scopes) -> bool) -> Vec<u8> {
 /// The endpoints of a Service with weights: the last octet, the scopes and the weight.
 fn weighed(policy: Policy, zones: &[(&str, u32)], slices: &[(u32, &[(u8, &str)])]) -> Vec<String> {
     let zones = zones.iter().map(|(zone, weight)| ((*zone).into(), *weight));
-    let object = ServiceObject { zone_weights: Some(Parsed::Good(zones.collect()).into()), ..with_policy(policy) };
+    let zone_weights = Some(Parsed::Good(zones.collect()));
+    let extensions = Some(Box::new(Extensions { zone_weights, ..Extensions::default() }));
+    let object = ServiceObject { extensions, ..with_policy(policy) };
     let slices = (0..).zip(slices).map(|(number, (weight, rows))| {
         let rows = rows.iter().map(|(last, words)| {
             let words: Vec<&str> = words.split_whitespace().collect();
@@ -466,7 +468,10 @@ mod any_object {
         ) -> ServiceObject {
             ServiceObject {
                 cluster_ips, external_ips, load_balancer_ips, ports, internal_local, external_local, kind, health_check_node_port,
-                zone_weights: zone_weight.map(|weight| Parsed::Good([("zone-a".into(), weight)].into()).into()),
+                extensions: zone_weight.map(|weight| {
+                    let zone_weights = Some(Parsed::Good([("zone-a".into(), weight)].into()));
+                    Box::new(Extensions { zone_weights, ..Extensions::default() })
+                }),
                 families: if named { families } else { [].into() },
                 source_ranges: ["10.0.0.0/30", "x", "::/0"].map(crate::objects::reduce::parsed_cidr).into(),
                 ..object("10.96.0.1", &[])

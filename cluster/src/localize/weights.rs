@@ -19,7 +19,7 @@ pub(super) struct Weights<'a>(&'a [(Arc<str>, u32)]);
 impl<'a> Weights<'a> {
     /// The weights of the Service whose diagnostics `skips` collects. Reports an annotation that is invalid.
     pub(super) fn of(skips: &mut Skips<'a>) -> Self {
-        match skips.service.zone_weights.as_deref() {
+        match skips.service.extensions.as_ref().and_then(|all| all.zone_weights.as_ref()) {
             None => Self(&[]),
             Some(Parsed::Good(weights)) => Self(weights),
             Some(Parsed::Bad(text)) => {

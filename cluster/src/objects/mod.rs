@@ -22,6 +22,17 @@ use localnet_proto::{Affinity, Family, HashBy, ServiceKey};
 pub use conditions::Conditions;
 pub use event::{Event, Kind, Object};
 
+/// Annotations of a Service that kube-proxy does not know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Extensions {
+    /// The annotation `localnet.dev/close-connections-after`, in seconds.
+    pub close_after: Option<Parsed<u32>>,
+    /// The annotation `localnet.dev/hash`.
+    pub hash: Option<Parsed<HashBy>>,
+    /// The annotation `localnet.dev/zone-weights`: the weight of the endpoints in each zone.
+    pub zone_weights: Option<Parsed<ZoneWeights>>,
+}
+
 /// A parsed value, or the text that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parsed<T> {
@@ -94,12 +105,8 @@ pub struct ServiceObject {
     pub ipvs_scheduler: Option<Arc<str>>,
     /// Whether the annotation `preserve-destination` is `true`.
     pub preserve_destination: bool,
-    /// The annotation `localnet.dev/close-connections-after`, in seconds.
-    pub close_after: Option<Box<Parsed<u32>>>,
-    /// The annotation `localnet.dev/hash`.
-    pub hash: Option<Box<Parsed<HashBy>>>,
-    /// The annotation `localnet.dev/zone-weights`: the weight of the endpoints in each zone.
-    pub zone_weights: Option<Box<Parsed<ZoneWeights>>>,
+    /// Annotations that kube-proxy does not know. `None` if there are none.
+    pub extensions: Option<Box<Extensions>>,
     /// `metadata.resourceVersion`, if it is a number. Only the history of changes uses it, and it is not part of the object's
     /// content.
     pub version: Option<NonZeroU64>,

@@ -27,8 +27,8 @@ use k8s_openapi::{
 use localnet_proto::{Affinity, Family, HashBy, Protocol};
 
 use super::{
-    NodeObject, Parsed, ServiceCidrObject, ServiceObject, ServicePort, ServiceType, SliceEndpoint, SliceObject,
-    SlicePort, address,
+    Extensions, NodeObject, Parsed, ServiceCidrObject, ServiceObject, ServicePort, ServiceType, SliceEndpoint,
+    SliceObject, SlicePort, address,
 };
 
 /// Label of a Service that another proxy serves instead of the ordinary service proxy. The value is the other proxy's name.
@@ -101,21 +101,27 @@ impl From<Service> for ServiceObject {
                 // Only this exact value counts, as in kube-proxy.
                 annotations.get(PRESERVE_DESTINATION).is_some_and(|value| value == "true")
             }),
-            close_after: annotation(service.metadata.annotations.as_ref(), CLOSE_AFTER)
-                .map(|text| seconds(&text).into()),
-            hash: annotation(service.metadata.annotations.as_ref(), HASH)
-                .map(|text| parsed(&text, HashBy::named(&text)).into()),
-            zone_weights: annotation(service.metadata.annotations.as_ref(), ZONE_WEIGHTS).map(|text| {
-                let pair = |pair: &str| {
-                    let (zone, number) = pair.split_once('=')?;
-                    Some((zone.trim().into(), weight(number)?)).filter(|(zone, _): &(Arc<str>, _)| !zone.is_empty())
-                };
-                let few = text.split(',').nth(MAX_ZONES).is_none();
-                parsed(&text, few.then(|| text.split(',').map(pair).collect()).flatten()).into()
-            }),
+            extensions: extensions(service.metadata.annotations.as_ref()),
             ports: spec.ports.into_iter().flatten().map(Into::into).collect(),
         }
     }
+}
+
+fn extensions(annotations: Option<&BTreeMap<String, String>>) -> Option<Box<Extensions>> {
+    let pair = |pair: &str| {
+        let (zone, number) = pair.split_once('=')?;
+        Some((zone.trim().into(), weight(number)?)).filter(|(zone, _): &(Arc<str>, _)| !zone.is_empty())
+    };
+    let zone_weights = |text: Arc<str>| {
+        let few = text.split(',').nth(MAX_ZONES).is_none();
+        parsed(&text, few.then(|| text.split(',').map(pair).collect()).flatten())
+    };
+    let extensions = Extensions {
+        close_after: annotation(annotations, CLOSE_AFTER).map(|text| seconds(&text)),
+        hash: annotation(annotations, HASH).map(|text| parsed(&text, HashBy::named(&text))),
+        zone_weights: annotation(annotations, ZONE_WEIGHTS).map(zone_weights),
+    };
+    (extensions != Extensions::default()).then(|| extensions.into())
 }
 
 /// Parses a duration in whole seconds, minutes or hours, such as `90s`, `5m` or `1h30m`; at most [`MAX_SECONDS`].
@@ -398,7 +404,7 @@ mod tests {
         ] {
             let object = json!({"metadata": {"name": "web", "annotations": {CLOSE_AFTER: value}}, "spec": {}});
             let service = ServiceObject::from(serde_json::from_value::<Service>(object).unwrap());
-            assert_eq!(service.close_after.as_deref().cloned(), expected, "{value:?}");
+            assert_eq!(service.extensions.and_then(|all| all.close_after), expected, "{value:?}");
         }
     }
 
@@ -431,10 +437,11 @@ mod tests {
         ] {
             let object = json!({"metadata": {"name": "web", "annotations": {ZONE_WEIGHTS: value}}, "spec": {}});
             let service = ServiceObject::from(serde_json::from_value::<Service>(object).unwrap());
-            let found = service.zone_weights.as_deref().map(|weights| match weights {
-                Good(weights) => Good(weights.iter().map(|(zone, weight)| (&**zone, *weight)).collect()),
-                Bad(text) => Bad(text.clone()),
-            });
+            let found =
+                service.extensions.as_ref().and_then(|all| all.zone_weights.as_ref()).map(|weights| match weights {
+                    Good(weights) => Good(weights.iter().map(|(zone, weight)| (&**zone, *weight)).collect()),
+                    Bad(text) => Bad(text.clone()),
+                });
             assert_eq!(found, expected, "{value:?}");
         }
     }

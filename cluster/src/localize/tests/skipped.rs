@@ -60,18 +60,18 @@ fn invalid_ports_are_skipped_with_a_diagnostic() {
 #[test]
 fn an_invalid_annotation_is_ignored_with_a_diagnostic() {
     check_skipped(
-        |service| service.close_after = Some(Box::new(Parsed::Bad("soon".into()))),
+        |service| service.extensions.get_or_insert_default().close_after = Some(Parsed::Bad("soon".into())),
         true,
         &["Service default/web: metadata.annotations[localnet.dev/close-connections-after]: \"soon\" is no duration"],
     );
     check_skipped(
-        |service| service.hash = Some(Box::new(Parsed::Bad("ip".into()))),
+        |service| service.extensions.get_or_insert_default().hash = Some(Parsed::Bad("ip".into())),
         true,
         &["Service default/web: metadata.annotations[localnet.dev/hash]: \"ip\" is neither source nor connection"],
     );
     check_skipped(
         |service| {
-            service.hash = Some(Box::new(Parsed::Good(localnet_proto::HashBy::Source)));
+            service.extensions.get_or_insert_default().hash = Some(Parsed::Good(localnet_proto::HashBy::Source));
             service.affinity = Some(60.into());
         },
         true,
@@ -80,7 +80,7 @@ fn an_invalid_annotation_is_ignored_with_a_diagnostic() {
         ],
     );
     check_skipped(
-        |service| service.zone_weights = Some(Parsed::Bad("a:1".into()).into()),
+        |service| service.extensions.get_or_insert_default().zone_weights = Some(Parsed::Bad("a:1".into())),
         true,
         &[
             "Service default/web: metadata.annotations[localnet.dev/zone-weights]: \"a:1\" is no list of zones and weights",

@@ -119,7 +119,7 @@ impl Subsystem for Ipvs {
     }
 
     fn served(&self) -> Served {
-        let servers: Vec<_> = self.known().map(|fake| fake.state()).collect();
+        let servers: Vec<_> = self.known().map(FakeServer::state).collect();
         let tables: Vec<_> = self.fake.nft.tables.values().map(dump).collect();
         let local = own_addresses().chain(self.fake.addresses.iter().flatten().copied()).collect();
         served::of(&servers, &tables, &local)
