@@ -49,7 +49,7 @@ const SETTLE: Duration = Duration::from_secs(2);
   localnet ui --listen 127.0.0.1:9800
   ssh -L 9800:127.0.0.1:9800 root@node localnet ui --listen 127.0.0.1:9800
 
-The address contains a secret: whoever knows it can read the state of the node.")]
+Anyone with this address can read the state of the node, because it contains a secret.")]
 pub(crate) struct Ui {
     /// Loopback address and port of the page; port 0 selects a free port; - uses the listening socket on standard input
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
