@@ -18,7 +18,7 @@ use localnet_core::HashBy;
 
 use super::Weights;
 
-/// The number of slots for up to [`FEW`] endpoints.
+/// The number of slots for up to 48 endpoints.
 pub const SLOTS: u32 = 1024;
 /// The number of slots for more endpoints.
 pub const MORE_SLOTS: u32 = 8192;
