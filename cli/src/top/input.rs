@@ -45,7 +45,7 @@ pub enum Action {
     Draw,
     /// Exit.
     Quit,
-    /// Explain a packet, and call [`Model::explained`] with the answer.
+    /// Explain a packet, and call [`Model::explained`](super::model::Model::explained) with the answer.
     Explain(Question),
 }
 
