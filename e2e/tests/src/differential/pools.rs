@@ -110,7 +110,7 @@ pub(crate) fn topology() -> Topology {
 
 /// All servers, and those at the addresses of the other node.
 pub(crate) fn servers_of_both_nodes() -> BTreeSet<Endpoint> {
-    let ports = || (0..SLOTS).flat_map(node_ports).chain(ENDPOINT_PORTS);
+    let ports = || (0..SLOTS).flat_map(node_ports).chain(ENDPOINT_PORTS).chain(SERVICE_PORTS);
     let at = |address| ports().map(move |port| SocketAddr::new(address, port));
     let all = Place::Remote.addresses().into_iter().flat_map(at);
     let every = all.flat_map(|address| PROTOCOLS.map(|protocol| Endpoint { protocol, address }));
