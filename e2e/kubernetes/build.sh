@@ -35,7 +35,7 @@ module() {
 # package NAME: the Go package of a program.
 package() {
     case $1 in
-        coredns) echo github.com/coredns/coredns ;;
+        coredns) echo . ;;
         runc) echo github.com/opencontainers/runc ;;
         containerd | containerd-shim-runc-v2 | ctr) echo "github.com/containerd/containerd/v2/cmd/$1" ;;
         ptp | loopback) echo "github.com/containernetworking/plugins/plugins/main/$1" ;;
