@@ -21,7 +21,7 @@ use localnet_proto::{Protocol, Snapshot};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IteratorRandom as _};
 use tokio::time::Instant;
 
-use crate::{invariants::Ledger, trace::Trace};
+use crate::{ledger::Ledger, trace::Trace};
 
 /// The number of clients of each VIP.
 const CLIENTS: u8 = 2;

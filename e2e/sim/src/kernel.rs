@@ -11,7 +11,7 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
     flows::Flows,
-    invariants::Ledger,
+    ledger::Ledger,
     subsystem::{Edit, Subsystem},
     trace::Trace,
 };

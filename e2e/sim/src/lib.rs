@@ -5,7 +5,7 @@
 //! world ──goals──► run ──writes──► api ──lists, watches──► brain ──unix socket──► client ──► backend ──► kernel
 //!                   │               ▲                                                                      ▲
 //!                   ├──► faults ────┴──────────────────────────────────────────────────────────────────────┤
-//!                   └──► invariants ◄───────────── states, reports, commits ───────────────────────────────┘
+//!                   └──► ledger ◄───────────────── states, reports, commits ───────────────────────────────┘
 //! ```
 //!
 //! `docs/simulation.md` lists the invariants and the faults.
@@ -14,8 +14,8 @@ pub mod api;
 pub mod backends;
 pub mod faults;
 pub mod flows;
-pub mod invariants;
 pub mod kernel;
+pub mod ledger;
 pub mod link;
 pub mod node;
 pub mod owners;

@@ -37,8 +37,8 @@ use crate::{
     api::Api,
     backends::Program,
     flows::{Cleaning, Node},
-    invariants::{Ledger, PATIENCE},
     kernel::{Crash, Kernel},
+    ledger::{Ledger, PATIENCE},
     link::Link,
     replay::replay,
     trace::Trace,
@@ -239,23 +239,45 @@ impl Drop for RunningBackend {
 }
 
 async fn run<S: Program>(kernel: Kernel<S>, link: Link, address: Address, ledger: Ledger) -> anyhow::Result<()> {
-    let source = grpc::Brain::new(address, None).context("failed to connect")?;
-    let source = Recorded { source, state: Mutex::default(), link, ledger: ledger.clone() };
+    let source = Recorded::new("the backend", address, link, ledger.clone())?;
     let node = Node::new(Cleaning::new(kernel.flows()));
     let backend = S::open(kernel.clone(), node.clone()).await?;
     let backend = Observed { backend, kernel, node, ledger };
     localnet_client::run(backend, source, Options::default(), std::future::pending()).await
 }
 
-/// Records the states that a source delivers over a connection with faults.
-struct Recorded<T> {
-    source: T,
+/// A second reader of the brain, such as another backend: it pauses after each state, so it gets larger changes than the backend.
+pub async fn read_beside(address: Address, link: Link, ledger: Ledger, longest: Duration) -> anyhow::Result<()> {
+    let source = Recorded::new("the second reader", address, link, ledger)?;
+    loop {
+        let have = source.revision();
+        // As after any call that breaks off, the reader keeps what it has.
+        let _ = source.next(have, true).await;
+        time::sleep(rand::random_range(Duration::from_millis(1)..longest)).await;
+    }
+}
+
+/// Records the states that a brain delivers over a connection with faults.
+struct Recorded {
+    reader: &'static str,
+    source: grpc::Brain,
     state: Mutex<Snapshot>,
     link: Link,
     ledger: Ledger,
 }
 
-impl<T: Source> Source for Recorded<T> {
+impl Recorded {
+    fn new(reader: &'static str, address: Address, link: Link, ledger: Ledger) -> anyhow::Result<Self> {
+        let source = grpc::Brain::new(address, None).context("failed to connect")?;
+        Ok(Self { reader, source, state: Mutex::default(), link, ledger })
+    }
+
+    fn revision(&self) -> Revision {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).revision
+    }
+}
+
+impl Source for Recorded {
     async fn next(&self, have: Revision, fold: bool) -> Result<Update, SourceError> {
         time::sleep(self.link.pause()).await;
         // An older brain answers each request with the full state.
@@ -263,7 +285,7 @@ impl<T: Source> Source for Recorded<T> {
         let update = self.link.call(self.source.next(have, fold)).await?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.apply(update.clone());
-        self.ledger.received(&state, have);
+        self.ledger.received(self.reader, &state, have);
         Ok(update)
     }
 

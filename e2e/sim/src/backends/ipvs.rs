@@ -46,8 +46,10 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub struct Ipvs {
     fake: FakeKernel,
-    /// The virtual servers that nothing marked as the backend's when it last started.
+    /// The virtual servers that nothing marked as the backend's when it first read them.
     unmarked: BTreeSet<Frontend>,
+    /// Whether the running backend has not changed anything yet.
+    starts: bool,
 }
 
 /// Notices changes by other programs, and deletes destinations that have drained.
@@ -93,7 +95,7 @@ impl Program for Ipvs {
 
     async fn open(kernel: Kernel<Self>, node: Node) -> anyhow::Result<Self::Backend> {
         let (commits, now) = (kernel.subscribe(), Instant::now());
-        kernel.ask(|ipvs| ipvs.unmarked = ipvs.fake.servers.keys().filter(|one| !ipvs.marks(one)).copied().collect());
+        kernel.ask(Ipvs::starts);
         let mut backend = IpvsBackend::new(Config::default(), Options::default(), kernel);
         // The check of the real `open` would add a virtual server if there is none.
         backend.kernel().heads()?;
@@ -227,11 +229,16 @@ impl Ipvs {
         self.is_bound(&address) || self.fake.nft.tables.values().any(lists)
     }
 
+    fn starts(&mut self) {
+        self.unmarked = self.fake.servers.keys().filter(|one| !self.marks(one)).copied().collect();
+        self.starts = true;
+    }
+
     fn is_bound(&self, address: &IpAddr) -> bool {
         self.fake.addresses.iter().flatten().any(|bound| bound == address)
     }
 
-    /// The virtual servers without those that another program has left without any mark before the backend started. No backend can
+    /// The virtual servers without those that another program has left without any mark before the backend first read them. No backend can
     /// know that they are its own.
     fn known(&self) -> impl Iterator<Item = &FakeServer> {
         self.fake
@@ -288,6 +295,11 @@ impl Host for Kernel<Ipvs> {
     }
 
     fn servers(&mut self) -> Result<Vec<ServerState>, ipvs::Error> {
+        self.ask(|ipvs| {
+            if ipvs.starts {
+                ipvs.starts()
+            }
+        });
         Kernel::read(self, &Family::BOTH, ipvs_error, |ipvs| ipvs.fake.servers())
     }
 
@@ -304,6 +316,7 @@ impl Host for Kernel<Ipvs> {
         let mut refused = Vec::new();
         for (index, change) in changes.iter().enumerate() {
             let made = self.commit(change, stop, |ipvs| {
+                ipvs.starts = false;
                 let applied = ipvs.fake.change(slice::from_ref(change)).map_err(Stop::Failed)?;
                 ipvs.fake.log.clear();
                 if let Change::AddDestination(frontend, one) = change {
@@ -330,6 +343,7 @@ impl Host for Kernel<Ipvs> {
     async fn bind(&mut self, add: Vec<IpAddr>, remove: Vec<IpAddr>) -> Result<Changed, dummy::Error> {
         let what = format!("addresses +{add:?} -{remove:?}");
         self.commit(what, dummy_error, |ipvs| {
+            ipvs.starts = false;
             let bound = ipvs.fake.bind(add, remove).now_or_never();
             ipvs.fake.log.clear();
             bound.unwrap_or_else(|| Err(dummy_error(Failure::Unanswered)))
@@ -346,6 +360,7 @@ impl nft::Kernel for Kernel<Ipvs> {
     fn apply(&mut self, transaction: &Transaction) -> Result<TransactionSize, nft::Error> {
         let what = format!("{} changes of rules", transaction.changes().len());
         self.commit(what, error, |ipvs| {
+            ipvs.starts = false;
             let result = nft::Kernel::apply(&mut ipvs.fake, transaction);
             ipvs.fake.log.clear();
             ipvs.fake.nft.log.clear();
