@@ -62,9 +62,14 @@ pub fn requested(vip: &Vip) -> Option<&str> {
 }
 
 /// The flags of virtual servers with that scheduler. As in kube-proxy, `mh` hashes the client's port as well as its address, unless the
-/// Service requests otherwise.
+/// Service requests otherwise. `mh` and `sh` still choose destinations with weight 0, which drain. Without the fallback, the kernel would
+/// refuse these connections.
 pub fn flags(scheduler: &Scheduler, by: Option<HashBy>) -> Flags {
-    if scheduler.as_str() == HASHING && by != Some(HashBy::Source) { Flags::SCHEDULER_2 } else { Flags::default() }
+    match scheduler.as_str() {
+        HASHING if by != Some(HashBy::Source) => Flags::SCHEDULER_1.with(Flags::SCHEDULER_2),
+        HASHING | "sh" => Flags::SCHEDULER_1,
+        _ => Flags::default(),
+    }
 }
 
 #[cfg(test)]
@@ -75,11 +80,19 @@ mod tests {
     fn maglev_is_an_alias_of_mh_with_hashed_ports() {
         assert_eq!(scheduler("maglev"), scheduler("mh"));
         let maglev = scheduler("maglev").unwrap();
-        assert_eq!(flags(&maglev, None), Flags::SCHEDULER_2);
-        assert_eq!(flags(&maglev, Some(HashBy::Connection)), Flags::SCHEDULER_2);
-        assert_eq!(flags(&maglev, Some(HashBy::Source)), Flags::default());
+        let with_port = Flags::SCHEDULER_1.with(Flags::SCHEDULER_2);
+        assert_eq!(flags(&maglev, None), with_port);
+        assert_eq!(flags(&maglev, Some(HashBy::Connection)), with_port);
+        assert_eq!(flags(&maglev, Some(HashBy::Source)), Flags::SCHEDULER_1);
         assert_eq!(flags(&Scheduler::default(), None), Flags::default());
         assert!(scheduler("round robin").is_err());
+    }
+
+    #[test]
+    fn a_hash_that_chooses_a_draining_endpoint_falls_back_to_another_one() {
+        for name in ["mh", "sh"] {
+            assert!(flags(&scheduler(name).unwrap(), None).has(Flags::SCHEDULER_1), "{name}");
+        }
     }
 
     #[test]

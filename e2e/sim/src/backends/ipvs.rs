@@ -150,7 +150,7 @@ impl Subsystem for Ipvs {
     fn is_whole(&self, family: Family) -> bool {
         let of_family = self.known().map(|fake| fake.server.frontend.address.ip());
         let mut of_family = of_family.filter(|address| Family::of(*address) == family);
-        of_family.all(|address| self.is_bound(&address) || own_addresses().any(|own| own == address))
+        of_family.all(|address| self.fake.addresses.iter().flatten().any(|bound| *bound == address) || own_addresses().any(|own| own == address))
     }
 
     fn hate(&mut self, rng: &mut StdRng) {
@@ -221,21 +221,21 @@ fn own_addresses() -> impl Iterator<Item = IpAddr> {
 impl Ipvs {
     /// Whether anything marks a virtual server as the backend's: its VIP in the tables, or its address on the interface.
     fn marks(&self, frontend: &Frontend) -> bool {
+        self.fake.addresses.iter().flatten().any(|bound| *bound == frontend.address.ip()) || self.lists(frontend)
+    }
+
+    /// Whether the tables list the VIP of a virtual server.
+    fn lists(&self, frontend: &Frontend) -> bool {
         let (address, protocol) = (frontend.address.ip(), frontend.protocol);
         let vip = tuple(&VipKey { address, protocol, port: frontend.address.port() });
-        let lists = |content: &FakeTable| {
+        self.fake.nft.tables.values().any(|content| {
             content.sets.get(SetId::Vips.name()).is_some_and(|(_, elements)| elements.contains_key(&vip.clone().into()))
-        };
-        self.is_bound(&address) || self.fake.nft.tables.values().any(lists)
+        })
     }
 
     fn starts(&mut self) {
         self.unmarked = self.fake.servers.keys().filter(|one| !self.marks(one)).copied().collect();
         self.starts = true;
-    }
-
-    fn is_bound(&self, address: &IpAddr) -> bool {
-        self.fake.addresses.iter().flatten().any(|bound| bound == address)
     }
 
     /// The virtual servers without those that another program has left without any mark before the backend first read them. No backend can
@@ -244,7 +244,7 @@ impl Ipvs {
         self.fake
             .servers
             .iter()
-            .filter(|(one, _)| !self.unmarked.contains(one) || self.marks(one))
+            .filter(|(one, _)| !self.unmarked.contains(one) || self.lists(one))
             .map(|(_, fake)| fake)
     }
 }
