@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fmt::{Display, Write as _},
     net::IpAddr,
+    num::NonZeroU32,
 };
 
 use crate::model::{Endpoint, HashBy, Node, Port, Service};
@@ -30,8 +31,12 @@ pub fn difference(before: &Service, now: &Service) -> String {
         service.client_ip_affinity.map_or("None".to_owned(), |affinity| format!("ClientIP {affinity}"))
     };
     field("sessionAffinity", &affinity(before), &affinity(now), &mut parts);
-    let hash = |service: &Service| service.hash.map_or("nothing", HashBy::as_str);
+    let hash = |service: &Service| service.hash.map_or("none", HashBy::as_str);
     field("hash", hash(before), hash(now), &mut parts);
+    let close = |service: &Service| service.close_after.map_or("never".to_owned(), |seconds| format!("{seconds}s"));
+    field("closeConnectionsAfter", &close(before), &close(now), &mut parts);
+    let scheduler = |service: &Service| service.ipvs_scheduler.clone().unwrap_or_default();
+    field("ipvsScheduler", &scheduler(before), &scheduler(now), &mut parts);
     let port = |service: &Service| service.health_check_node_port.map_or("none".to_owned(), |port| port.to_string());
     field("healthCheckNodePort", &port(before), &port(now), &mut parts);
     if before.source_filters != now.source_filters {
@@ -66,6 +71,7 @@ fn endpoints(before: &[Endpoint], now: &[Endpoint], parts: &mut Vec<String>) {
     let (before, now) = (by_address(before), by_address(now));
     let mut of: [(&str, Vec<IpAddr>); 5] =
         ["added", "removed", "serving", "no longer serving", "changed"].map(|what| (what, Vec::new()));
+    let mut weighted = Vec::new();
     for (address, is) in &now {
         let place = match before.get(address) {
             None => 0,
@@ -73,20 +79,48 @@ fn endpoints(before: &[Endpoint], now: &[Endpoint], parts: &mut Vec<String>) {
             Some(was) => match (serves(was), serves(is)) {
                 (false, true) => 2,
                 (true, false) => 3,
-                _ => 4,
+                _ => {
+                    let [old, new] = [was, is].map(|of| weights(of));
+                    if old != new {
+                        weighted.push(format!("{address} {old} -> {new}"));
+                    }
+                    if without_weights(was) == without_weights(is) {
+                        continue;
+                    }
+                    4
+                }
             },
         };
         of[place].1.push(*address);
     }
     of[1].1.extend(before.keys().filter(|address| !now.contains_key(*address)));
     for (what, addresses) in of.iter().filter(|(_, addresses)| !addresses.is_empty()) {
-        let named: Vec<String> = addresses.iter().take(MAX_NAMED).map(ToString::to_string).collect();
-        let mut part = format!("endpoints {what}: {}", named.join(", "));
-        if addresses.len() > MAX_NAMED {
-            _ = write!(part, " and {} more", addresses.len() - MAX_NAMED);
-        }
-        parts.push(part);
+        parts.push(format!("endpoints {what}: {}", limited(addresses)));
     }
+    if !weighted.is_empty() {
+        parts.push(format!("weights: {}", limited(&weighted)));
+    }
+}
+
+/// Lists the first items, and counts the others.
+fn limited<T: Display>(items: &[T]) -> String {
+    let named: Vec<String> = items.iter().take(MAX_NAMED).map(ToString::to_string).collect();
+    let mut text = named.join(", ");
+    if items.len() > MAX_NAMED {
+        _ = write!(text, " and {} more", items.len() - MAX_NAMED);
+    }
+    text
+}
+
+/// The weights of the endpoints of one address: one number if they are equal.
+fn weights(endpoints: &[Endpoint]) -> String {
+    let mut all: Vec<u32> = endpoints.iter().map(|endpoint| endpoint.weight.map_or(1, NonZeroU32::get)).collect();
+    all.dedup();
+    all.iter().map(ToString::to_string).collect::<Vec<_>>().join("/")
+}
+
+fn without_weights(endpoints: &[Endpoint]) -> Vec<Endpoint> {
+    endpoints.iter().map(|endpoint| Endpoint { weight: None, ..endpoint.clone() }).collect()
 }
 
 /// Whether new connections can reach any of these endpoints.
@@ -151,5 +185,37 @@ mod tests {
              endpoints removed: 10.0.0.1; endpoints serving: 10.0.0.3; endpoints no longer serving: 10.0.0.2; \
              externalIPs: none -> 192.0.2.1; externalTrafficPolicy: Cluster -> Local; sessionAffinity: None -> ClientIP 60s"
         );
+    }
+
+    #[test]
+    fn weights_hash_and_closing_of_connections_have_names() {
+        let serving = Scopes { internal: true, ..Scopes::default() };
+        let weighted = |last, weight| Endpoint { weight: NonZeroU32::new(weight), ..endpoint(last, serving) };
+        let mut service = Service::new(ServiceKey::new("shop", "web"), vec!["10.96.0.1".parse().unwrap()]);
+        service.endpoints = vec![weighted(1, 0), weighted(2, 4), weighted(3, 4)];
+        let check = |change: &dyn Fn(&mut Service), expected: &str| {
+            let mut now = service.clone();
+            change(&mut now);
+            assert_eq!(difference(&service, &now), expected);
+        };
+        let endpoints = |all: Vec<Endpoint>| move |service: &mut Service| service.endpoints.clone_from(&all);
+        let (one, two, three) = (weighted(1, 0), weighted(2, 4), weighted(3, 4));
+        check(
+            &endpoints(vec![weighted(1, 6), weighted(2, 1), three.clone()]),
+            "weights: 10.0.0.1 1 -> 6, 10.0.0.2 4 -> 1",
+        );
+        let local = Endpoint { local: true, ..weighted(2, 9) };
+        check(
+            &endpoints(vec![one.clone(), local, three.clone()]),
+            "endpoints changed: 10.0.0.2; weights: 10.0.0.2 4 -> 9",
+        );
+        check(
+            &endpoints(vec![one.clone(), two.clone(), weighted(3, 4), weighted(3, 8)]),
+            "endpoints changed: 10.0.0.3; weights: 10.0.0.3 4 -> 4/8",
+        );
+        check(&endpoints(vec![one, endpoint(2, Scopes::default()), three]), "endpoints no longer serving: 10.0.0.2");
+        check(&|service| service.hash = Some(HashBy::Source), "hash: none -> source");
+        check(&|service| service.close_after = Some(30), "closeConnectionsAfter: never -> 30s");
+        check(&|service| service.ipvs_scheduler = Some("lc".into()), "ipvsScheduler: none -> lc");
     }
 }

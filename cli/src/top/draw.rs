@@ -384,7 +384,7 @@ mod tests {
         assert_eq!(narrow[2], "shop/web*                      40.0             █ 40.0K   4      0       2");
         assert_eq!(narrow[3], "shop/api                       0.0                0       0      0       0");
         assert!(narrow[17].starts_with("Changes──"), "{}", narrow[17]);
-        assert!(narrow[18].starts_with("12:00:00 shop/web: endpoint"), "{}", narrow[18]);
+        assert!(narrow[18].starts_with("12:00:00 shop/web: weights: 10.0.0.1 3 -> 9"), "{}", narrow[18]);
         assert_eq!(narrow[23], "Enter endpoints  / filter  s sort  ? help  q quit  · by connections/s");
         let wide = lines(&model, 200);
         assert!(wide[1].contains("TYPE         CLUSTER-IP       SHARES"), "{}", wide[1]);
