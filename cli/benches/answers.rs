@@ -267,8 +267,9 @@ fn measure(services: usize) -> anyhow::Result<()> {
         let mut kernel = Kernel::open();
         let mut evidence = Evidence { state: Some(Ok(doctor::count(&state))), ..Evidence::default() };
         let facts = &explained_world.facts;
-        let chains =
-            |family: Family| Path::new(facts, family, path::has_affinity(&state, facts, family)).chains().to_vec();
+        let chains = |family: Family| {
+            Path::new(facts, family, path::has_affinity(&state, facts, family), false).chains().to_vec()
+        };
         doctor::read_kernel(&mut kernel, &mut evidence, chains);
         let findings = Findings::of(&evidence);
         anyhow::ensure!(!findings.checks.is_empty());

@@ -42,6 +42,8 @@ pub struct Kernel {
     pub forwards: ByFamily<Option<bool>>,
     /// The number of tracked flows and the kernel's maximum; `None` if unknown.
     pub tracked: Option<(i64, i64)>,
+    /// Whether the rules of the nft backend count refused packets (`--traffic`).
+    pub counts_refused: bool,
     chains: HashMap<Family, Option<Vec<ChainDump>>>,
     foreign: Option<foreign::ForeignRules>,
 }
@@ -104,10 +106,10 @@ impl Kernel {
     /// Returns a diagnostic if the kernel has no nf_tables or the process lacks the privilege.
     pub fn open() -> Result<Self, Diagnostic> {
         let opened = Socket::open().and_then(|socket| {
-            let (forwards, tracked) = (ByFamily::from_fn(forwards), tracked());
-            let mut kernel = Self { socket, forwards, tracked, chains: HashMap::new(), foreign: None };
+            let mut kernel = Self::new(socket, Observed::now());
             // A missing privilege shows only at the first request.
             kernel.chains(Family::V4)?;
+            kernel.find_counting();
             Ok(kernel)
         });
         opened.map_err(|error| match error {
@@ -123,8 +125,21 @@ impl Kernel {
     pub fn of_sysdump(of: &sysdump::Kernel) -> Result<Self, Diagnostic> {
         let mut socket = Socket::open().map_err(|error| unread(error.to_string()))?;
         socket.replay(of.answers.iter().map(answer).collect());
-        let Observed { forwards, tracked } = Observed::of_sysdump(of);
-        Ok(Self { socket, forwards, tracked, chains: HashMap::new(), foreign: None })
+        let mut kernel = Self::new(socket, Observed::of_sysdump(of));
+        kernel.find_counting();
+        Ok(kernel)
+    }
+
+    fn new(socket: Socket, Observed { forwards, tracked }: Observed) -> Self {
+        Self { socket, forwards, tracked, counts_refused: false, chains: HashMap::new(), foreign: None }
+    }
+
+    /// Whether the backend counts is not part of the state, so the kernel's chains tell.
+    fn find_counting(&mut self) {
+        let counts = |chain: &ChainDump| *chain.name == *plan::names::DROP_SOURCE;
+        self.counts_refused = Family::BOTH
+            .into_iter()
+            .any(|family| matches!(self.chains(family), Ok(Some(chains)) if chains.iter().any(counts)));
     }
 
     /// Reads our tables with all elements.

@@ -69,10 +69,12 @@ pub struct Path<'a> {
 }
 
 impl<'a> Path<'a> {
-    /// Creates the path for packets of a family. `affinity` is the result of [`has_affinity`].
-    pub fn new(facts: &'a Facts, family: localnet_proto::Family, affinity: bool) -> Self {
-        let chains = chains::fixed(facts, family, affinity, false).into_iter().map(Arc::new).collect();
-        Self { facts, family, chains, names: ChainNames::default(), steps: Vec::new() }
+    /// Creates the path for packets of a family. `affinity` is the result of [`has_affinity`], `counts` is whether the rules count
+    /// refused packets.
+    pub fn new(facts: &'a Facts, family: localnet_proto::Family, affinity: bool, counts: bool) -> Self {
+        let chains = chains::fixed(facts, family, affinity, counts).into_iter().map(Arc::new).collect();
+        let names = if counts { ChainNames::counting() } else { ChainNames::default() };
+        Self { facts, family, chains, names, steps: Vec::new() }
     }
 
     /// The chains that exist in every plan.
@@ -98,6 +100,9 @@ impl<'a> Path<'a> {
             let mut ranges = of_set(&held, SetId::AllowedSources);
             if let Some(allows) = ranges.find(|element| range_has(element, &key, packet.source)) {
                 self.element(SetId::AllowedSources, allows.clone());
+            }
+            if !passes(vip, packet.source) {
+                self.refused(names::DROP_SOURCE);
             }
         }
         let is_served = !vip.endpoints.is_empty() || !vip.local_endpoints.is_empty();
@@ -125,9 +130,7 @@ impl<'a> Path<'a> {
                     ElementData::Verdict(Verdict::Goto(chain)) => Some(chain),
                     _ => None,
                 });
-                let refuses =
-                    |statement: &Statement| matches!(statement, Statement::Reject | Statement::Verdict(Verdict::Drop));
-                end.into_iter().for_each(|chain| self.rule(chain, refuses));
+                end.into_iter().for_each(|chain| self.refused(chain));
             }
             Outcome::Reject | Outcome::Drop | Outcome::NotOurs => {}
         }
@@ -246,6 +249,12 @@ impl<'a> Path<'a> {
         let jumps =
             |statement: &Statement| matches!(statement, Statement::Verdict(Verdict::Jump(to)) if **to == *target);
         self.rule(point, jumps);
+    }
+
+    /// Adds the rules of a chain in which refused packets end: the one that counts them, if there is one, and the one that refuses them.
+    fn refused(&mut self, chain: &str) {
+        self.rule(chain, |statement| matches!(statement, Statement::Count(..)));
+        self.rule(chain, |statement| matches!(statement, Statement::Reject | Statement::Verdict(Verdict::Drop)));
     }
 
     /// Adds the rule of `chain` that looks up a key in `set`.

@@ -199,7 +199,7 @@ async fn check(
     let steps = judged.steps(world);
     let serving = judged.vip.as_ref().map(|vip| vip.serving.clone()).unwrap_or_default();
     let affinity = path::has_affinity(&world.state, &world.facts, family);
-    let chains = Path::new(&world.facts, family, affinity).chains().to_vec();
+    let chains = Path::new(&world.facts, family, affinity, world.counts_refused()).chains().to_vec();
     drop(judged);
 
     let elements = beside.map(|listings| listings.elements(&packet)).unwrap_or_default();

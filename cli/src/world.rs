@@ -114,6 +114,11 @@ impl World {
         self.dumped.unwrap_or_else(Observed::now)
     }
 
+    /// Whether rules of the nft backend count refused packets. Only the kernel tells.
+    pub fn counts_refused(&self) -> bool {
+        self.kernel.as_ref().is_ok_and(|kernel| kernel.counts_refused)
+    }
+
     /// Whether the address is one of the node's own.
     pub fn has(&self, address: IpAddr) -> bool {
         self.local.contains(&address) || self.state.node.addresses.contains(&address)
@@ -124,7 +129,8 @@ impl Judged<'_> {
     /// Returns the steps of the packet through the rules of the nft backend.
     pub fn steps(&self, world: &World) -> Vec<Step> {
         let family = Family::of(self.packet.destination);
-        let path = Path::new(&world.facts, family, path::has_affinity(&world.state, &world.facts, family));
+        let affinity = path::has_affinity(&world.state, &world.facts, family);
+        let path = Path::new(&world.facts, family, affinity, world.counts_refused());
         let at_node = world.has(self.packet.destination);
         match (&self.target, &self.vip) {
             (Some(target), Some(vip)) => path.to_vip(&self.packet, target, vip, &self.outcome, at_node),

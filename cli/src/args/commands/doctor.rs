@@ -68,10 +68,11 @@ pub(super) async fn findings(node: &OfNode, global: &Global) -> Result<Findings,
         return Ok(Findings::of(&evidence));
     }
     let affinity = ByFamily::from_fn(|family| path::has_affinity(&world.state, &world.facts, family));
+    let counts = world.counts_refused();
     let planned = |family: Family| match error {
         // Without a state there is no plan.
         Some(_) => Vec::new(),
-        None => Path::new(&world.facts, family, affinity[family]).chains().to_vec(),
+        None => Path::new(&world.facts, family, affinity[family], counts).chains().to_vec(),
     };
     doctor::read_kernel(&mut world.kernel, &mut evidence, planned);
     Ok(Findings::of(&evidence))
