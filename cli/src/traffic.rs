@@ -51,6 +51,7 @@ pub struct Rates {
     ports: BTreeMap<String, Rate>,
     endpoints: BTreeMap<String, Rate>,
     of_services: BTreeMap<(ServiceKey, String), Rate>,
+    counts_refused: bool,
 }
 
 impl Rates {
@@ -70,6 +71,7 @@ impl Rates {
     }
 
     fn add(&mut self, before: &TrafficReport, now: &TrafficReport) {
+        self.counts_refused = !now.rest_refused.is_empty() || now.ports.iter().any(|port| !port.refused.is_empty());
         let seconds = (now.time_millis.saturating_sub(before.time_millis) as f64 / 1000.0).max(0.001);
         fn name(of: &PortTraffic) -> (Option<&wire::ServiceKey>, &str, i32) {
             (of.service.as_ref(), &of.port, of.protocol)
@@ -99,6 +101,11 @@ impl Rates {
     /// The rate of a Service; `None` if it had no traffic, or is not counted separately.
     pub fn service(&self, service: &ServiceKey) -> Option<Rate> {
         self.services.get(service).copied()
+    }
+
+    /// Whether the backend has counted a refused packet since it started. Not every backend counts them.
+    pub fn counts_refused(&self) -> bool {
+        self.counts_refused
     }
 
     /// The rate of a port, `namespace/name:port`.
@@ -195,6 +202,22 @@ pub(crate) mod tests {
         assert_eq!(rates.endpoint_of(&web, "10.0.0.1:8080".parse().unwrap()), Some(both));
         assert_eq!((rates.endpoint("10.0.0.1:8080"), rates.endpoint("10.0.0.2:8080")), (Some(both), None));
         assert_eq!(rates.service(&ServiceKey::new("shop", "api")), None);
+    }
+
+    #[test]
+    fn a_backend_that_has_counted_no_refused_packet_may_not_count_them() {
+        let refuses = |rest: bool| {
+            let report = |connections| {
+                let mut report = report(1_000 * connections, connections, 1_000);
+                report.ports.iter_mut().for_each(|port| port.refused.clear());
+                report.rest_refused = rest.then_some(Refusals { reason: 1, packets: 1 }).into_iter().collect();
+                Some(report)
+            };
+            let traffic = NodeTraffic { backends: vec![BackendTraffic { last: report(2), previous: report(1) }] };
+            Rates::of(&traffic).unwrap().counts_refused()
+        };
+        assert!(rates().counts_refused());
+        assert_eq!([refuses(false), refuses(true)], [false, true]);
     }
 
     #[test]

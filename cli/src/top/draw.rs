@@ -1,6 +1,6 @@
 //! Draws the live view of `localnet top`. Pure: the same model and size give the same screen.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, fmt::Write as _};
 
 use ratatui::{
     Frame,
@@ -146,7 +146,13 @@ fn page(selected: usize, count: usize, height: usize) -> std::ops::Range<usize> 
 
 fn services(frame: &mut Frame<'_>, area: Rect, model: &Model, theme: Theme) {
     let is_wide = area.width >= WIDE;
-    let trend = if is_wide { 24 } else { 10 };
+    // In a narrow terminal, refused packets take room from the name and the trend. The column appears with the first one, and stays.
+    let has_refused = is_wide || model.seen.counts_refused;
+    let trend = match (is_wide, has_refused) {
+        (true, _) => 24,
+        (false, false) => 10,
+        (false, true) => 6,
+    };
     let listed = model.services();
     let selected = model.selected();
     let visible = page(selected, listed.len(), usize::from(area.height).saturating_sub(1));
@@ -160,6 +166,10 @@ fn services(frame: &mut Frame<'_>, area: Rect, model: &Model, theme: Theme) {
         Constraint::Length(7),
         Constraint::Length(7),
     ];
+    if has_refused {
+        headings.insert(6, "REFUSED/S");
+        widths.insert(6, Constraint::Length(9));
+    }
     if is_wide {
         headings.extend(["TYPE", "CLUSTER-IP", "SHARES"]);
         widths.extend([Constraint::Length(12), Constraint::Length(16), Constraint::Fill(2)]);
@@ -188,6 +198,11 @@ fn services(frame: &mut Frame<'_>, area: Rect, model: &Model, theme: Theme) {
             unanswered,
             counts,
         ];
+        if has_refused {
+            let refused = measure.refused_per_second.unwrap_or_default();
+            let cell = rate(model.seen.counts_refused, format!("{refused:.1}"));
+            cells.insert(6, if refused > 0.0 { cell.style(theme.bad()) } else { cell });
+        }
         if is_wide {
             let address = service.cluster_ips.first().map_or_else(|| "-".to_owned(), ToString::to_string);
             let of = shares(service, model.seen.services.get(&service.key), model.has_rates());
@@ -255,10 +270,13 @@ fn endpoints(frame: &mut Frame<'_>, area: Rect, model: &Model, theme: Theme) {
     frame.render_widget(block, area);
     let [facts, list] = Layout::vertical([Constraint::Length(2), Constraint::Min(2)]).areas(inner);
     let rate = model.measure(&service.key);
-    let first = format!(
+    let mut first = format!(
         "{} · {:.1} connections/s · {} flows, {} unanswered, {} draining",
         service.kind, rate.connections_per_second, rate.flows, rate.unanswered, rate.draining
     );
+    if model.seen.counts_refused {
+        _ = write!(first, " · {:.1} refused packets/s", rate.refused_per_second.unwrap_or_default());
+    }
     let lines = vec![Line::raw(first), Line::styled(addresses.join("  "), theme.dim())];
     frame.render_widget(Paragraph::new(lines), facts);
     let of = shares(service, model.seen.services.get(&service.key), model.has_rates());
@@ -357,9 +375,12 @@ mod tests {
     use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
 
     use super::*;
+    use localnet_proto::ServiceKey;
+
     use crate::top::{
         input::Key,
-        model::tests::{STATE, model, state},
+        model::tests::{STATE, model, seen, state},
+        seen::{Measure, OfService},
     };
 
     fn drawn(model: &Model, width: u16, has_colour: bool) -> Buffer {
@@ -389,6 +410,27 @@ mod tests {
         let wide = lines(&model, 200);
         assert!(wide[1].contains("TYPE         CLUSTER-IP       SHARES"), "{}", wide[1]);
         assert!(wide[2].ends_with("NodePort     10.96.0.1        10.0.0.1 75 %  10.0.0.2 25 %"), "{}", wide[2]);
+    }
+
+    #[test]
+    fn refused_packets_have_a_column_once_the_backend_has_counted_one() {
+        let mut model = model();
+        let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let wide = lines(&model, 200);
+        assert_eq!((cells(&wide[1])[6].as_str(), cells(&wide[2])[6].as_str()), ("REFUSED/S", "-"));
+        let mut seen = seen(30.0, 10.0);
+        let refuses = Measure { refused_per_second: Some(2.5), ..Measure::default() };
+        let api = OfService { all: refuses, ..OfService::default() };
+        seen.services.insert(ServiceKey::new("shop", "api"), api);
+        seen.counts_refused = true;
+        model.set_seen(seen);
+        let narrow = lines(&model, 80);
+        assert_eq!(narrow[1], "SERVICE                  CONNS/S TREND  BYTES/S FLOWS  UNANSW. REFUSED/S ENDPTS");
+        assert_eq!(narrow[2], "shop/web                 40.0        ██ 40.0K   4      0       0.0       2");
+        assert_eq!(narrow[3], "shop/api                 0.0            0       0      0       2.5       0");
+        model.press(Key::Down);
+        model.press(Key::Enter);
+        assert!(lines(&model, 200)[2].ends_with("draining · 2.5 refused packets/s"), "{}", lines(&model, 200)[2]);
     }
 
     #[test]

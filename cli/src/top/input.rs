@@ -112,6 +112,8 @@ pub enum Sort {
     Flows,
     /// Unanswered flows.
     Unanswered,
+    /// Refused packets per second.
+    Refused,
     /// Eligible endpoints, the fewest first.
     Endpoints,
     /// The name.
@@ -125,7 +127,8 @@ impl Sort {
             Self::Connections => Self::Bytes,
             Self::Bytes => Self::Flows,
             Self::Flows => Self::Unanswered,
-            Self::Unanswered => Self::Endpoints,
+            Self::Unanswered => Self::Refused,
+            Self::Refused => Self::Endpoints,
             Self::Endpoints => Self::Name,
             Self::Name => Self::Connections,
         }
@@ -138,6 +141,7 @@ impl Sort {
             Self::Bytes => "bytes/s",
             Self::Flows => "flows",
             Self::Unanswered => "unanswered flows",
+            Self::Refused => "refused packets/s",
             Self::Endpoints => "fewest endpoints",
             Self::Name => "name",
         }

@@ -181,6 +181,7 @@ impl Model {
             Sort::Bytes => |of| of.bytes_per_second.unwrap_or_default(),
             Sort::Flows => |of| of.flows as f64,
             Sort::Unanswered => |of| of.unanswered as f64,
+            Sort::Refused => |of| of.refused_per_second.unwrap_or_default(),
         };
         services.sort_by(|a, b| figure(&self.measure(&b.key)).total_cmp(&figure(&self.measure(&a.key))));
         services
@@ -376,7 +377,7 @@ services:
         let endpoints = [(at("10.0.0.1:8080"), measure(one)), (at("10.0.0.2:8080"), measure(other))];
         let web = OfService { all: measure(one + other), endpoints: endpoints.into() };
         let services = [(ServiceKey::new("shop", "web"), web)].into();
-        Seen { rates_from: RatesFrom::Counted, flows_unknown: None, services }
+        Seen { rates_from: RatesFrom::Counted, services, ..Seen::default() }
     }
 
     pub(crate) fn model() -> Model {
@@ -406,7 +407,7 @@ services:
     fn services_are_sorted_and_filtered() {
         let mut model = model();
         assert_eq!(names(&model), ["web", "api"]);
-        press(&mut model, "sssss");
+        press(&mut model, "ssssss");
         assert_eq!((model.sort, names(&model)), (Sort::Name, vec!["api".to_owned(), "web".to_owned()]));
         press(&mut model, "/10.0.0.2\n");
         assert_eq!((names(&model), model.is_typing), (vec!["web".to_owned()], false));
@@ -415,8 +416,21 @@ services:
         assert_eq!(names(&model).len(), 2);
         press(&mut model, "/q");
         assert_eq!((model.filter.as_str(), names(&model).len()), ("q", 0), "q is text here");
-        press(&mut model, "<sssss");
+        press(&mut model, "<ssssss");
         assert_eq!((model.sort, names(&model)), (Sort::Endpoints, vec!["api".to_owned(), "web".to_owned()]));
+    }
+
+    #[test]
+    fn the_service_that_refuses_most_packets_comes_first_on_request() {
+        let mut model = model();
+        let mut seen = seen(30.0, 10.0);
+        let refused = Measure { refused_per_second: Some(2.0), ..Measure::default() };
+        let api = OfService { all: refused, ..OfService::default() };
+        seen.services.insert(ServiceKey::new("shop", "api"), api);
+        model.set_seen(seen);
+        assert_eq!(names(&model), ["web", "api"]);
+        press(&mut model, "ssss");
+        assert_eq!((model.sort, names(&model)), (Sort::Refused, vec!["api".to_owned(), "web".to_owned()]));
     }
 
     #[test]
@@ -424,7 +438,7 @@ services:
         let mut model = model();
         model.press(Key::Down);
         assert_eq!((model.selected(), model.service().unwrap().key.to_string()), (1, "shop/api".to_owned()));
-        press(&mut model, "sssss");
+        press(&mut model, "ssssss");
         assert_eq!((model.selected(), model.service().unwrap().key.to_string()), (0, "shop/api".to_owned()));
         model.press(Key::End);
         assert_eq!(model.selected(), 1);

@@ -30,6 +30,9 @@ pub struct Measure {
     pub connections_per_second: f64,
     /// Bytes per second in both directions; `None` if nobody counts them.
     pub bytes_per_second: Option<f64>,
+    /// Packets per second that would have opened a connection, but were refused or dropped; `None` if nobody counts them, and for
+    /// endpoints.
+    pub refused_per_second: Option<f64>,
     /// The number of flows in connection tracking.
     pub flows: usize,
     /// The number of these flows without an answer.
@@ -56,6 +59,8 @@ pub struct OfService {
 pub struct Seen {
     /// Where the rates come from.
     pub rates_from: RatesFrom,
+    /// Whether the backend has counted a refused packet since it started. Not every backend counts them.
+    pub counts_refused: bool,
     /// Why connection tracking was not read.
     pub flows_unknown: Option<String>,
     /// The Services with traffic, by `namespace/name`.
@@ -106,13 +111,14 @@ impl Seen {
             Err(why) => seen.flows_unknown = Some(why),
         }
         if let Some(rates) = rates {
-            seen.rates_from = RatesFrom::Counted;
+            (seen.rates_from, seen.counts_refused) = (RatesFrom::Counted, rates.counts_refused());
             let all = seen.services.values_mut().flat_map(|of| of.endpoints.values_mut().chain([&mut of.all]));
             all.for_each(|measure| measure.set(Rate::default()));
             for service in state.services.values() {
                 let Some(rate) = rates.service(&service.key) else { continue };
                 let of = seen.services.entry(service.key.clone()).or_default();
                 of.all.set(rate);
+                of.all.refused_per_second = rates.counts_refused().then_some(rate.refused);
                 let known: Vec<SocketAddr> = of.endpoints.keys().copied().collect();
                 for endpoint in known.into_iter().chain(sockets(service)) {
                     if let Some(rate) = rates.endpoint_of(&service.key, endpoint) {
@@ -139,6 +145,7 @@ impl Measure {
         Self {
             connections_per_second: row.new_per_second.unwrap_or_default(),
             bytes_per_second: row.bytes_per_second,
+            refused_per_second: None,
             flows: row.flows,
             unanswered: row.unanswered,
             stale: row.stale,
@@ -286,7 +293,9 @@ services:
         let seen = Seen::of(&state, &facts, Err("no kernel".to_owned()), None, Some(&rates));
         let web = &seen.services[&ServiceKey::new("shop", "web")];
         assert_eq!((web.all.connections_per_second, web.all.bytes_per_second), (4.0, Some(8_000.0)));
-        assert_eq!(web.endpoints[&at("10.0.0.1:8080")].connections_per_second, 4.0);
+        assert_eq!((seen.counts_refused, web.all.refused_per_second), (true, Some(2.0)));
+        let endpoint = web.endpoints[&at("10.0.0.1:8080")];
+        assert_eq!((endpoint.connections_per_second, endpoint.refused_per_second), (4.0, None));
         assert_eq!((seen.rates_from, seen.flows_unknown.as_deref()), (RatesFrom::Counted, Some("no kernel")));
         let json = serde_json::to_value(&seen).unwrap();
         assert_eq!(json["services"]["shop/web"]["endpoints"]["10.0.0.1:8080"]["bytesPerSecond"], 8_000.0);

@@ -9,7 +9,7 @@ const MOST_ROWS = 300;
 /** How long a change marks its Service, in milliseconds. */
 const MARKED = 10000;
 
-const nothing = { connectionsPerSecond: 0, bytesPerSecond: null, flows: 0, unanswered: 0, stale: 0, draining: 0, endpoints: {} };
+const nothing = { connectionsPerSecond: 0, bytesPerSecond: null, refusedPerSecond: null, flows: 0, unanswered: 0, stale: 0, draining: 0, endpoints: {} };
 const rates = new Map();
 const changed = new Map();
 let sort = "connections";
@@ -27,11 +27,12 @@ const COLUMNS = [
   { id: "bytes", title: "Bytes/s", by: (of) => of.measure.bytesPerSecond || 0 },
   { id: "flows", title: "Flows", by: (of) => of.measure.flows },
   { id: "unanswered", title: "Unanswered", by: (of) => of.measure.unanswered },
+  { id: "refused", title: "Refused packets/s", by: (of) => of.measure.refusedPerSecond || 0 },
   { id: "endpoints", title: "Endpoints", by: (of) => -count(of.service) },
   { id: "address", title: "Addresses" },
   { id: "ports", title: "Ports" },
 ];
-const NUMBERS = new Set(["connections", "bytes", "flows", "unanswered", "endpoints"]);
+const NUMBERS = new Set(["connections", "bytes", "flows", "unanswered", "refused", "endpoints"]);
 
 /** Makes the headings, which sort the table. */
 export function prepare(redraw) {
@@ -99,6 +100,7 @@ export function showServices(state, traffic) {
         number(measure.bytesPerSecond === null ? (traffic.ratesFrom === "counted" ? "0" : "–") : short(measure.bytesPerSecond)),
         number(measure.flows),
         number(measure.unanswered, measure.unanswered ? "odd" : ""),
+        number(traffic.countsRefused ? (measure.refusedPerSecond || 0).toFixed(1) : "–", measure.refusedPerSecond ? "bad" : ""),
         number(serve === endpoints ? serve : `${serve} of ${endpoints}`, serve ? "" : "bad"),
         addresses(service).join(", "),
         ports.join(", "),
@@ -185,7 +187,8 @@ export function showService(state, traffic, name) {
   }
   const of = traffic.services[name] || nothing;
   setText(byId("service-facts"), `${service.type}. ${of.connectionsPerSecond.toFixed(1)} connections per second, ${of.flows} flows, of which `
-    + `${of.unanswered} are unanswered and ${of.draining} drain.`);
+    + `${of.unanswered} are unanswered and ${of.draining} drain.`
+    + (traffic.countsRefused ? ` ${(of.refusedPerSecond || 0).toFixed(1)} refused packets per second.` : ""));
   const number = (text, kind = "") => ({ text, kind: `number ${kind}`.trim() });
   const rows = shares(service, of, traffic.ratesFrom !== "nothing").map((line) => {
     const off = line.measured !== null && Math.abs(line.measured - line.expected) > 0.1;

@@ -45,6 +45,8 @@ spec: {clusterIP: 172.30.0.98, clusterIPs: [172.30.0.98], ports: [{name: http, p
 pub(crate) const PODS: [&str; 3] = ["10.180.0.1", "10.180.0.2", "10.180.0.3"];
 /// The ClusterIP of `default/web`.
 const WEB: &str = "172.30.0.10:80";
+/// The ClusterIP of `default/nothing`.
+const NOTHING: &str = "172.30.0.99:80";
 
 /// A node with traffic.
 pub(crate) struct Node {
@@ -79,10 +81,12 @@ impl Node {
         Ok(node)
     }
 
-    /// Opens connections to the Service.
+    /// Opens connections to `default/web`, and tries half as many to `default/nothing`, which refuses them.
     pub(crate) fn connect(&self, count: usize) -> anyhow::Result<()> {
-        let probe = Probe::new(Protocol::Tcp, WEB.parse()?);
-        self.network.pod(PODS[0].parse()?)?.probe_until(probe, count, |_| false)?;
+        for (to, count) in [(WEB, count), (NOTHING, count / 2)] {
+            let probe = Probe::new(Protocol::Tcp, to.parse()?);
+            self.network.pod(PODS[0].parse()?)?.probe_until(probe, count, |_| false)?;
+        }
         Ok(())
     }
 

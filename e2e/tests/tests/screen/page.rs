@@ -62,8 +62,11 @@ fn the_page_shows_services_paths_history_and_differences() {
     // Until the backend has loaded the rules, connections fail.
     browser.await_true(&rate, || drop(node.connect(10))).unwrap();
     assert_eq!(browser.value("document.querySelectorAll('#services-table tbody tr').length").unwrap(), 3);
+    let refused =
+        "parseFloat(document.querySelector('tr[data-key=\"default/nothing\"] td:nth-child(7)')?.textContent) > 0";
+    browser.await_true(refused, || node.connect(10).unwrap()).unwrap();
     node.set_weights("a=6,b=3,c=1").unwrap();
-    let news = "document.getElementById('news').textContent.includes('default/web')";
+    let news = "document.getElementById('news').textContent.includes('default/web: weights: 10.180.0.1 1 -> 6')";
     browser.await_true(news, || node.connect(10).unwrap()).unwrap();
     assert_named(&mut browser, "services");
     browser.document(&docs.join("services.png")).unwrap();
@@ -74,6 +77,10 @@ fn the_page_shows_services_paths_history_and_differences() {
     browser.press("Enter").unwrap();
     let shares = "document.querySelector('#endpoints-table tbody')?.innerText.includes('60 %')";
     browser.await_true(shares, || node.connect(10).unwrap()).unwrap();
+    // The connections follow the edited weight: 60 % instead of a third.
+    let measured = "(share => share > 50 && share < 70)(parseFloat(document.querySelector(\
+                    '#endpoints-table tr[data-key^=\"10.180.0.1:8080\"] td:nth-child(3)')?.textContent))";
+    browser.await_true(measured, || node.connect(30).unwrap()).unwrap();
     assert_eq!(
         browser.value("document.activeElement.id").unwrap(),
         "main",
@@ -96,6 +103,9 @@ fn the_page_shows_services_paths_history_and_differences() {
     }
     browser.press("Enter").unwrap();
     browser.await_true(&format!("{picture}?.includes('rejected: connection refused')"), || {}).unwrap();
+    let rules = browser.value("document.querySelector('#path-answer tbody').innerText").unwrap();
+    let rules = rules.as_str().unwrap();
+    assert!(rules.contains("update @refused-no-endpoints") && !rules.contains('✗'), "the counting rules: {rules}");
 
     // The history.
     tab_to(&mut browser, "a[href='#history']");

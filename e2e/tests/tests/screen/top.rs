@@ -12,6 +12,12 @@ fn rate(screen: &str, service: &str) -> Option<f64> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
+/// The rate of refused packets that the line of a Service without endpoints shows. Its trend is empty.
+fn refused(screen: &str, service: &str) -> Option<f64> {
+    let line = screen.lines().find(|line| line.starts_with(service))?;
+    line.split_whitespace().nth(5)?.parse().ok()
+}
+
 #[test]
 fn top_shows_traffic_and_changes_and_explains_a_packet() {
     let node = Node::build().unwrap();
@@ -22,11 +28,13 @@ fn top_shows_traffic_and_changes_and_explains_a_packet() {
         terminal.await_text("the Services", || {}, |screen| screen.contains("default/nothing"));
         let counted = |screen: &str| screen.contains("rates: counted") && rate(screen, "default/web") > Some(0.0);
         terminal.await_text("counted rates", connect, counted);
+        let refuses = |screen: &str| screen.contains("REFUSED/S") && refused(screen, "default/nothing") > Some(0.0);
+        terminal.await_text("refused packets", connect, refuses);
     }
     node.set_weights("a=6,b=3,c=1").unwrap();
     for terminal in [&mut narrow, &mut wide] {
-        let changed = |screen: &str| screen.contains("default/web*") && screen.contains("default/web: ");
-        terminal.await_text("the change of the weights", || {}, changed);
+        let changed = |screen: &str| screen.contains("default/web*") && screen.contains("weights: 10.180.0.1 1 -> 6");
+        terminal.await_text("the change of the weights", connect, changed);
         assert!(!terminal.text().contains("SHARES") || terminal.screen().size().1.get() == 200);
     }
     picture(&wide, "top.svg");
