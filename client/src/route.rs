@@ -10,6 +10,8 @@ use std::{
 
 use localnet_proto::{Affinity, Family, Port, Protocol, Scopes, Service, Snapshot, Verdict};
 
+use crate::vips::{Hashing, Weights, hashing};
+
 /// The first packet of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
@@ -121,6 +123,22 @@ pub fn route(state: &Snapshot, rules: &Rules, packet: &Packet) -> Outcome {
     let own = own.filter_map(|endpoint| Some(SocketAddr::new(endpoint.address, endpoint.port(&found.port.name)?)));
     let hairpin = own.filter(|address| choices.contains(address)).collect();
     Outcome::Endpoints { choices, masquerade, hairpin, affinity: found.service.client_ip_affinity }
+}
+
+/// The endpoint that a consistent hash chooses for a packet from this source port; `None` if nothing is hashed: no endpoint may get the
+/// packet, its Service does not ask for a hash, or session affinity takes precedence. A backend with a hash of its own, such as
+/// IPVS' scheduler `mh`, or without any, chooses otherwise.
+pub fn hashed(state: &Snapshot, rules: &Rules, packet: &Packet, source_port: u16) -> Option<SocketAddr> {
+    let Outcome::Endpoints { choices, affinity: None, .. } = route(state, rules, packet) else { return None };
+    let Target { service, port, .. } = target(state, rules, packet)?;
+    let by = service.hash?;
+    let weight =
+        |of: &localnet_proto::Endpoint| Some((SocketAddr::new(of.address, of.port(&port.name)?), of.weight?.get()));
+    let weights: Weights = service.endpoints.iter().filter_map(weight).collect();
+    let slots = Hashing::new(by).slots(&choices.into_iter().collect(), &weights);
+    let count = u32::try_from(slots.len()).ok()?;
+    let slot = hashing::slot(by, SocketAddr::new(packet.source, source_port), count);
+    slots.get(usize::try_from(slot).ok()?).copied()
 }
 
 /// The fate, in `state`, of an existing flow that began with `packet` and goes to the endpoint `by`.

@@ -104,7 +104,7 @@ impl Namespace {
     /// # Errors
     /// Returns an error if the probe cannot be sent, or its outcome is none of [`Outcome`].
     pub fn probe(&self, probe: Probe) -> anyhow::Result<Outcome> {
-        self.run(|| self.probe_from_inside(&probe))
+        self.run(|| Ok(self.probe_from_inside(&probe)?.1))
     }
 
     /// Repeats a probe up to `limit` times, until `enough` returns `true` for an outcome.
@@ -117,13 +117,27 @@ impl Namespace {
         limit: usize,
         mut enough: impl FnMut(Outcome) -> bool + Send,
     ) -> anyhow::Result<()> {
+        self.probe_ports_until(probe, limit, |_, outcome| enough(outcome))
+    }
+
+    /// As [`Self::probe_until`]. `enough` also gets the source port of each probe.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::probe`].
+    pub fn probe_ports_until(
+        &self,
+        probe: Probe,
+        limit: usize,
+        mut enough: impl FnMut(u16, Outcome) -> bool + Send,
+    ) -> anyhow::Result<()> {
         self.run(|| {
             for number in 0..limit {
                 if number >= IN_A_ROW {
                     let pause = RandomState::new().hash_one(number) % LONGEST_PAUSE_MS;
                     std::thread::park_timeout(Duration::from_millis(pause));
                 }
-                if enough(self.probe_from_inside(&probe)?) {
+                let (port, outcome) = self.probe_from_inside(&probe)?;
+                if enough(port, outcome) {
                     break;
                 }
             }
@@ -131,14 +145,16 @@ impl Namespace {
         })
     }
 
-    fn probe_from_inside(&self, probe: &Probe) -> anyhow::Result<Outcome> {
+    /// Returns the source port, and the outcome.
+    fn probe_from_inside(&self, probe: &Probe) -> anyhow::Result<(u16, Outcome)> {
         let port = self.next_source_port();
         let outcome = match probe.protocol {
             Protocol::Tcp => probe.tcp(port),
             Protocol::Udp => probe.udp(port),
             Protocol::Sctp => probe.sctp(port),
         };
-        outcome.with_context(|| format!("probing {} {} from {}", probe.protocol.as_lowercase(), probe.to, self.name()))
+        let doing = || format!("probing {} {} from {}", probe.protocol.as_lowercase(), probe.to, self.name());
+        Ok((port, outcome.with_context(doing)?))
     }
 }
 

@@ -10,11 +10,12 @@ use std::{
 use localnet_client::route::Outcome;
 use localnet_lab::{Network, Probe, probe};
 
-use super::question::Question;
+use super::{cluster, question::Question};
 
 const CONNECTIONS: usize = 3;
-/// With n endpoints and this many connections per endpoint, the chance of missing one endpoint is below 10⁻¹⁴.
-const MOST_CONNECTIONS_PER_ENDPOINT: usize = 40;
+/// With n endpoints and this many connections per endpoint, the chance of missing one endpoint is below 10⁻¹⁴, even if it has the least
+/// weight and all others have the greatest.
+const MOST_CONNECTIONS_PER_ENDPOINT: usize = 40 * cluster::MOST_WEIGHT;
 
 /// Maximum time for all connections of a question. Without packet loss, they take a second.
 const LONGEST: Duration = Duration::from_secs(10);
@@ -26,6 +27,8 @@ const LONGEST_PER_ENDPOINT: Duration = Duration::from_secs(1);
 pub(crate) struct Seen {
     /// The number of answers by each endpoint and the source address that it saw.
     pub(crate) answers: BTreeMap<(SocketAddr, IpAddr), usize>,
+    /// The endpoint that answered each source port.
+    pub(crate) by_port: BTreeMap<u16, SocketAddr>,
     /// Other outcomes: a reject, silence or no route.
     pub(crate) others: BTreeSet<probe::Outcome>,
     pub(crate) connections: usize,
@@ -74,11 +77,12 @@ impl Asked {
         let longest = LONGEST + LONGEST_PER_ENDPOINT * to_be_seen;
         let mut seen = Seen::default();
         let began = Instant::now();
-        question.home(network)?.probe_until(probe, most, |outcome| {
+        question.home(network)?.probe_ports_until(probe, most, |port, outcome| {
             seen.connections += 1;
             match outcome {
                 probe::Outcome::Answer { by, seen_source } => {
                     *seen.answers.entry((by, seen_source)).or_default() += 1;
+                    seen.by_port.insert(port, by);
                 }
                 other => {
                     seen.others.insert(other);

@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 
 /// The names of the nodes.
 pub(crate) const NODE_NAMES: [&str; 2] = ["node-a", "node-b"];
+/// The greatest weight of an endpoint.
+pub(crate) const MOST_WEIGHT: usize = 3;
 /// The Kubernetes namespace of all objects.
 pub(crate) const NAMESPACE: &str = "diff";
 
@@ -152,10 +154,13 @@ impl Service {
         })
     }
 
-    /// Annotations that kube-proxy does not know, and that do not change which endpoints get connections. They follow from the name.
+    /// Annotations that kube-proxy does not know, and that do not change which endpoints may get connections. They follow from the name.
     fn annotations(&self) -> Value {
-        let hashes = self.affinity.is_none() && one_of(3, &self.name);
-        if hashes { json!({ "localnet.dev/hash": "connection" }) } else { json!({}) }
+        match number_of(&self.name).map(|number| number % 4) {
+            Some(0) => json!({ "localnet.dev/hash": "connection" }),
+            Some(1) => json!({ "localnet.dev/hash": "source" }),
+            _ => json!({}),
+        }
     }
 
     fn spec(&self) -> Value {
@@ -226,9 +231,9 @@ impl Service {
     }
 }
 
-/// Whether a name is one of the given fraction of all names.
-fn one_of(parts: u32, name: &str) -> bool {
-    name.bytes().map(u32::from).sum::<u32>().is_multiple_of(parts)
+/// A number that follows from the name of a Service or slice; `None` for a sentinel, whose endpoints all have to answer soon.
+fn number_of(name: &str) -> Option<usize> {
+    name.starts_with("svc-").then(|| name.bytes().map(usize::from).sum())
 }
 
 impl Slice {
@@ -241,7 +246,10 @@ impl Slice {
             object
         };
         // kube-proxy spreads evenly, and each endpoint still gets connections.
-        let annotations = if one_of(2, &self.name) { json!({ "localnet.dev/weight": "2" }) } else { json!({}) };
+        let annotations = match number_of(&self.name).map(|number| 1 + number % MOST_WEIGHT) {
+            None | Some(1) => json!({}),
+            Some(weight) => json!({ "localnet.dev/weight": weight.to_string() }),
+        };
         json!({
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
             "metadata": { "name": self.name, "labels": { "kubernetes.io/service-name": service }, "annotations": annotations },

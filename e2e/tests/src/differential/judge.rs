@@ -79,7 +79,7 @@ fn what_the_oracle_does_not_say_is_wrong() {
         answers: answers.iter().map(|answer| (*answer, 1)).collect(),
         others: others.iter().copied().collect(),
         connections: 1,
-        span: None,
+        ..Seen::default()
     };
     let all = |source| seen(&[(one, source), (two, source), (host, client)], &[]);
     for (asked, seen, right) in [

@@ -18,6 +18,9 @@
 //! [`agree_between_nodes`] does less on two nodes: it sends packets from node to node through random clusters, without disturbances
 //! and open flows (`nodes`).
 //!
+//! Services and slices have annotations with hashes and weights, which kube-proxy ignores. For each answer of the nft backend, a model
+//! predicts which of the permitted endpoints the hash chooses (`hashed`).
+//!
 //! Each run uses a new seed and prints it first. `SEED` repeats a run, and `N` is the minimum number of packets. For each packet,
 //! `localnet explain` must report the oracle's outcome. Each difference must match an entry of `docs/differences.md`, or
 //! of the list in `docs/backends/ipvs.md`. Any other difference fails the test; one of kube-proxy fails it only with `STRICT=1`.
@@ -34,6 +37,7 @@ mod ebpf;
 mod explained;
 mod former;
 mod generate;
+mod hashed;
 mod ipvs;
 mod judge;
 mod nodes;

@@ -34,6 +34,8 @@ pub(crate) struct Report {
     pub(crate) connections: usize,
     /// The unexplained differences.
     pub(crate) unexplained: Vec<String>,
+    /// The number of answers whose endpoint a hash determines.
+    pub(crate) hashed: usize,
     /// How many of the unexplained differences are kube-proxy's.
     pub(crate) unexplained_of_kube_proxy: usize,
     /// The number of packets whose outcome `localnet explain` predicted.
@@ -101,6 +103,7 @@ impl fmt::Display for Report {
             f,
             "{count} clients returned after their affinity had ended, {elsewhere} of them reached another endpoint; "
         )?;
+        write!(f, "{} endpoints chosen by a hash; ", self.hashed)?;
         let [went_on, anew] = self.open;
         write!(f, "{went_on} open flows continued and {anew} were routed anew; ")?;
         let disturbances = self.disturbances.iter().map(|(kind, count)| format!("{count} {kind}"));

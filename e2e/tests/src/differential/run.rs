@@ -18,7 +18,7 @@ use super::{
     disturb::{Disturbance, Edited},
     ebpf, explained,
     former::Former,
-    ipvs,
+    hashed, ipvs,
     judge::judge,
     open::{Became, Followed, OpenFlows},
     pair::Side,
@@ -270,7 +270,14 @@ impl Runs {
     /// The error in the outcome of a question, if there is one.
     fn wrong(&mut self, side: Side, asked: &Asked, seen: &Seen, scene: &Scene<'_>) -> Option<String> {
         let left = self.remember(side, asked, seen, scene);
-        judge(asked, seen, self.world.network(side).topology()).or(left)
+        let wrong = judge(asked, seen, self.world.network(side).topology()).or(left);
+        // The other backends have a hash of their own, or none.
+        if side == Side::KubeProxy || self.world.pair.backend != Backend::Nft {
+            return wrong;
+        }
+        let (count, other) = hashed::check(asked, seen, scene);
+        self.report.hashed += count;
+        wrong.or(other)
     }
 
     /// The error in an answer that is right apart from affinity, if there is one.

@@ -7,6 +7,7 @@ use localnet_client::{
     route::{self, Outcome},
 };
 use localnet_lab::{Pod, topology::Place};
+use localnet_proto::HashBy;
 
 use super::{
     alone,
@@ -72,7 +73,10 @@ impl Scene<'_> {
                 continue;
             }
             let many = matches!(&expected, Outcome::Endpoints { choices, .. } if choices.len() > MANY);
-            let cover = random.below(if many { COVERED_OF_MANY } else { COVERED }) == 0;
+            let is_repeated = random.below(if many { COVERED_OF_MANY } else { COVERED }) == 0;
+            // A hash of the sender's address always chooses the same endpoint.
+            let target = route::target(self.state, &rules, &self.setup.packet(&question));
+            let cover = is_repeated && target.is_none_or(|target| target.service.hash != Some(HashBy::Source));
             return Asked { question, expected, cover };
         }
     }
