@@ -64,7 +64,7 @@ test: deps cluster vm wine python go examples ## Run all tests: unit, Cases, pro
 conformance-ipvs: deps vm ## Run the conformance kit on localnet-ipvs in the guest, with all levels and the packets of all Cases (25 minutes)
 	$(CARGO) build --locked --workspace --bins
 	target/debug/localnet-vm --timeout 5400 -- target/debug/localnet-conformance --at-a-time 1 --patience 240 \
-		--claims tcp,udp,sctp,ipv4,ipv6,cluster-ip,external,node-port,answers,source,reject,drop,scopes,affinity,flows,outside \
+		--claims tcp,udp,sctp,ipv4,ipv6,cluster-ip,external,node-port,answers,source,reject,drop,scopes,affinity,weights,hash,flows,outside \
 		--backend 'target/debug/localnet-ipvs --api {api} {flags}' --cleanup 'target/debug/localnet-ipvs cleanup' \
 		--read-back 'target/debug/localnet-ipvs dump' --flush "sh -c 'ipvsadm -C && nft flush ruleset'"
 

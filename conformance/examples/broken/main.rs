@@ -57,6 +57,9 @@ const FAULTS: &[&str] = &[
     // Packets.
     "one-endpoint",
     "no-affinity",
+    "no-weights",
+    "no-hash",
+    "hash-without-ports",
     "no-masquerade",
     "drops-instead-of-rejecting",
     "one-family",

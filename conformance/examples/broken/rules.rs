@@ -3,6 +3,7 @@
 use std::{
     fmt::Write as _,
     io::Write as _,
+    iter,
     net::{IpAddr, SocketAddr},
     process::{Command, Stdio},
     thread,
@@ -10,7 +11,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use localnet_proto::{Port, Protocol, Service, Snapshot};
+use localnet_proto::{HashBy, Port, Protocol, Service, Snapshot};
 
 /// How long a backend that removes everything before it writes has no rules.
 const GAP: Duration = Duration::from_millis(300);
@@ -52,8 +53,7 @@ fn table(state: &Snapshot, fault: &str, family: &str, v6: bool) -> String {
                     let verdict = if fault == "drops-instead-of-rejecting" { "drop" } else { with };
                     _ = writeln!(refuse, "  {to} {verdict}");
                 }
-                let sticks = service.client_ip_affinity.is_some() && fault != "no-affinity";
-                choose(&to, family, &endpoints, sticks, fault, &mut translate);
+                choose(&to, &slots(&endpoints, service, fault), hashed(service, family, fault), fault, &mut translate);
                 for endpoint in endpoints {
                     let ip = endpoint.ip();
                     _ = writeln!(hairpins, "  ct status dnat {family} saddr {ip} {family} daddr {ip} masquerade");
@@ -76,14 +76,33 @@ fn table(state: &Snapshot, fault: &str, family: &str, v6: bool) -> String {
     text
 }
 
-fn choose(to: &str, family: &str, endpoints: &[SocketAddr], sticks: bool, fault: &str, text: &mut String) {
+/// What chooses an endpoint by a hash, in nft's words; `None` if the choice is random.
+fn hashed(service: &Service, family: &str, fault: &str) -> Option<String> {
+    let sticks = service.client_ip_affinity.is_some() && fault != "no-affinity";
+    match service.hash.filter(|_| fault != "no-hash") {
+        Some(HashBy::Connection) if fault != "hash-without-ports" => Some(format!("{family} saddr . th sport")),
+        Some(_) => Some(format!("{family} saddr")),
+        None => sticks.then(|| format!("{family} saddr")),
+    }
+}
+
+/// The endpoints, each as often as its weight requires.
+fn slots(endpoints: &[SocketAddr], service: &Service, fault: &str) -> Vec<SocketAddr> {
+    let weight = |of: &SocketAddr| {
+        let weight = service.endpoints.iter().find(|one| one.address == of.ip()).and_then(|one| one.weight);
+        weight.filter(|_| fault != "no-weights").map_or(1, |weight| weight.get() as usize)
+    };
+    endpoints.iter().flat_map(|endpoint| iter::repeat_n(*endpoint, weight(endpoint))).collect()
+}
+
+fn choose(to: &str, endpoints: &[SocketAddr], hashed: Option<String>, fault: &str, text: &mut String) {
     let count = if fault == "one-endpoint" { endpoints.len().min(1) } else { endpoints.len() };
     for (index, endpoint) in endpoints.iter().take(count).enumerate() {
         let left = count - index;
-        let chosen = match (left, sticks) {
+        let chosen = match (left, &hashed) {
             (1, _) => String::new(),
-            (_, true) => format!("jhash {family} saddr mod {count} seed 0x1 {index}"),
-            (_, false) => format!("numgen random mod {left} 0"),
+            (_, Some(key)) => format!("jhash {key} mod {count} seed 0x1 {index}"),
+            (_, None) => format!("numgen random mod {left} 0"),
         };
         _ = writeln!(text, "  {to} {chosen} dnat to {endpoint}");
     }

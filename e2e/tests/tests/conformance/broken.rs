@@ -44,6 +44,9 @@ const OF_PACKETS: &[Fault] = &[
     ("leaves-a-table", &["life/cleaned-up"]),
     ("one-endpoint", &["life/killed-and-restarted"]),
     ("no-affinity", &["life/affinity-with-several-endpoints"]),
+    ("no-weights", &["life/weights-with-several-endpoints"]),
+    ("no-hash", &["life/hash-with-several-endpoints"]),
+    ("hash-without-ports", &["life/hash-with-several-endpoints"]),
     ("no-masquerade", &["packets/hairpin-everywhere"]),
     ("drops-instead-of-rejecting", &["packets/no-endpoints-reject"]),
     ("one-family", &["packets/dual-stack"]),
@@ -65,7 +68,8 @@ fn of_the_stream(fault: &str) -> Options {
 
 fn of_packets(fault: &str) -> Options {
     let claims = [Claim::Tcp, Claim::Udp, Claim::Ipv4, Claim::Ipv6, Claim::ClusterIp, Claim::Answers];
-    let more = [Claim::Source, Claim::Reject, Claim::Affinity, Claim::Flows, Claim::Outside];
+    let more =
+        [Claim::Source, Claim::Reject, Claim::Affinity, Claim::Weights, Claim::Hash, Claim::Flows, Claim::Outside];
     Options {
         claims: claims.into_iter().chain(more).collect(),
         listing: Some("nft list tables".to_owned()),
