@@ -8,6 +8,7 @@
 //! | `kube_proxy` | where kube-proxy's ipvs mode differs from the Cases, by entry of `docs/differences.md` |
 //! | `privileges` | one capability is enough, and the backend starts no program |
 //! | `restarts` | connections survive killed programs, terminating endpoints, and `ipvsadm -C` |
+//! | `traffic` | the exported traffic is the traffic of clients, also while no backend runs |
 
 mod api;
 mod conformance;
@@ -15,3 +16,4 @@ mod differential;
 mod kube_proxy;
 mod privileges;
 mod restarts;
+mod traffic;
