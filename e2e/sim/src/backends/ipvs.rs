@@ -150,7 +150,10 @@ impl Subsystem for Ipvs {
     fn is_whole(&self, family: Family) -> bool {
         let of_family = self.known().map(|fake| fake.server.frontend.address.ip());
         let mut of_family = of_family.filter(|address| Family::of(*address) == family);
-        of_family.all(|address| self.fake.addresses.iter().flatten().any(|bound| *bound == address) || own_addresses().any(|own| own == address))
+        of_family.all(|address| {
+            self.fake.addresses.iter().flatten().any(|bound| *bound == address)
+                || own_addresses().any(|own| own == address)
+        })
     }
 
     fn hate(&mut self, rng: &mut StdRng) {

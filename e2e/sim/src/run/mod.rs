@@ -244,19 +244,7 @@ impl<S: Program> Driver<S> {
 
     async fn step(&mut self, step: Step) {
         let mut rng = StdRng::seed_from_u64(step.seed);
-        let Some(fault) = step.fault else {
-            let wanted = self.goals.last().unwrap_or(&self.world);
-            let (what, goals) = wanted.change(&mut rng);
-            self.trace.add(format_args!("step: {what}"));
-            self.goals.extend(goals);
-            if rng.random_bool(0.05) {
-                self.backup = Some((self.world.clone(), self.api.backup()));
-            }
-            if !std::mem::replace(&mut self.writing, true) {
-                self.keep_writing();
-            }
-            return;
-        };
+        let Some(fault) = step.fault else { return self.change(&mut rng) };
         self.trace.add(format_args!("step: {fault:?}"));
         match inject(fault, &mut rng, &self.api, &self.kernel, &self.link) {
             Todo::Nothing => {}
@@ -282,6 +270,20 @@ impl<S: Program> Driver<S> {
                     brain.node_ips.send_replace(self.node_ips.clone());
                 }
             }
+        }
+    }
+
+    /// Changes the cluster.
+    fn change(&mut self, rng: &mut StdRng) {
+        let wanted = self.goals.last().unwrap_or(&self.world);
+        let (what, goals) = wanted.change(rng);
+        self.trace.add(format_args!("step: {what}"));
+        self.goals.extend(goals);
+        if rng.random_bool(0.05) {
+            self.backup = Some((self.world.clone(), self.api.backup()));
+        }
+        if !std::mem::replace(&mut self.writing, true) {
+            self.keep_writing();
         }
     }
 
