@@ -18,7 +18,7 @@ use localnet_ipvs::{
 use localnet_linux::{
     dummy::{self, Changed},
     ipvs::{self, Applied, Change, DestinationState, Frontend, Refused, ServerState, VirtualServer},
-    nft::{self, Chain, Element, LiveTable, Set, Table, Transaction, TransactionSize, testing::FakeTable},
+    nft::{self, Chain, Element, LiveTable, Set, Table, Transaction, TransactionSize},
 };
 use localnet_linux_backend::{
     elements::tuple,
