@@ -16,7 +16,7 @@ use localnet_client::{
 };
 use localnet_lab::{Network, Topology};
 use localnet_linux::traffic::Counter;
-use localnet_nft::{LinuxBackend as _, Netlink, NftBackend};
+use localnet_nft::{Netlink, NftBackend};
 use localnet_proto::{Changes, Family, Protocol, Snapshot, traffic::TrafficReport};
 
 /// Services that refuse packets: without endpoints, without local endpoints, and by their source ranges.
