@@ -516,7 +516,10 @@ fn an_annotation_selects_the_scheduler() {
         all.into_iter().collect::<Vec<_>>().join(" ")
     };
     let (log, skipped) = synced(&mut backend, &named("maglev"), &web_changed());
-    assert_eq!(log, ["-E -t 172.30.0.1:80 -s mh -b mh-fallback,mh-port; -E -t 192.168.0.2:30080 -s mh -b mh-fallback,mh-port"]);
+    assert_eq!(
+        log,
+        ["-E -t 172.30.0.1:80 -s mh -b mh-fallback,mh-port; -E -t 192.168.0.2:30080 -s mh -b mh-fallback,mh-port"]
+    );
     assert_eq!(skipped, []);
     for (name, reason) in [
         ("sed", "this kernel has no IPVS scheduler sed: load its module with modprobe ip_vs_sed; using rr instead"),

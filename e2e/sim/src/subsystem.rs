@@ -65,6 +65,11 @@ pub trait Subsystem: Clone + Send + 'static {
         None
     }
 
+    /// Whether a new backend takes for its own what the running one cannot know.
+    fn has_strays(&self) -> bool {
+        false
+    }
+
     /// Checks the invariants of this subsystem after a commit: the name of an invariant, and what violates it. `before`: what packets
     /// of each family entered before. `damaged`: the families that another program has damaged.
     fn check(&self, _before: ByFamily<bool>, _damaged: ByFamily<bool>) -> Option<(&'static str, String)> {

@@ -141,6 +141,11 @@ impl Subsystem for Ipvs {
         servers.chain(addresses).chain(tables).collect()
     }
 
+    /// A new backend takes a virtual server for its own if its address is on the interface.
+    fn has_strays(&self) -> bool {
+        self.unmarked.iter().any(|one| self.fake.servers.contains_key(one) && self.marks(one) && !self.lists(one))
+    }
+
     fn unsettled(&self) -> Option<String> {
         let mut all = self.known().flat_map(|server| server.destinations.values());
         all.find(|(one, _)| one.weight == 0).map(|(one, _)| format!("{} drains", one.address))

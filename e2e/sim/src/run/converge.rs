@@ -64,7 +64,7 @@ impl<S: Program> Driver<S> {
         let is_affine = |object: &Value| object["spec"]["sessionAffinity"] == "ClientIP";
         let has_affinity = S::KEEPS_SLOTS && self.api.with_objects(|objects| objects.values().any(is_affine));
         for restarts in [false, true] {
-            if restarts && has_affinity {
+            if restarts && (has_affinity || self.kernel.ask(|kernel| kernel.has_strays())) {
                 break;
             }
             if restarts {
