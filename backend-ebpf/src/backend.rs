@@ -12,7 +12,10 @@ use localnet_linux_backend::live::LinuxBackend;
 use localnet_proto::{Changes, Family, Snapshot};
 use tracing::{debug, warn};
 
-use crate::{desired::Desired, kernel::Kernel};
+use crate::{
+    desired::Desired,
+    kernel::{Full, Kernel},
+};
 
 /// Programs the maps through a `Kernel`.
 #[derive(Debug)]
@@ -77,7 +80,13 @@ impl<K: Kernel> EbpfBackend<K> {
             self.desired.adopt(self.kernel.read().context("cannot read the maps")?);
         }
         let changes = self.desired.changes();
-        self.kernel.apply(&changes)?;
+        let mut applied = self.kernel.apply(&changes);
+        if applied.as_ref().is_err_and(|error| error.is::<Full>()) {
+            // What is no longer desired takes room. Usually it is deleted last, so it would stay as long as the map is full.
+            self.kernel.apply(&self.desired.deletions())?;
+            applied = self.kernel.apply(&changes);
+        }
+        applied?;
         debug!(changes = changes.len(), "maps changed");
         self.desired.commit();
         Ok(())

@@ -113,6 +113,22 @@ impl Desired {
         changes
     }
 
+    /// The deletions that make room in full maps: VIPs that are gone, and endpoints and members that no other VIP leads to in the applied
+    /// content.
+    pub fn deletions(&self) -> Vec<Change> {
+        let Tables { vips, endpoints, members, .. } = &self.tables;
+        let (vips, endpoints, members) = (vips.diff(), endpoints.diff(), members.diff());
+        let replaced = vips.set.iter().filter_map(|set| set.replaces);
+        let used: BTreeSet<_> = replaced.map(|vip| (vip.port, vip.scope)).collect();
+        let mut changes = Vec::new();
+        changes.extend(vips.removed.iter().map(|(key, _)| Change::Vip(**key, None)));
+        let unused = members.removed.iter().filter(|(key, ())| !used.contains(&(key.port, key.scope)));
+        changes.extend(unused.map(|(key, ())| Change::Member(**key, false)));
+        let unused = endpoints.removed.iter().filter(|(key, _)| !used.contains(&(key.port, key.scope)));
+        changes.extend(unused.map(|(key, _)| Change::Endpoints(**key, None)));
+        changes
+    }
+
     /// Whether UDP sockets may now have an endpoint that is stale, since the last call.
     pub fn take_moved(&mut self) -> bool {
         let moved = std::mem::take(&mut self.tables.moved);

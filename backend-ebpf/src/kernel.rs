@@ -1,6 +1,9 @@
 //! [`Kernel`]: the eBPF programs and maps, as the backend uses them. [`crate::host::Host`] is the real one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    error, fmt,
+};
 
 use crate::layout::{EndpointKey, Endpoints, MemberKey, Socket, Vip, VipKey};
 
@@ -26,6 +29,18 @@ pub enum Change {
     Vip(VipKey, Option<Vip>),
 }
 
+/// The map with this name has no room for another element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full(pub &'static str);
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the map {} is full: this node has more Services or endpoints than the eBPF backend can hold", self.0)
+    }
+}
+
+impl error::Error for Full {}
+
 /// Access to the programs and maps.
 pub trait Kernel: Send {
     /// Attaches the programs that are not attached, and opens the maps.
@@ -46,7 +61,8 @@ pub trait Kernel: Send {
     /// Applies the changes in their order. Deleting a missing element is no error.
     ///
     /// # Errors
-    /// Returns an error at the first change that the kernel refuses. It has then applied only the changes before.
+    /// Returns an error at the first change that the kernel refuses: [`Full`] if a new element exceeds the size of its map. It has then
+    /// applied only the changes before.
     fn apply(&mut self, changes: &[Change]) -> anyhow::Result<()>;
 
     /// Ends the connected UDP sockets that reached an endpoint through a VIP, if `is_stale` returns true for the VIP and the

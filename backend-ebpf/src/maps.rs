@@ -7,7 +7,7 @@ use aya::maps::{HashMap, Map, MapData, MapError};
 
 use crate::{
     decide::UDP,
-    kernel::{Change, Content},
+    kernel::{Change, Content, Full},
     layout::{OriginKey, Socket},
     words::{self, Words},
 };
@@ -136,10 +136,7 @@ impl<const K: usize, const V: usize> Table<K, V> {
         }
         let Map::HashMap(map) = &self.map else { bail!(self.refusal()) };
         match localnet_bpf::set(map, &keys, &values) {
-            Err(error) if error.raw_os_error() == Some(FULL) => {
-                let name = self.name;
-                bail!("the map {name} is full: this node has more Services or endpoints than the eBPF backend can hold")
-            }
+            Err(error) if error.raw_os_error() == Some(FULL) => Err(Full(self.name).into()),
             set => set.with_context(|| self.refusal()),
         }
     }

@@ -5,7 +5,11 @@ use localnet_proto::{Changes, ServiceKey, Snapshot};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{kernel::Content, layout::EndpointKey, testing::FakeKernel};
+use crate::{
+    kernel::Content,
+    layout::EndpointKey,
+    testing::{FakeKernel, Sizes},
+};
 
 /// Some Services of random shape. Several names, addresses and endpoints, so that states of one history overlap.
 fn states() -> impl Strategy<Value = Snapshot> {
@@ -83,18 +87,54 @@ proptest! {
 
     #[test]
     fn every_step_of_a_sync_leaves_the_endpoints_of_all_vips(before in states(), after in states()) {
-        let mut kernel = FakeKernel { content: synced(FakeKernel::default(), &before), ..FakeKernel::default() };
+        let kernel = FakeKernel { content: synced(FakeKernel::default(), &before), ..FakeKernel::default() };
         let mut desired = Desired::new(backend(FakeKernel::default()).desired.vips.effective().map_or_else(
             || Config { node_port_addresses: NodePortAddresses::PRIMARY, ..Config::default() },
             |effective| effective.config,
         ));
         desired.update(&after, &Changes::everything());
         desired.adopt(kernel.content.clone());
-        for change in desired.changes() {
-            kernel.change(&change);
-            check(&kernel.content);
+        // After a map was full, the deletions come first.
+        for deletions in [Vec::new(), desired.deletions()] {
+            let mut kernel = kernel.clone();
+            for change in deletions.into_iter().chain(desired.changes()) {
+                kernel.change(&change);
+                check(&kernel.content);
+            }
+            check_all(&kernel.content);
         }
-        check_all(&kernel.content);
+    }
+}
+
+/// A Service for each number, with one endpoint.
+fn services(numbers: impl IntoIterator<Item = u8>) -> Snapshot {
+    let service = |number: u8| {
+        format!("{{service: ns/s{number}, type: ClusterIP, clusterIPs: [172.30.0.{number}], clientIpAffinity: 60,
+            ports: [{{name: p, protocol: TCP, port: 80}}], endpoints: [{{address: 10.0.0.{number}, ports: [{{name: p, port: 80}}], scopes: {{internal: true}}}}]}}")
+    };
+    let text = numbers.into_iter().map(service).collect::<Vec<_>>().join(", ");
+    serde_saphyr::from_str(&format!("{{node: {{name: n}}, services: [{text}]}}")).unwrap()
+}
+
+/// Regression: once a map was full, nothing was ever deleted, because deletions come last.
+#[test]
+fn a_full_map_has_room_again_when_services_are_deleted() {
+    // Each Service has two VIPs, a group of endpoints and a member.
+    let (vips, endpoints, members) = (8, 4, 4);
+    for sizes in [
+        Sizes { vips, ..Sizes::default() },
+        Sizes { endpoints, ..Sizes::default() },
+        Sizes { members, ..Sizes::default() },
+    ] {
+        let mut backend = backend(FakeKernel { sizes, ..FakeKernel::default() });
+        let mut apply = |state| backend.apply(&state, &Changes::everything()).map(|synced| synced.whole().unwrap());
+        apply(services(1..5)).unwrap();
+        let error = format!("{:#}", apply(services(1..7)).unwrap_err());
+        assert!(error.contains("is full"), "{error}");
+        // The kernel still lacks Services 5 and 6.
+        apply(services(3..7)).unwrap();
+        apply(services(7..11)).unwrap();
+        assert_eq!(backend.kernel.content, synced(FakeKernel::default(), &services(7..11)));
     }
 }
 

@@ -14,7 +14,7 @@ use localnet_ebpf::{
     layout::Socket,
     live::Pins,
     plan::{socket, socket_addr},
-    testing::FakeKernel,
+    testing::{FakeKernel, Sizes},
 };
 use localnet_linux_backend::live::Live;
 use localnet_proto::{ByFamily, Family, Snapshot};
@@ -67,50 +67,65 @@ impl Subsystem for Ebpf {
         ByFamily::from_fn(|_| self.0.attached)
     }
 
+    /// Maps without names serve until the next programs are attached.
+    fn is_whole(&self, _: Family) -> bool {
+        !self.0.nameless
+    }
+
     fn objects(&self, _: &Snapshot) -> Vec<String> {
         self.0.content.text().lines().map(str::to_owned).collect()
     }
 
-    /// The maps get full.
+    /// The maps get full, or the kernel lacks memory for elements.
     fn hate(&mut self, rng: &mut StdRng) {
-        self.0.limit = Some(self.0.applied + rng.random_range(0..10));
+        let more = rng.random_range(0..10);
+        if rng.random() {
+            self.0.limit = Some(self.0.applied + more);
+        } else {
+            let Content { vips, endpoints, members } = &self.0.content;
+            let (vips, endpoints, members) = (vips.len() + more, endpoints.len() + more, members.len() + more);
+            self.0.sizes = Sizes { vips, endpoints, members };
+        }
     }
 
     fn heal(&mut self) {
-        self.0.limit = None;
+        (self.0.limit, self.0.sizes) = (None, Sizes::default());
     }
 
-    /// Deletes the pins. The programs are then detached, and the next ones get empty maps.
-    fn edit(&mut self, _: &mut StdRng, elsewhere: bool, _: bool) -> Edit<()> {
+    /// Deletes the pins of the programs, of the maps, or of both.
+    fn edit(&mut self, rng: &mut StdRng, elsewhere: bool, _: bool) -> Edit<()> {
         if elsewhere {
             return Edit { what: "attaches programs of its own".to_owned(), damages: BTreeSet::new(), notice: None };
         }
-        (self.0.attached, self.0.content) = (false, Content::default());
-        Edit { what: "deletes the pins".to_owned(), damages: Family::BOTH.into(), notice: None }
+        let (programs, maps, what) = match rng.random_range(0..3_u8) {
+            0 => (true, false, "deletes the pins of the programs"),
+            1 => (false, true, "deletes the pins of the maps"),
+            _ => (true, true, "deletes all pins"),
+        };
+        self.0.delete_pins(programs, maps);
+        Edit { what: what.to_owned(), damages: Family::BOTH.into(), notice: None }
     }
 }
 
 fn error(failure: Failure) -> anyhow::Error {
     match failure {
         Failure::Denied => anyhow!("not permitted"),
-        Failure::Short => anyhow!("the map is full"),
+        Failure::Short => anyhow!("out of memory"),
         Failure::Unanswered | Failure::Unreadable => anyhow!("interrupted"),
     }
 }
 
 impl Maps for Kernel<Ebpf> {
+    /// If everything is attached, this only opens the maps.
     fn attach(&mut self) -> anyhow::Result<()> {
-        Kernel::read(self, &[], error, |ebpf| {
-            if !ebpf.0.attached {
-                // Until now, the backend has written to the maps whose pins are deleted.
-                ebpf.0.content = Content::default();
-            }
-            ebpf.0.attach()
-        })
+        match self.is_attached() {
+            true => Kernel::read(self, &[], error, |_| Ok(())),
+            false => self.commit("programs", error, |ebpf| ebpf.0.attach()),
+        }
     }
 
     fn is_attached(&mut self) -> bool {
-        self.ask(|ebpf| ebpf.0.attached)
+        self.ask(|ebpf| ebpf.0.is_attached())
     }
 
     fn read(&mut self) -> anyhow::Result<Content> {
