@@ -1,4 +1,5 @@
-//! The kernel of the tests: an IPVS that refuses what the real one refuses, an interface, and nf_tables in memory.
+//! The kernel of the tests: an IPVS that refuses what the real one refuses, an interface, and nf_tables in memory. The contract in
+//! `tests/guest` checks that it behaves like the real one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,8 +27,12 @@ use crate::{kernel::Kernel, plan::INTERFACE};
 pub struct FakeKernel {
     /// The virtual servers.
     pub servers: BTreeMap<Frontend, FakeServer>,
+    /// The connections of the destinations that were deleted. They return with their destination.
+    pub trash: BTreeMap<(Frontend, SocketAddr), u32>,
     /// The addresses of the interface; `None` if it does not exist.
     pub addresses: Option<BTreeSet<IpAddr>>,
+    /// Whether the backend has opened the interface. After another program has deleted it, the next change then fails.
+    pub is_open: bool,
     /// nf_tables.
     pub nft: FakeNft,
     /// The schedulers that the kernel lacks.
@@ -67,9 +72,11 @@ impl FakeServer {
 
 const MISSING: i32 = 2;
 const NO_SERVER: i32 = 3;
+const NO_MEMORY: i32 = 12;
 const EXISTS: i32 = 17;
 const INVALID: i32 = 22;
-const NO_MEMORY: i32 = 12;
+const RANGE: i32 = 34;
+const NOT_AVAILABLE: i32 = 99;
 
 impl FakeKernel {
     /// The virtual servers with their destinations.
@@ -77,42 +84,90 @@ impl FakeKernel {
         self.servers.values().map(FakeServer::state).collect()
     }
 
+    /// A client connects to a virtual server. Returns the destination that serves it, if there is one.
+    pub fn connect(&mut self, frontend: &Frontend) -> Option<SocketAddr> {
+        let all = self.servers.get_mut(frontend)?.destinations.values_mut();
+        let (to, active) = all.filter(|(one, _)| one.weight > 0).min_by_key(|(_, active)| *active)?;
+        *active += 1;
+        Some(to.address)
+    }
+
+    /// A connection to this destination ends, and the kernel has forgotten it.
+    pub fn disconnect(&mut self, frontend: &Frontend, from: SocketAddr) {
+        let held = self.servers.get_mut(frontend).and_then(|fake| fake.destinations.get_mut(&from));
+        let active = held.map(|(_, active)| active).or_else(|| self.trash.get_mut(&(*frontend, from)));
+        active.into_iter().for_each(|active| *active -= 1);
+    }
+
     fn make(&mut self, change: &Change) -> Result<(), i32> {
-        let lacks = |server: &VirtualServer| self.lacks.contains(server.scheduler.as_str());
+        // The kernel first looks for the virtual server.
+        let frontend = change.frontend();
+        match (change, self.servers.contains_key(frontend)) {
+            (Change::AddServer(_), true) => return Err(EXISTS),
+            (Change::AddServer(_), false) | (_, true) => {}
+            (_, false) => return Err(NO_SERVER),
+        }
         match change {
-            Change::AddServer(server) | Change::UpdateServer(server) if lacks(server) => return Err(MISSING),
+            Change::AddServer(server) | Change::UpdateServer(server)
+                if self.lacks.contains(server.scheduler.as_str()) =>
+            {
+                return Err(MISSING);
+            }
             Change::AddServer(server) => {
-                if self.servers.contains_key(&server.frontend) {
-                    return Err(EXISTS);
-                }
                 let fake = FakeServer { server: server.clone(), destinations: BTreeMap::new() };
                 self.servers.insert(server.frontend, fake);
             }
             Change::UpdateServer(server) => {
-                self.servers.get_mut(&server.frontend).ok_or(NO_SERVER)?.server = server.clone();
+                self.servers.get_mut(frontend).ok_or(NO_SERVER)?.server = server.clone();
             }
             Change::DeleteServer(_) | Change::DeleteDestination(..) if self.keeps => return Err(NO_MEMORY),
-            Change::DeleteServer(frontend) => _ = self.servers.remove(frontend).ok_or(NO_SERVER)?,
-            Change::AddDestination(frontend, one) => {
+            Change::DeleteServer(_) => {
+                let gone = self.servers.remove(frontend).ok_or(NO_SERVER)?.destinations;
+                gone.into_values().for_each(|(one, active)| self.discard(frontend, &one, active));
+            }
+            Change::AddDestination(_, one) => {
+                let is_hated = self.hated.contains(&one.address);
                 let all = &mut self.servers.get_mut(frontend).ok_or(NO_SERVER)?.destinations;
-                if self.hated.contains(&one.address) {
+                if is_hated {
                     return Err(if self.short { NO_MEMORY } else { INVALID });
                 }
+                check(frontend, one)?;
                 if all.contains_key(&one.address) {
                     return Err(EXISTS);
                 }
-                all.insert(one.address, (*one, 0));
+                let active = self.trash.remove(&(*frontend, one.address)).unwrap_or_default();
+                all.insert(one.address, (*one, active));
             }
-            Change::UpdateDestination(frontend, one) => {
+            Change::UpdateDestination(_, one) => {
                 let all = &mut self.servers.get_mut(frontend).ok_or(NO_SERVER)?.destinations;
+                check(frontend, one)?;
                 all.get_mut(&one.address).ok_or(MISSING)?.0 = *one;
             }
-            Change::DeleteDestination(frontend, one) => {
+            Change::DeleteDestination(_, address) => {
                 let all = &mut self.servers.get_mut(frontend).ok_or(NO_SERVER)?.destinations;
-                _ = all.remove(one).ok_or(MISSING)?;
+                let (one, active) = all.remove(address).ok_or(MISSING)?;
+                self.discard(frontend, &one, active);
             }
         }
         Ok(())
+    }
+
+    /// The kernel keeps a deleted destination as long as it has connections.
+    fn discard(&mut self, frontend: &Frontend, one: &Destination, active: u32) {
+        if active > 0 {
+            self.trash.insert((*frontend, one.address), active);
+        }
+    }
+}
+
+/// Whether the kernel accepts a destination's address and numbers.
+fn check(frontend: &Frontend, one: &Destination) -> Result<(), i32> {
+    let is_v4 = one.address.is_ipv4();
+    match one {
+        Destination { weight, .. } if i32::try_from(*weight).is_err() => Err(RANGE),
+        Destination { upper_threshold, lower_threshold, .. } if lower_threshold > upper_threshold => Err(RANGE),
+        _ if is_v4 != frontend.address.is_ipv4() || one.address.ip().is_multicast() => Err(INVALID),
+        _ => Ok(()),
     }
 }
 
@@ -173,22 +228,42 @@ impl Kernel for FakeKernel {
     }
 
     async fn addresses(&mut self) -> Result<Option<BTreeSet<IpAddr>>, dummy::Error> {
+        self.is_open = self.addresses.is_some();
         Ok(self.addresses.clone())
     }
 
     async fn bind(&mut self, add: Vec<IpAddr>, remove: Vec<IpAddr>) -> Result<Changed, dummy::Error> {
         self.log.push(format!("addresses +{add:?} -{remove:?}"));
+        let was_open = std::mem::replace(&mut self.is_open, true);
+        if was_open && self.addresses.is_none() && !(add.is_empty() && remove.is_empty()) {
+            self.is_open = false;
+            return Err(dummy::Error::Deleted { name: INTERFACE.to_owned() });
+        }
         let held = self.addresses.get_or_insert_default();
-        let (hated, taken): (Vec<_>, Vec<_>) = add.into_iter().partition(|one| self.hated_addresses.contains(one));
-        held.extend(taken);
-        remove.iter().for_each(|address| _ = held.remove(address));
-        let errno = if self.short { NO_MEMORY } else { INVALID };
-        let refused = |address| dummy::Refused::new(address, true, INTERFACE, Some(errno), "hated".to_owned());
-        Ok(Changed { refused: hated.into_iter().map(refused).collect(), ..Changed::default() })
+        let removed = remove.iter().filter(|address| held.remove(*address)).count();
+        let mut changed = Changed { removed, ..Changed::default() };
+        for address in add {
+            let errno = match address {
+                _ if self.hated_addresses.contains(&address) => {
+                    if self.short {
+                        NO_MEMORY
+                    } else {
+                        INVALID
+                    }
+                }
+                IpAddr::V6(one) if one.is_multicast() => NOT_AVAILABLE,
+                _ => {
+                    changed.added += usize::from(held.insert(address));
+                    continue;
+                }
+            };
+            changed.refused.push(dummy::Refused::new(address, true, INTERFACE, Some(errno), "hated".to_owned()));
+        }
+        Ok(changed)
     }
 
     async fn delete_interface(&mut self) -> Result<(), dummy::Error> {
-        self.addresses = None;
+        (self.addresses, self.is_open) = (None, false);
         Ok(())
     }
 }

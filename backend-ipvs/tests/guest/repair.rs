@@ -15,7 +15,7 @@ use crate::connections::state;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs a program in the network namespace of this thread. Returns its output.
-fn run(line: &str) -> String {
+pub(crate) fn run(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
     let output = Command::new(words[0]).args(&words[1..]).output().unwrap_or_else(|error| panic!("{line}: {error}"));
     assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));

@@ -179,6 +179,7 @@ impl Subsystem for Ipvs {
         self.fake.short = false;
         let destinations = self.fake.servers.values_mut().flat_map(|fake| fake.destinations.values_mut());
         destinations.for_each(|(_, active)| *active = 0);
+        self.fake.trash.clear();
     }
 
     fn edit(&mut self, rng: &mut StdRng, elsewhere: bool, silent: bool) -> Edit<()> {
@@ -192,13 +193,14 @@ impl Subsystem for Ipvs {
         let tables: Vec<_> = self.fake.nft.tables.keys().cloned().collect();
         match (rng.random_range(0..6_u8), frontends.choose(rng), addresses.choose(rng), tables.choose(rng)) {
             (0, Some(frontend), ..) => {
-                self.fake.servers.remove(frontend);
+                self.make(Change::DeleteServer(*frontend));
                 let damages = [Family::of(frontend.address.ip())].into();
                 Edit { what: format!("deletes the virtual server {frontend}"), damages, notice: None }
             }
             (1 | 2, Some(frontend), ..) => {
-                let gone = self.fake.servers.get_mut(frontend).and_then(|fake| fake.destinations.pop_first());
-                let address = gone.map(|(address, _)| address);
+                let fake = self.fake.servers.get(frontend);
+                let address = fake.and_then(|fake| fake.destinations.keys().next().copied());
+                address.into_iter().for_each(|address| self.make(Change::DeleteDestination(*frontend, address)));
                 let damages = [Family::of(frontend.address.ip())].into();
                 Edit { what: format!("deletes the destination {address:?} of {frontend}"), damages, notice: None }
             }
@@ -227,6 +229,12 @@ fn own_addresses() -> impl Iterator<Item = IpAddr> {
 }
 
 impl Ipvs {
+    /// Another program changes a virtual server.
+    fn make(&mut self, change: Change) {
+        _ = self.fake.change(&[change]);
+        self.fake.log.clear();
+    }
+
     /// Whether anything marks a virtual server as the backend's: its VIP in the tables, or its address on the interface.
     fn marks(&self, frontend: &Frontend) -> bool {
         self.fake.addresses.iter().flatten().any(|bound| *bound == frontend.address.ip()) || self.lists(frontend)
@@ -297,6 +305,11 @@ fn dummy_error(failure: Failure) -> dummy::Error {
     dummy::Error::Io(io::Error::from_raw_os_error(errno))
 }
 
+/// The answer of the fake kernel, which never waits.
+fn at_once<T>(answer: impl Future<Output = Result<T, dummy::Error>>) -> Result<T, dummy::Error> {
+    answer.now_or_never().unwrap_or_else(|| Err(dummy_error(Failure::Unanswered)))
+}
+
 impl Host for Kernel<Ipvs> {
     fn nft(&mut self) -> &mut impl nft::Kernel {
         self
@@ -331,7 +344,9 @@ impl Host for Kernel<Ipvs> {
                     // Some of the endpoints have connections until the next time that the faults end.
                     let fake = ipvs.fake.servers.get_mut(frontend);
                     let added = fake.and_then(|fake| fake.destinations.get_mut(&one.address));
-                    added.into_iter().for_each(|(one, active)| *active = u32::from(one.address.port() % 2));
+                    added
+                        .into_iter()
+                        .for_each(|(one, active)| *active = (*active).max(u32::from(one.address.port() % 2)));
                 }
                 applied.refused.first().map_or(Ok(()), |refused| Err(Stop::Refused(refused.errno)))
             });
@@ -345,22 +360,21 @@ impl Host for Kernel<Ipvs> {
     }
 
     async fn addresses(&mut self) -> Result<Option<BTreeSet<IpAddr>>, dummy::Error> {
-        Kernel::read(self, &[], dummy_error, |ipvs| Ok(ipvs.fake.addresses.clone()))
+        Kernel::read(self, &[], dummy_error, |ipvs| at_once(ipvs.fake.addresses()))
     }
 
     async fn bind(&mut self, add: Vec<IpAddr>, remove: Vec<IpAddr>) -> Result<Changed, dummy::Error> {
         let what = format!("addresses +{add:?} -{remove:?}");
         self.commit(what, dummy_error, |ipvs| {
             ipvs.starts = false;
-            let bound = ipvs.fake.bind(add, remove).now_or_never();
+            let bound = at_once(ipvs.fake.bind(add, remove));
             ipvs.fake.log.clear();
-            bound.unwrap_or_else(|| Err(dummy_error(Failure::Unanswered)))
+            bound
         })
     }
 
     async fn delete_interface(&mut self) -> Result<(), dummy::Error> {
-        self.ask(|ipvs| ipvs.fake.addresses = None);
-        Ok(())
+        self.ask(|ipvs| at_once(ipvs.fake.delete_interface()))
     }
 }
 
