@@ -14,7 +14,7 @@ use localnet_client::{
     vips::VipKey,
 };
 use localnet_linux::conntrack::{
-    Commit, Conntrack, Due, Error, Flow, Queue, Reconciler, Selection, Status, Tuple, Zone,
+    Commit, Conntrack, Due, Error, Flow, Queue, Reconciler, Selection, Status, Tuple, testing::Fake,
 };
 use localnet_linux_backend::live;
 use localnet_proto::{Protocol, Snapshot};
@@ -39,8 +39,7 @@ struct State {
     trace: Trace,
     /// The VIPs that the clients know.
     vips: BTreeSet<VipKey>,
-    flows: Vec<Flow>,
-    ids: u32,
+    table: Fake,
     /// How many backends have cleaned up flows.
     cleaners: u32,
     fails: bool,
@@ -54,14 +53,13 @@ struct State {
 impl Flows {
     /// A table without flows, with clients whose packets follow from `seed`.
     pub fn new(seed: u64, ledger: Ledger, trace: Trace) -> Self {
-        let (rng, flows, vips) = (StdRng::seed_from_u64(seed), Vec::new(), BTreeSet::new());
+        let (rng, table, vips) = (StdRng::seed_from_u64(seed), Fake::default(), BTreeSet::new());
         Self(Arc::new(Mutex::new(State {
             rng,
             ledger,
             trace,
             vips,
-            flows,
-            ids: 0,
+            table,
             cleaners: 0,
             fails: false,
             is_busy: false,
@@ -79,8 +77,8 @@ impl Flows {
         let state = &mut *self.lock();
         let served = state.ledger.served();
         // Some clients have ended.
-        let State { rng, flows, .. } = state;
-        flows.retain(|_| rng.random_bool(0.9));
+        let State { rng, table, .. } = state;
+        table.flows.retain(|_| rng.random_bool(0.9));
         state.vips.extend(served.0.keys().filter(|vip| vip.protocol == Protocol::Udp && is_cluster_ip(vip)));
         for vip in &state.vips {
             for client in 0..CLIENTS {
@@ -91,24 +89,18 @@ impl Flows {
                     IpAddr::V6(_) => IpAddr::from([0xfd00, 1, 0, 0, 0, 0, 0, last]),
                 };
                 let original = Tuple { source: SocketAddr::new(source, 40_000), destination };
-                let is_tracked = state.flows.iter().any(|flow| flow.original == original);
+                let is_tracked = state.table.flows.iter().any(|flow| flow.original == original);
                 if is_tracked || state.rng.random() {
                     continue;
                 }
                 let Some(endpoint) = receiver(&served, vip, &mut state.rng) else { continue };
-                state.ids += 1;
-                let translated = if endpoint == destination { 0 } else { Status::DESTINATION_NAT.0 };
-                let flow = Flow {
-                    protocol: Protocol::Udp,
-                    original,
-                    reply: Tuple { source: endpoint, destination: original.source },
-                    status: Status(Status::SEEN_REPLY.0 | Status::ASSURED.0 | translated),
-                    tcp_state: None,
-                    zone: Zone::Both(0),
-                    id: state.ids,
-                };
-                state.trace.add(format_args!("new flow {flow}"));
-                state.flows.push(flow);
+                let translated = (endpoint != destination).then_some(endpoint);
+                state.table.send(original, |_| translated);
+                if let Some(flow) = state.table.flows.last().copied() {
+                    // The endpoint answers.
+                    state.table.send(flow.reply, |_| None);
+                    state.trace.add(format_args!("new flow {flow}"));
+                }
             }
         }
     }
@@ -133,14 +125,15 @@ impl Flows {
     pub fn end(&self, is_stale: impl Fn(SocketAddr, SocketAddr) -> bool) -> bool {
         let mut state = self.lock();
         if !state.fails {
-            state.flows.retain(|flow| !is_translated(flow) || !is_stale(flow.original.destination, flow.reply.source));
+            let flows = &mut state.table.flows;
+            flows.retain(|flow| !is_translated(flow) || !is_stale(flow.original.destination, flow.reply.source));
         }
         !state.fails
     }
 
     /// Forgets all flows: nothing can end them any more.
     pub fn lose(&self) {
-        self.lock().flows.clear();
+        self.lock().table.flows.clear();
     }
 
     /// Checks that no flow is stale. The kernel must hold `state`, and the backend must have nothing left to do.
@@ -152,7 +145,7 @@ impl Flows {
         }
         // A backend knows only those former VIPs that it or the tables have held.
         let knows_former = inner.cleaners == 1 && !inner.ledger.was_damaged();
-        let known = inner.flows.iter().filter(|flow| profile.sees_all_flows || is_translated(flow));
+        let known = inner.table.flows.iter().filter(|flow| profile.sees_all_flows || is_translated(flow));
         for flow in known {
             let destination = flow.original.destination;
             let service = state.services.values().find(|service| {
@@ -199,26 +192,22 @@ fn receiver(served: &Served, vip: &VipKey, rng: &mut StdRng) -> Option<SocketAdd
 
 impl Conntrack for Flows {
     fn dump(&mut self, selection: Selection, visit: &mut dyn FnMut(&Flow)) -> Result<(), Error> {
-        let state = self.lock();
+        let state = &mut *self.lock();
         if state.fails {
             return Err(Error::Interrupted);
         }
-        state.flows.iter().filter(|flow| selection.admits(flow)).for_each(visit);
-        Ok(())
+        state.table.dump(selection, visit)
     }
 
     fn delete(&mut self, flows: &[Flow]) -> Result<usize, Error> {
         let state = &mut *self.lock();
-        let before = state.flows.len();
-        state.flows.retain(|flow| !flows.contains(flow));
-        let deleted = before - state.flows.len();
+        let deleted = state.table.delete(flows)?;
         for flow in flows {
             state.trace.add(format_args!("deleted flow {flow}"));
             state.ledger.flow_deleted(flow);
             if state.late > 0 && !state.repeated.contains(&flow.id) {
-                (state.late, state.ids) = (state.late - 1, state.ids + 1);
-                state.repeated.insert(state.ids);
-                state.flows.push(Flow { id: state.ids, ..*flow });
+                state.late -= 1;
+                state.repeated.insert(state.table.repeat(flow));
             }
         }
         Ok(deleted)

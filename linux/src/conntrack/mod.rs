@@ -22,8 +22,8 @@ mod queue;
 mod recheck;
 mod reconciler;
 mod stale;
-#[cfg(test)]
-pub(crate) mod testing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 
