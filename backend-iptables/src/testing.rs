@@ -12,6 +12,10 @@ use crate::{kernel::Kernel, plan::names, ruleset::Lines, tool::Error};
 /// The chains by table and name. The kernel's own chains always exist.
 pub type Tables = BTreeMap<String, BTreeMap<String, Vec<String>>>;
 
+/// The kernel's own chains of each table.
+const BUILT_IN: [(&str, &[&str]); 2] =
+    [("filter", &["INPUT", "FORWARD", "OUTPUT"]), ("nat", &["PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"])];
+
 /// The tables of both families.
 #[derive(Clone, Debug)]
 pub struct Fake {
@@ -35,13 +39,8 @@ pub struct Fake {
 
 impl Default for Fake {
     fn default() -> Self {
-        let builtin = |chains: &[&str]| chains.iter().map(|chain| ((*chain).to_owned(), Vec::new())).collect();
-        let tables = || {
-            BTreeMap::from([
-                ("filter".to_owned(), builtin(&["INPUT", "FORWARD", "OUTPUT"])),
-                ("nat".to_owned(), builtin(&["PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"])),
-            ])
-        };
+        let empty = |chains: &[&str]| chains.iter().map(|chain| ((*chain).to_owned(), Vec::new())).collect();
+        let tables = || BUILT_IN.iter().map(|(table, chains)| ((*table).to_owned(), empty(chains))).collect();
         Self {
             tables: ByFamily::from_fn(|_| tables()),
             inputs: Vec::new(),
@@ -91,14 +90,6 @@ impl Fake {
             }
             let (table, mut chains) = open.take().ok_or_else(|| refuse("outside of a table"))?;
             if line == "COMMIT" {
-                let targets = |rule: &String| {
-                    rule.rsplit_once("-j ").map(|(_, to)| to.split(' ').next().unwrap_or_default().to_owned())
-                };
-                for target in chains.values().flatten().filter_map(targets) {
-                    if target.starts_with("KUBE-") && !chains.contains_key(&target) {
-                        return Err(refuse(&format!("no chain {target}")));
-                    }
-                }
                 if doomed {
                     return Err(refuse(self.why()));
                 }
@@ -107,7 +98,11 @@ impl Fake {
                 continue;
             }
             if let Some(declared) = line.strip_prefix(':') {
-                chains.insert(declared.split(' ').next().unwrap_or_default().to_owned(), Vec::new());
+                let name = declared.split(' ').next().unwrap_or_default();
+                // The kernel's own chains keep their rules.
+                if !BUILT_IN.iter().any(|(_, chains)| chains.contains(&name)) {
+                    chains.insert(name.to_owned(), Vec::new());
+                }
             } else {
                 let mut words = line.splitn(3, ' ');
                 let (command, chain) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
@@ -125,6 +120,10 @@ impl Fake {
                 let has = |counter| self.counters.as_ref().is_some_and(|counters| counters.contains_key(counter));
                 if !counter.is_none_or(has) {
                     return Err(refuse("no such counter"));
+                }
+                let target = rule.rsplit_once("-j ").and_then(|(_, to)| to.split(' ').next());
+                if target.is_some_and(|target| target.starts_with("KUBE-") && !chains.contains_key(target)) {
+                    return Err(refuse("no such target"));
                 }
                 let named = chains.get_mut(chain).ok_or_else(|| refuse("no chain"))?;
                 match command {
@@ -151,8 +150,10 @@ impl Fake {
             }
             open = Some((table, chains));
         }
-        assert!(open.is_none(), "no COMMIT: {text}");
-        Ok(committed)
+        match open {
+            None => Ok(committed),
+            Some(_) => Err((text.lines().count() + 1, "COMMIT expected".to_owned(), committed)),
+        }
     }
 }
 
