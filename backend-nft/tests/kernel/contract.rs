@@ -172,8 +172,11 @@ const STEPS: &[(&str, Step, Option<i32>)] = &[
     ),
 ];
 
-fn refusal(kernel: &mut impl Kernel, transaction: &Transaction) -> Option<Option<i32>> {
-    kernel.apply(transaction).err().map(|error| error.errno())
+/// The error number, and the index of the refused change.
+fn refusal(kernel: &mut impl Kernel, transaction: &Transaction) -> Option<(Option<i32>, Option<usize>)> {
+    let error = kernel.apply(transaction).err()?;
+    let change = if let Error::Refused { change, .. } = error { Some(change) } else { None };
+    Some((error.errno(), change))
 }
 
 /// The elements of a set, sorted.
@@ -190,7 +193,8 @@ fn the_fake_kernel_refuses_and_holds_what_the_real_one_does() {
         for (what, step, errno) in STEPS {
             let mut transaction = Transaction::new();
             step(&mut transaction);
-            let expected = errno.map(Some);
+            // The last change is at fault.
+            let expected = errno.map(|errno| (Some(errno), Some(transaction.changes().len() - 1)));
             assert_eq!(refusal(&mut fake, &transaction), expected, "the fake: {what}");
             assert_eq!(refusal(&mut netlink, &transaction), expected, "the kernel: {what}");
             for set in [addresses(), targets(), ranges()] {
