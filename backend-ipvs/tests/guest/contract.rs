@@ -384,7 +384,7 @@ fn addresses_may_be_added_and_removed_twice<P: Place>(node: &mut Node<P>) {
     assert_eq!((changed.added, changed.removed, changed.refused.len()), (1, 1, 0));
     assert_eq!(node.addresses(), Some(set(&[one, two])));
     // The interface stays without addresses, until it is deleted.
-    node.bind(&[], &[one, two]).unwrap();
+    assert_eq!(node.bind(&[], &[one, two]).unwrap().removed, 2);
     assert_eq!(node.addresses(), Some(set(&[])));
     for _ in 0..2 {
         node.runtime.block_on(node.kernel.delete_interface()).unwrap();
