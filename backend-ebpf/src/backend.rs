@@ -81,7 +81,7 @@ impl<K: Kernel> EbpfBackend<K> {
         }
         let changes = self.desired.changes();
         let mut applied = self.kernel.apply(&changes);
-        if applied.as_ref().is_err_and(|error| error.is::<Full>()) {
+        if applied.as_ref().is_err_and(anyhow::Error::is::<Full>) {
             // What is no longer desired takes room. Usually it is deleted last, so it would stay as long as the map is full.
             self.kernel.apply(&self.desired.deletions())?;
             applied = self.kernel.apply(&changes);

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Maps in memory.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct FakeKernel {
     /// The content of the maps.
     pub content: Content,
@@ -51,21 +51,6 @@ impl Default for Sizes {
     /// Those of `programs/main.rs`.
     fn default() -> Self {
         Self { vips: 1 << 18, endpoints: 1 << 18, members: 1 << 19 }
-    }
-}
-
-impl Default for FakeKernel {
-    fn default() -> Self {
-        Self {
-            content: Content::default(),
-            applied: 0,
-            limit: None,
-            sizes: Sizes::default(),
-            attached: false,
-            nameless: false,
-            sockets: Vec::new(),
-            keeps_sockets: false,
-        }
     }
 }
 

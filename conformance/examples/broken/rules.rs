@@ -53,7 +53,8 @@ fn table(state: &Snapshot, fault: &str, family: &str, v6: bool) -> String {
                     let verdict = if fault == "drops-instead-of-rejecting" { "drop" } else { with };
                     _ = writeln!(refuse, "  {to} {verdict}");
                 }
-                choose(&to, &slots(&endpoints, service, fault), hashed(service, family, fault), fault, &mut translate);
+                let hashed = hashed(service, family, fault);
+                choose(&to, &slots(&endpoints, service, fault), hashed.as_deref(), fault, &mut translate);
                 for endpoint in endpoints {
                     let ip = endpoint.ip();
                     _ = writeln!(hairpins, "  ct status dnat {family} saddr {ip} {family} daddr {ip} masquerade");
@@ -95,11 +96,11 @@ fn slots(endpoints: &[SocketAddr], service: &Service, fault: &str) -> Vec<Socket
     endpoints.iter().flat_map(|endpoint| iter::repeat_n(*endpoint, weight(endpoint))).collect()
 }
 
-fn choose(to: &str, endpoints: &[SocketAddr], hashed: Option<String>, fault: &str, text: &mut String) {
+fn choose(to: &str, endpoints: &[SocketAddr], hashed: Option<&str>, fault: &str, text: &mut String) {
     let count = if fault == "one-endpoint" { endpoints.len().min(1) } else { endpoints.len() };
     for (index, endpoint) in endpoints.iter().take(count).enumerate() {
         let left = count - index;
-        let chosen = match (left, &hashed) {
+        let chosen = match (left, hashed) {
             (1, _) => String::new(),
             (_, Some(key)) => format!("jhash {key} mod {count} seed 0x1 {index}"),
             (_, None) => format!("numgen random mod {left} 0"),

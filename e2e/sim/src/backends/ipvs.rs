@@ -318,7 +318,7 @@ impl Host for Kernel<Ipvs> {
     fn servers(&mut self) -> Result<Vec<ServerState>, ipvs::Error> {
         self.ask(|ipvs| {
             if ipvs.starts {
-                ipvs.starts()
+                ipvs.starts();
             }
         });
         Kernel::read(self, &Family::BOTH, ipvs_error, |ipvs| ipvs.fake.servers())

@@ -1,4 +1,4 @@
-//! The ledger: it records what happens in a run, and checks the [`invariants`] that hold at any time.
+//! The ledger: it records what happens in a run, and checks the invariants that hold at any time.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
