@@ -16,6 +16,8 @@ use crate::{
 const BATCH: usize = 4096;
 /// `E2BIG`, the kernel's error for an element that exceeds the size of its map.
 const FULL: i32 = 7;
+/// `ENOENT`, the kernel's error for a deletion of a missing element.
+const MISSING: i32 = 2;
 
 /// The maps.
 #[derive(Debug)]
@@ -123,7 +125,7 @@ impl<const K: usize, const V: usize> Table<K, V> {
         self.flush()?;
         let mut map: HashMap<&mut MapData, [u32; K], [u32; V]> = HashMap::try_from(&mut self.map)?;
         match map.remove(&key.words()) {
-            Err(MapError::KeyNotFound) => Ok(()),
+            Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(MISSING) => Ok(()),
             removed => removed.map_err(one_line).with_context(|| self.refusal()),
         }
     }

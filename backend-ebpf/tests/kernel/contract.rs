@@ -1,13 +1,13 @@
 //! The contract of the eBPF maps: what the backend and the simulation rely on. Each behaviour is a function, which runs on the fake
 //! kernel of the unit tests and on the real one.
 
-use std::{net::UdpSocket, path::Path};
+use std::path::Path;
 
 use localnet_ebpf::{
     host::{Host, NAMES},
     kernel::{Change, Content, Full, Kernel},
     layout::{DROP, EXTERNAL, EndpointKey, Endpoints, INTERNAL, MemberKey, PortId, Socket, Vip, VipKey},
-    plan::{socket, socket_addr},
+    plan::socket,
     testing::{FakeKernel, Sizes},
 };
 use localnet_lab::{Network, Sandbox, Topology};
@@ -23,10 +23,6 @@ trait Node {
     fn restart(&mut self);
     /// Another program deletes the pins of programs or of maps.
     fn delete_pins(&mut self, of: Pins);
-    /// A process connects a UDP socket to a VIP. Returns the number of the socket.
-    fn connect(&mut self, vip: Socket) -> usize;
-    /// Whether the socket with this number was ended.
-    fn is_ended(&mut self, number: usize) -> bool;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +34,6 @@ enum Pins {
 #[derive(Default)]
 struct Fake {
     kernel: FakeKernel,
-    sockets: Vec<[Socket; 2]>,
 }
 
 impl Node for Fake {
@@ -53,22 +48,10 @@ impl Node for Fake {
     fn delete_pins(&mut self, of: Pins) {
         self.kernel.delete_pins(of == Pins::Programs, of == Pins::Maps);
     }
-
-    fn connect(&mut self, vip: Socket) -> usize {
-        assert!(self.kernel.connect(vip), "the programs translate the VIP");
-        self.sockets.extend(self.kernel.sockets.last());
-        self.sockets.len() - 1
-    }
-
-    fn is_ended(&mut self, number: usize) -> bool {
-        !self.kernel.sockets.contains(&self.sockets[number])
-    }
 }
 
 struct Real {
     host: Host,
-    /// The sockets; `None` after a socket was ended.
-    sockets: Vec<Option<UdpSocket>>,
 }
 
 fn open() -> Host {
@@ -94,18 +77,6 @@ impl Node for Real {
             std::fs::remove_file(bpffs().join(pin)).unwrap();
         }
     }
-
-    fn connect(&mut self, vip: Socket) -> usize {
-        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        socket.connect(socket_addr(&vip)).unwrap();
-        self.sockets.push(Some(socket));
-        self.sockets.len() - 1
-    }
-
-    fn is_ended(&mut self, number: usize) -> bool {
-        self.sockets[number].take_if(|socket| socket.take_error().unwrap().is_some());
-        self.sockets[number].is_none()
-    }
 }
 
 /// Runs a behaviour on the real kernel.
@@ -113,7 +84,7 @@ fn on_the_kernel(behaviour: impl Fn(&mut Real) + Sync) {
     let _sandbox = Sandbox::enter().unwrap();
     let network = Network::build(Topology::default()).unwrap();
     let run = || {
-        behaviour(&mut Real { host: open(), sockets: Vec::new() });
+        behaviour(&mut Real { host: open() });
         Ok(())
     };
     network.node().run(run).unwrap();
@@ -139,7 +110,6 @@ contract! {
     a_restart_and_another_attachment_change_nothing,
     maps_keep_their_elements_while_no_program_is_attached,
     maps_without_pins_are_replaced_by_empty_ones,
-    only_stale_sockets_end,
     nothing_remains_after_a_removal,
 }
 
@@ -274,26 +244,6 @@ fn maps_without_pins_are_replaced_by_empty_ones(node: &mut impl Node) {
     assert!(node.kernel().is_attached());
     assert_eq!(node.kernel().read().unwrap(), Content::default());
     apply(node, &[Change::Vip(two.0, Some(two.1))], &Content { vips: [two].into(), ..Content::default() });
-}
-
-fn only_stale_sockets_end(node: &mut impl Node) {
-    node.kernel().attach().unwrap();
-    let [stale, serving] = ["127.0.0.1:1001", "127.0.0.1:1002"].map(|text| socket(text.parse().unwrap()));
-    let mut connect = |to: u32, endpoint: Socket| {
-        let group = [endpoint, Socket::default(), Socket::default(), Socket::default()];
-        let changes = [Change::Endpoints(FIRST, Some(group)), Change::Vip(vip_key(to), Some(vip(1)))];
-        node.kernel().apply(&changes).unwrap();
-        node.connect(vip_key(to).to)
-    };
-    let [first, second, other] = [connect(1, stale), connect(1, serving), connect(2, stale)];
-    let of_first = vip_key(1).to;
-    let mut seen = Vec::new();
-    for _ in 0..2 {
-        let end = |vip: &Socket, endpoint: &Socket| (*vip, *endpoint) == (of_first, stale);
-        node.kernel().end_sockets(&end).unwrap();
-        seen.push([first, second, other].map(|number| node.is_ended(number)));
-    }
-    assert_eq!(seen, [[true, false, false]; 2]);
 }
 
 fn nothing_remains_after_a_removal(node: &mut impl Node) {

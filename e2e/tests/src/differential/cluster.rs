@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 
 /// The names of the nodes.
 pub(crate) const NODE_NAMES: [&str; 2] = ["node-a", "node-b"];
+/// Of so many Services, two choose endpoints by a hash. Each VIP of such a Service has 1,024 elements, which take long in the guest.
+const HASHED_ONE_OF: usize = 11;
 /// The greatest weight of an endpoint.
 pub(crate) const MOST_WEIGHT: usize = 3;
 /// The Kubernetes namespace of all objects.
@@ -156,7 +158,7 @@ impl Service {
 
     /// Annotations that kube-proxy does not know, and that do not change which endpoints may get connections. They follow from the name.
     fn annotations(&self) -> Value {
-        match number_of(&self.name).map(|number| number % 4) {
+        match number_of(&self.name).map(|number| number % HASHED_ONE_OF) {
             Some(0) => json!({ "localnet.dev/hash": "connection" }),
             Some(1) => json!({ "localnet.dev/hash": "source" }),
             _ => json!({}),
