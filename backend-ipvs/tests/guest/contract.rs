@@ -159,8 +159,8 @@ contract! {
 
 const VIP: &str = "10.96.0.1:80";
 const ENDPOINTS: [&str; 2] = ["10.244.0.1:8080", "10.244.0.2:8080"];
-/// A scheduler that no kernel has.
-const LACKING: &str = "none";
+/// A scheduler that no kernel has. `none` is not one: it means "without a scheduler".
+const LACKING: &str = "absent";
 
 const NO_ENTRY: i32 = 2;
 const NO_SERVER: i32 = 3;
