@@ -524,6 +524,8 @@ fn an_annotation_selects_the_scheduler() {
     for (name, reason) in [
         ("sed", "this kernel has no IPVS scheduler sed: load its module with modprobe ip_vs_sed; using rr instead"),
         ("round robin", "\"round robin\" is not the name of an IPVS scheduler"),
+        // With this name, the kernel creates virtual servers that refuse all connections.
+        ("none", "\"none\" is not the name of an IPVS scheduler"),
     ] {
         backend.kernel.lacks.insert("sed".to_owned());
         let (_, skipped) = synced(&mut backend, &named(name), &web_changed());

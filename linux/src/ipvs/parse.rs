@@ -6,7 +6,8 @@ use localnet_core::{Family, Protocol};
 
 use super::uapi::{attribute, control, destination, service, statistics};
 use super::{
-    Connections, Destination, DestinationState, Flags, Forwarding, Frontend, Persistence, Timeouts, VirtualServer,
+    Connections, Destination, DestinationState, Flags, Forwarding, Frontend, Persistence, Scheduler, Timeouts,
+    VirtualServer,
 };
 use crate::conntrack::Volume;
 use crate::netlink::{Attributes, array, family_of_number};
@@ -31,7 +32,7 @@ pub(super) fn server(attributes: Attributes<'_>) -> Option<VirtualServer> {
     let persistence = if flags & service::PERSISTENT == 0 { None } else { Some(persistence(attributes, family)?) };
     Some(VirtualServer {
         frontend: Frontend::new(protocol, address),
-        scheduler: attributes.string(service::SCHEDULER)?.parse().ok()?,
+        scheduler: Scheduler::reported(attributes.string(service::SCHEDULER)?),
         flags: Flags::from_bits(flags & !(service::PERSISTENT | service::HASHED)),
         persistence,
     })

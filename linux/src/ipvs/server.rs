@@ -42,6 +42,11 @@ impl Scheduler {
         &self.0
     }
 
+    /// The scheduler of a virtual server that the kernel reports, which is `none` if it has no scheduler.
+    pub(super) fn reported(name: &str) -> Self {
+        Self(name.into())
+    }
+
     /// The name of the kernel module.
     pub fn module(&self) -> String {
         format!("ip_vs_{}", self.0)
@@ -58,10 +63,11 @@ impl Default for Scheduler {
 impl FromStr for Scheduler {
     type Err = InvalidScheduler;
 
-    /// Checks the name. The kernel would accept any name, and then report that no module of that name exists.
+    /// Checks the name. The kernel would accept any name, and then report that no module of that name exists. With `none`, it creates
+    /// a virtual server without a scheduler, which refuses all connections (`ip_vs_add_service`).
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         let known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
-        if name.is_empty() || name.len() > Self::LONGEST || !name.bytes().all(known) {
+        if name == "none" || name.is_empty() || name.len() > Self::LONGEST || !name.bytes().all(known) {
             return Err(InvalidScheduler(name.to_owned()));
         }
         Ok(Self(name.into()))
