@@ -96,6 +96,7 @@ museum: deps ## Plant each old bug of docs/museum.md, and check that its tests p
 	@e2e/museum.sh $(ROWS)
 
 differential: deps controlplane ## Compare the oracle, our backends and kube-proxy on random clusters with N (20000) random packets (SEED=… repeats a run; PEER=previous: with kube-proxy of the previous minor version; EVALUATE=…: so many more packets in each state, which `localnet shadow` evaluates and nobody sends)
+	@[ "$(PEER)" != previous ] || e2e/controlplane/build.sh kube-proxy-previous
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-iptables -p localnet-ebpf -p localnet
 	STRICT=1 N=$(or $(N),20000) SEED=$(SEED) PEER=$(PEER) EVALUATE=$(or $(EVALUATE),0) $(CARGO) test --locked -p localnet-e2e --test system differential:: -- --nocapture
 

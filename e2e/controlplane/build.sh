@@ -1,9 +1,9 @@
 #!/bin/sh
-# Builds the tools of go.mod (etcd, kube-apiserver, kube-controller-manager, kube-proxy, grpcurl) from the Go module proxy, and
-# from previous/go.mod the kube-proxy of the previous minor version (kube-proxy-previous). oldest/go.mod is for the kube-apiserver
+# Builds the tools of go.mod (etcd, kube-apiserver, kube-controller-manager, kube-proxy, grpcurl) from the Go module proxy.
+# previous/go.mod is for the kube-proxy of the previous minor version (kube-proxy-previous), oldest/go.mod for the kube-apiserver
 # of the oldest supported version (kube-apiserver-oldest).
 #
-#   e2e/controlplane/build.sh [NAME …]      all of them but kube-apiserver-oldest, or only those named
+#   e2e/controlplane/build.sh [NAME …]      the tools of go.mod, or those named
 #
 # They land in ${LOCALNET_CACHE:-<repository>/.cache}/controlplane/bin. A tool is built again only when go.mod, go.sum, this
 # script or the version of Go has changed; one run at a time, so parallel callers wait instead of building twice.
@@ -29,7 +29,7 @@ package() {
     esac
 }
 
-[ $# -gt 0 ] || set -- etcd grpcurl kube-apiserver kube-controller-manager kube-proxy kube-proxy-previous
+[ $# -gt 0 ] || set -- etcd grpcurl kube-apiserver kube-controller-manager kube-proxy
 command -v go >/dev/null || fail "go is not installed: install Go 1.26 or newer"
 
 mkdir -p "$bin"

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 
-/// The path of a program that `make controlplane` builds: `etcd`, `kube-apiserver`, `kube-controller-manager`,
-/// `kube-proxy`, `kube-proxy-previous` or `grpcurl`; or the `kube-apiserver-oldest` of `make oldest`.
+/// The path of a program that `make controlplane` builds: `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-proxy` or
+/// `grpcurl`; or of `kube-proxy-previous`, which `make differential PEER=previous` builds, or `kube-apiserver-oldest` of `make oldest`.
 ///
 /// # Errors
 /// Returns an error if the program is not built. The error names the command that builds it.

@@ -242,7 +242,6 @@ fn every_tool_is_built_and_runs() -> anyhow::Result<()> {
         ("kube-apiserver", "Kubernetes v1.37.2"),
         ("kube-controller-manager", "Kubernetes v1.37.2"),
         ("kube-proxy", "Kubernetes v1.37.2"),
-        ("kube-proxy-previous", "Kubernetes v1.36.3"),
         ("grpcurl", "grpcurl v1.9.1"),
     ] {
         let flag = if name == "grpcurl" { "-version" } else { "--version" };
