@@ -75,26 +75,33 @@ fn is_spread_without_affinity(difference: &Difference<'_>) -> bool {
     has_no_affinity(&asked, scene) && judge(&asked, seen, topology).is_none()
 }
 
-/// Whether nf_tables translates the packet to an endpoint that has the address and port of another Service's VIP, and the virtual
-/// server of that VIP has no destination. Connections to the other endpoints succeed.
+/// Whether nf_tables translates the packet to an endpoint that has the address and port of another Service's VIP. An endpoint of that
+/// Service then answers or, if its virtual server has no destination, the connection is refused. Connections to the other endpoints
+/// succeed.
 fn translated_packet_meets_another_service(difference: &Difference<'_>) -> bool {
     let Difference { asked, seen, scene, topology, .. } = difference;
     let Outcome::Endpoints { choices, masquerade, hairpin, .. } = &asked.expected else { return false };
     let packet = scene.setup.packet(&asked.question);
-    let meets = |choice: &&SocketAddr| {
+    let (mut answers, mut meets, mut refuses) = (BTreeSet::new(), false, false);
+    for choice in choices {
         // Whoever sends the packet, the destinations of a virtual server are the endpoints for traffic from outside.
         let translated = Packet { destination: choice.ip(), port: choice.port(), origin: Origin::Outside, ..packet };
         let outcome = route::route(scene.state, &scene.setup.rules(choice.ip()), &translated);
-        matches!(outcome, Outcome::Reject | Outcome::Drop)
-    };
-    let (met, others): (BTreeSet<SocketAddr>, BTreeSet<SocketAddr>) = choices.iter().partition(|choice| meets(choice));
-    let is_refused = !seen.others.is_empty()
-        && seen.others.iter().all(|outcome| matches!(outcome, probe::Outcome::Rejected | probe::Outcome::Dropped));
+        meets |= outcome != Outcome::NotOurs;
+        match outcome {
+            Outcome::NotOurs => _ = answers.insert(*choice),
+            Outcome::Endpoints { choices, .. } => answers.extend(choices),
+            Outcome::Reject | Outcome::Drop => refuses = true,
+        }
+    }
+    let is_refused =
+        seen.others.iter().all(|outcome| matches!(outcome, probe::Outcome::Rejected | probe::Outcome::Dropped));
     let expected =
-        Outcome::Endpoints { choices: others, masquerade: *masquerade, hairpin: hairpin.clone(), affinity: None };
-    let of_others = Asked { expected, cover: false, ..(*asked).clone() };
+        Outcome::Endpoints { choices: answers, masquerade: *masquerade, hairpin: hairpin.clone(), affinity: None };
+    let of_answers = Asked { expected, cover: false, ..(*asked).clone() };
     let answered = Seen { others: BTreeSet::new(), ..(*seen).clone() };
-    has_no_affinity(asked, scene) && !met.is_empty() && is_refused && judge(&of_others, &answered, topology).is_none()
+    let all_as_expected = if refuses { is_refused } else { seen.others.is_empty() };
+    has_no_affinity(asked, scene) && meets && all_as_expected && judge(&of_answers, &answered, topology).is_none()
 }
 
 /// The number of the difference that ends a flow to the endpoint `by`, which the oracle expects to continue. `expected`: the outcome
@@ -149,11 +156,10 @@ mod tests {
         *,
     };
 
-    /// Regression (SEED=1602205645 after 2 changes): one of a pod's three connections met the external IP of a Service that has no
-    /// endpoint for traffic from outside, although it has one for pods. The other connections reached the other endpoint.
-    #[test]
-    fn a_connection_that_nf_tables_translates_may_meet_a_virtual_server_without_destinations() {
-        let state: Snapshot = serde_json::from_value(serde_json::json!({
+    /// Two Services: the NodePort 30030 of the first has an endpoint on the host network, whose address and port are an external IP and
+    /// port of the second, which has that endpoint.
+    fn state(of_second: serde_json::Value) -> Snapshot {
+        serde_json::from_value(serde_json::json!({
             "node": { "name": "node-a" },
             "services": [
                 {
@@ -172,45 +178,59 @@ mod tests {
                     "service": "diff/two", "type": "ClusterIP", "clusterIPs": ["172.30.1.18"], "externalIPs": ["192.168.0.2"],
                     "ports": [{ "name": "p", "protocol": "TCP", "port": 8080, "whenEmptyIPv4": { "internal": "reject", "external": "drop" } }],
                     "externalTrafficToLocal": true,
-                    "endpoints": [
-                        { "address": "198.18.0.1", "ports": [{ "name": "p", "port": 8080 }], "scopes": { "shortCircuit": true } },
-                    ],
+                    "endpoints": [of_second],
                 },
             ],
         }))
-        .unwrap();
+        .unwrap()
+    }
+
+    /// The number that explains what a sender saw of connections to the NodePort.
+    fn explained(state: &Snapshot, sender: Sender, by: &[SocketAddr], others: &[probe::Outcome]) -> Option<usize> {
         let (cluster, setup, topology) = (Cluster::default(), Setup::USUAL, pools::topology());
-        let scene = Scene {
-            seed: 0,
-            changes: 0,
-            cluster: &cluster,
-            before: &cluster,
-            state: &state,
-            setup: &setup,
-            former: None,
-        };
+        let scene =
+            Scene { seed: 0, changes: 0, cluster: &cluster, before: &cluster, state, setup: &setup, former: None };
+        let to = "192.168.0.2:30030".parse().unwrap();
+        let question = Question { sender, protocol: localnet_lab::Protocol::Tcp, to, about: String::new() };
+        let packet = setup.packet(&question);
+        let expected = route::route(state, &setup.rules(packet.destination), &packet);
+        let asked = Asked { question, expected, cover: false };
+        let answers = by.iter().map(|by| ((*by, asked.question.source()), 1)).collect();
+        let seen = Seen { answers, others: others.iter().copied().collect(), ..Seen::default() };
+        let (pair, side) = (Pair::IPVS, Side::Ours);
+        explain(&Difference { pair, side, asked: &asked, seen: &seen, scene: &scene, topology: &topology })
+    }
+
+    /// Regressions: one of a pod's three connections met the external IP of another Service. That Service had no endpoint for traffic
+    /// from outside, although it had one for pods (SEED=1602205645 after 2 changes), or it had one, which answered (SEED=3588187548).
+    #[test]
+    fn a_connection_that_nf_tables_translates_may_meet_the_virtual_server_of_another_service() {
+        let refuses = state(
+            serde_json::json!({ "address": "198.18.0.1", "ports": [{ "name": "p", "port": 8080 }], "scopes": { "shortCircuit": true } }),
+        );
+        let answers = state(
+            serde_json::json!({ "address": "192.168.0.2", "ports": [{ "name": "p", "port": 8081 }], "scopes": { "external": true } }),
+        );
         let (pod, node) = (Sender::Pod(pools::pod(Place::Local, 3)), Sender::Node);
-        let (remote, host) = ("10.180.1.1:8080".parse().unwrap(), "192.168.0.2:8080".parse().unwrap());
+        let [remote, host, other] =
+            ["10.180.1.1:8080", "192.168.0.2:8080", "192.168.0.2:8081"].map(|address| address.parse().unwrap());
         let (rejected, unrouted) = (probe::Outcome::Rejected, probe::Outcome::NoRoute);
-        for (sender, by, others, is_explained) in [
-            (pod, vec![remote], vec![rejected], true),
-            (pod, vec![], vec![rejected], true),
-            (node, vec![], vec![probe::Outcome::Dropped], true),
-            (pod, vec![host], vec![rejected], false),
-            (pod, vec![], vec![unrouted], false),
+        for (state, sender, by, others, is_explained) in [
+            (&refuses, pod, &[remote][..], &[rejected][..], true),
+            (&refuses, pod, &[], &[rejected], true),
+            (&refuses, node, &[], &[probe::Outcome::Dropped], true),
+            (&refuses, pod, &[host], &[rejected], false),
+            (&refuses, pod, &[other], &[], false),
+            (&refuses, pod, &[], &[unrouted], false),
             // IPVS itself chooses for senders outside.
-            (Sender::Client, vec![], vec![rejected], false),
+            (&refuses, Sender::Client, &[], &[rejected], false),
+            (&answers, pod, &[remote, other], &[], true),
+            (&answers, pod, &[host], &[rejected], false),
+            (&answers, pod, &[remote], &[rejected], false),
+            (&answers, Sender::Client, &[other], &[], false),
         ] {
-            let to = "192.168.0.2:30030".parse().unwrap();
-            let question = Question { sender, protocol: localnet_lab::Protocol::Tcp, to, about: String::new() };
-            let packet = setup.packet(&question);
-            let expected = route::route(&state, &setup.rules(packet.destination), &packet);
-            let asked = Asked { question, expected, cover: false };
-            let answers = by.into_iter().map(|by| ((by, asked.question.source()), 1)).collect();
-            let seen = Seen { answers, others: others.into_iter().collect(), ..Seen::default() };
-            let (pair, side) = (Pair::IPVS, Side::Ours);
-            let difference = Difference { pair, side, asked: &asked, seen: &seen, scene: &scene, topology: &topology };
-            assert_eq!(explain(&difference), is_explained.then_some(7), "{}: {seen}", asked.question);
+            let found = explained(state, sender, by, others);
+            assert_eq!(found, is_explained.then_some(7), "{sender:?} {by:?} {others:?}");
         }
     }
 
