@@ -6,7 +6,8 @@
   kept:ADDRESS:PORT    the same as an HTTP client does it: if the server has closed a connection that was used before, a GET whose answer has
                        not begun is repeated on a new connection (RFC 9112, 9.3.1)
 
-After SIGTERM, it writes the counts to RESULT as JSON. Nothing else is retried: a request without a correct answer within 3 s has failed.
+It prints each failure at once. After SIGTERM, it writes the counts to RESULT as JSON. Nothing else is retried: a request without a correct
+answer within 3 s has failed.
 """
 import asyncio
 import itertools
@@ -23,7 +24,8 @@ PORTS = itertools.cycle(range(20000, 60000))
 
 
 class Count:
-    def __init__(self):
+    def __init__(self, name):
+        self.name = name
         self.answered, self.failed, self.slowest, self.failures, self.repeated = 0, 0, 0.0, [], 0
 
     async def of(self, request):
@@ -34,8 +36,10 @@ class Count:
                 await request
         except (OSError, TimeoutError, EOFError) as error:
             self.failed += 1
+            failure = f"{time.strftime('%H:%M:%S')} {type(error).__name__} {error}"
+            print(self.name, failure, file=sys.stderr, flush=True)
             if len(self.failures) < 20:
-                self.failures.append(f"{time.strftime('%H:%M:%S')} {type(error).__name__} {error}")
+                self.failures.append(failure)
             return False
         self.answered += 1
         self.slowest = max(self.slowest, time.monotonic() - began)
@@ -137,7 +141,7 @@ async def main(result, rate, names):
     for name in names:
         kind, target = name.split(":", 1)
         address, port = target.rsplit(":", 1)
-        counts[name] = count = Count()
+        counts[name] = count = Count(name)
         if kind in ("held", "kept"):
             hold = {"held": held, "kept": kept}[kind]
             tasks.update(asyncio.create_task(hold(address, port, count, stop)) for _ in range(HELD))

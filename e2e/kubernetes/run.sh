@@ -24,7 +24,8 @@ flock -n 9 || fail "another run is in progress"
 
 [ -n "${TESTED-}" ] || (cd "$repository" && packaging/programs.sh "$arch")
 "$here/images.sh" ours
-[ "$1" != migrate ] || "$here/images.sh" previous "${PREVIOUS:-HEAD~1}"
+# Of the steps of migrate.sh, only `upgrade` needs these. It is one of the steps if none is named.
+[[ "$1 ${2-upgrade} $*" != migrate*upgrade* ]] || "$here/images.sh" previous "${PREVIOUS:-HEAD~1}"
 trap '"$here/cluster.sh" down' EXIT
 trap 'exit 1' INT TERM
 "$here/cluster.sh" up "${NODES:-3}" 9>&-
