@@ -311,6 +311,11 @@ impl live::Node for Node {
         std::future::pending().await
     }
 
+    // The model checks flows only between two steps, so never during a sync.
+    fn begin_sync(&mut self) {}
+
+    fn end_sync(&mut self) {}
+
     fn committed(&mut self, commit: Commit) {
         self.cleaning().committed(commit);
     }

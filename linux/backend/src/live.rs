@@ -65,8 +65,30 @@ pub trait Node: Send {
     /// Waits until the addresses change, and returns them. Cancel-safe.
     fn changed_addresses(&mut self) -> impl Future<Output = Vec<IpAddr>> + Send;
 
+    /// A sync begins, which may change rules. Flows to endpoints that it adds must stay, although no commit names them yet.
+    fn begin_sync(&mut self);
+
+    /// The sync has ended, also if it was cancelled. [`Self::committed`] has been called before, if the sync succeeded.
+    fn end_sync(&mut self);
+
     /// Lets the flows that a commit made stale be deleted. Does not wait for it.
     fn committed(&mut self, commit: Commit);
+}
+
+/// A sync in progress, which ends when this is dropped.
+struct Syncing<'a, N: Node>(&'a mut N);
+
+impl<'a, N: Node> Syncing<'a, N> {
+    fn begin(node: &'a mut N) -> Self {
+        node.begin_sync();
+        Self(node)
+    }
+}
+
+impl<N: Node> Drop for Syncing<'_, N> {
+    fn drop(&mut self) {
+        self.0.end_sync();
+    }
 }
 
 /// The network namespace of the thread that opened the backend.
@@ -83,6 +105,14 @@ impl Node for Namespace {
 
     async fn changed_addresses(&mut self) -> Vec<IpAddr> {
         self.addresses.next().await
+    }
+
+    fn begin_sync(&mut self) {
+        self.cleaner.iter().for_each(Cleaner::begin_sync);
+    }
+
+    fn end_sync(&mut self) {
+        self.cleaner.iter().for_each(Cleaner::end_sync);
     }
 
     fn committed(&mut self, commit: Commit) {
@@ -184,6 +214,7 @@ impl<B: LinuxBackend, W: Watch<B>, N: Node> Backend for Live<B, W, N> {
             self.counts.send_modify(|counts| counts.repairs += 1);
         }
         self.watch.before_sync(&mut self.backend, changes);
+        let syncing = Syncing::begin(&mut self.node);
         let result = self.backend.sync(state, changes).await;
         self.watch.after_sync(&mut self.backend);
         if repairs && self.pace.repaired(Instant::now().into_std(), began.elapsed()) {
@@ -198,7 +229,7 @@ impl<B: LinuxBackend, W: Watch<B>, N: Node> Backend for Live<B, W, N> {
         let synced = result?;
         let (failed, read) = (!synced.failed.is_empty(), !synced.full.is_empty());
         let commit = self.recheck.after_sync(failed, read, self.backend.take_commit());
-        self.node.committed(commit);
+        syncing.0.committed(commit);
         Ok(synced)
     }
 

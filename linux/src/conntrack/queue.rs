@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Endpoints, Frontend, Reconciler};
+use super::{Endpoints, Flow, Frontend, Reconciler};
 
 /// The changes of a commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,6 +57,14 @@ impl Queue {
         }
         self.remembered.extend(commit.remembered);
         self.recheck |= commit.recheck;
+    }
+
+    /// Whether a waiting commit makes the flow right: its endpoint serves its frontend, or another proxy does.
+    pub fn spares(&self, flow: &Flow) -> bool {
+        let frontend = Frontend::new(flow.protocol, flow.original.destination);
+        let serves = |endpoints: &Endpoints| endpoints.contains(&flow.reply.source);
+        self.frontends.get(&frontend).and_then(Option::as_ref).is_some_and(serves)
+            || self.handed_over.contains(&frontend)
     }
 
     /// Whether nothing waits.
