@@ -1,6 +1,6 @@
 //! The clients of UDP Services, the kernel's connection tracking, and the part of the backend that deletes stale flows.
 //!
-//! A client keeps sending from the same port until it ends, so the packets of a tracked flow never meet the rules again.
+//! A client keeps sending from a port until the flow ends, so the packets of a tracked flow never meet the rules again.
 
 use std::{
     collections::BTreeSet,
@@ -23,8 +23,9 @@ use tokio::time::Instant;
 
 use crate::{ledger::Ledger, trace::Trace};
 
-/// The number of clients of each VIP.
+/// The number of clients of each VIP, and how many ports each of them sends from. While one flow lasts, others begin.
 const CLIENTS: u8 = 2;
+const PORTS: u16 = 4;
 /// The pause before a follow-up, and before a retry.
 const FOLLOW_UP: Duration = Duration::from_secs(1);
 
@@ -88,7 +89,8 @@ impl Flows {
                     IpAddr::V4(_) => IpAddr::from([10, 1, 0, 200 + client]),
                     IpAddr::V6(_) => IpAddr::from([0xfd00, 1, 0, 0, 0, 0, 0, last]),
                 };
-                let original = Tuple { source: SocketAddr::new(source, 40_000), destination };
+                let port = 40_000 + state.rng.random_range(0..PORTS);
+                let original = Tuple { source: SocketAddr::new(source, port), destination };
                 let is_tracked = state.table.flows.iter().any(|flow| flow.original == original);
                 if is_tracked || state.rng.random() {
                     continue;

@@ -76,7 +76,7 @@ impl World {
     /// A random change, as a sequence of goals, and its name. Some changes are soon undone, as by a pod that is ready only for a
     /// moment, or by a user.
     pub fn change(&self, rng: &mut StdRng) -> (&'static str, Vec<Self>) {
-        let (what, mut goals) = if rng.random_bool(0.03) { self.mass_deletion(rng) } else { self.one_change(rng) };
+        let (what, mut goals) = if rng.random_bool(0.05) { self.mass_deletion(rng) } else { self.one_change(rng) };
         if rng.random_bool(0.2) {
             goals.push(self.clone());
         }
@@ -114,6 +114,9 @@ impl World {
             }
             (1, _) => {
                 let gone = next.without(number);
+                if rng.random() {
+                    return ("a Service is deleted and created again as it was", vec![gone, next]);
+                }
                 next = gone.clone();
                 next.add_service(number, rng);
                 return ("a Service is deleted and created again", vec![gone, next]);
