@@ -39,6 +39,10 @@ const SUSPICIOUS: usize = 20;
 const SUSPICIOUS_LISTS: u64 = 6;
 /// The time in which [`Counts::busiest`] counts requests.
 const RUSH: Duration = Duration::from_secs(10);
+/// How long the brain may take to list everything after a start or a restore. A request without an answer takes it up to a minute.
+const PROMPT: Duration = Duration::from_secs(180);
+/// How long the brain may take to notice that a watch is silent.
+const SILENCES: Duration = Duration::from_secs(660);
 /// The longest time between two bookmarks.
 const BOOKMARK: Duration = Duration::from_secs(60);
 
@@ -90,6 +94,10 @@ struct State {
     tokens: BTreeMap<String, (u64, u64, Vec<Value>)>,
     page: usize,
     mood: Mood,
+    /// Whether the history starts anew when it works again.
+    forgets: bool,
+    /// When anything last kept the brain from listing everything, or when that ends.
+    disturbed: Instant,
     /// Whether watches are served from a cache, as by most versions of the API server, and not by etcd.
     is_cached: bool,
     /// The longest delay of answers and changes, in milliseconds.
@@ -155,6 +163,8 @@ impl Api {
             epoch: 0,
             tokens: BTreeMap::new(),
             mood: Mood::Well,
+            forgets: false,
+            disturbed: Instant::now(),
             latency: BTreeMap::new(),
             silent: BTreeMap::new(),
             ends: BTreeMap::new(),
@@ -216,6 +226,7 @@ impl Api {
         state.trace.add(format_args!("etcd is restored to {version}"));
         (state.objects, state.written, state.floor) = (objects, written, version);
         state.epoch += 1;
+        state.disturbed = state.disturbed.max(Instant::now());
         state.history.clear();
         state.tokens.clear();
         for kind in Kind::ALL {
@@ -250,25 +261,50 @@ impl Api {
         let mut state = self.lock();
         let watch = state.watches;
         state.silent.insert(kind, watch);
+        state.disturbed = Instant::now() + SILENCES;
         state.trace.add(format_args!("the watches of {kind} are silent"));
     }
 
     /// Sets how the API server answers requests.
     pub fn set_mood(&self, mood: Mood) {
         let mut state = self.lock();
-        state.mood = mood;
+        if std::mem::replace(&mut state.mood, mood) != mood {
+            state.disturbed = state.disturbed.max(Instant::now());
+        }
+        if mood == Mood::Well && std::mem::take(&mut state.forgets) {
+            let version = *state.version.borrow();
+            state.floor = version;
+        }
         state.trace.add(format_args!("the API server is {mood:?}"));
+    }
+
+    /// Lets the history start anew when the API server works again.
+    pub fn forget(&self) {
+        self.lock().forgets = true;
+    }
+
+    /// A kind that the brain should have listed by now, if nothing has kept it from that.
+    pub fn overdue(&self) -> Option<Kind> {
+        let state = self.lock();
+        let listed = |kind: &Kind| state.counts.get(kind).is_some_and(|counts| counts.delivered > 0);
+        let is_calm = state.mood == Mood::Well && state.disturbed + PROMPT < Instant::now();
+        Kind::ALL.into_iter().find(|kind| is_calm && !listed(kind))
     }
 
     /// Sets the longest delay of answers and changes of a kind.
     pub fn set_latency(&self, kind: Kind, latency: Duration) {
-        self.lock().latency.insert(kind, u64::try_from(latency.as_millis()).unwrap_or(u64::MAX));
+        let mut state = self.lock();
+        let latency = u64::try_from(latency.as_millis()).unwrap_or(u64::MAX);
+        if state.latency.insert(kind, latency) != Some(latency) {
+            state.disturbed = state.disturbed.max(Instant::now());
+        }
     }
 
     /// Records that a new brain knows nothing.
     pub fn brain_starts(&self) {
         for kind in Kind::ALL {
             let state = &mut *self.lock();
+            state.disturbed = state.disturbed.max(Instant::now());
             let counts = state.counts.entry(kind).or_default();
             (counts.delivered, counts.known) = (0, 0);
             counts.reasons += 1;
@@ -278,6 +314,7 @@ impl Api {
     /// Time has passed, and no task has run. Lists in progress and quiet watches may be too late now.
     pub fn stood_still(&self) {
         let state = &mut *self.lock();
+        state.disturbed = state.disturbed.max(Instant::now());
         Kind::ALL.into_iter().for_each(|kind| state.counts.entry(kind).or_default().reasons += 2);
     }
 
@@ -323,7 +360,7 @@ impl Api {
             (state.delay(kind), state.mood)
         };
         time::sleep(delay).await;
-        if mood != Mood::Well && !is_watch && limit != CHECK {
+        if matches!(mood, Mood::Down | Mood::Refusing(_) | Mood::Hanging) && parameter("continue").is_some() {
             // The list starts again.
             self.lock().counts.entry(kind).or_default().reasons += 1;
         }
@@ -436,6 +473,7 @@ impl State {
         self.trace.add(format_args!("list of {kind} at {version}: {} objects, {} more", page.len(), rest.len()));
         let text = json!({ "metadata": { "resourceVersion": version.to_string(), "continue": next }, "items": page });
         if truncates && self.rng.random() {
+            self.counts.entry(kind).or_default().reasons += u64::from(!is_check);
             let half = text.to_string();
             let half = Bytes::from(half[..half.len() / 2].to_owned());
             let lines: [Line; 2] = [Ok(Frame::data(half)), Err("connection reset".into())];

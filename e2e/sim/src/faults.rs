@@ -165,9 +165,15 @@ pub fn inject<S: Subsystem>(fault: Fault, rng: &mut StdRng, api: &Api, kernel: &
                 Fault::ApiHangs => Mood::Hanging,
                 _ => Mood::Truncating,
             });
-            if rng.random() {
-                let end = if rng.random() { End::Broken } else { End::Expired };
+            // Without lists, none breaks off.
+            let has_lists = fault == Fault::TruncatedLists;
+            if has_lists || rng.random() {
+                let end = if has_lists || rng.random() { End::Expired } else { End::Broken };
                 Kind::ALL.into_iter().for_each(|kind| api.end(kind, end));
+                // The brain then has to list what it has missed.
+                if rng.random() {
+                    api.forget();
+                }
             }
             return Todo::HealAfter(a_while);
         }

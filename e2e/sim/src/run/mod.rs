@@ -386,6 +386,11 @@ impl<S: Program> Driver<S> {
         if let Some(failure) = failure {
             self.ledger.violated("no-panic", format!("the brain has failed: {failure}"));
         }
+        if self.brain.is_some()
+            && let Some(kind) = self.api.overdue()
+        {
+            self.ledger.violated("prompt-lists", format!("the brain has not listed {kind}"));
+        }
         let counts = self.api.counts();
         match &mut self.brain {
             Some(running) => {
