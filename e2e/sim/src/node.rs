@@ -332,7 +332,7 @@ impl<S: Program> Backend for Observed<S> {
         self.ledger.sync_starts(state);
         self.kernel.sync_starts();
         let result = self.backend.sync(state, changes).await;
-        self.ledger.sync_ends(state, &result, self.kernel.is_troubled());
+        self.ledger.sync_ends(state, &result, self.kernel.is_troubled(), &self.kernel.contents());
         let is_complete = result.as_ref().is_ok_and(|synced| synced.failed.is_empty() && synced.refused.is_empty());
         if is_complete {
             self.kernel.sync_succeeds();

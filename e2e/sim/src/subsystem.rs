@@ -81,6 +81,11 @@ pub trait Subsystem: Clone + Send + 'static {
         None
     }
 
+    /// Whether it may refuse some objects of `state`, whatever else it holds.
+    fn refuses(&self, _state: &Snapshot) -> bool {
+        true
+    }
+
     /// Refuses some objects if they are written again.
     fn hate(&mut self, rng: &mut StdRng);
 

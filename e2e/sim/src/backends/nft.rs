@@ -159,11 +159,23 @@ impl Subsystem for Nft {
         })
     }
 
+    fn refuses(&self, state: &Snapshot) -> bool {
+        // A lack of memory can hit any element.
+        if self.fake.short {
+            return false;
+        }
+        let (hated, vague, generation) = (self.fake.hated.clone(), self.fake.vague, Some(1));
+        let fake = FakeKernel { hated, vague, generation, ..FakeKernel::default() };
+        let synced = NftBackend::new(Config::default(), fake).apply(state, &Changes::everything());
+        synced.map_or(true, |synced| !synced.refused.is_empty() || !synced.failed.is_empty())
+    }
+
     fn hate(&mut self, rng: &mut StdRng) {
         let fake = &mut self.fake;
         let sets = fake.tables.values().flat_map(|table| table.sets.values());
         let keys: Vec<_> = sets.flat_map(|(_, elements)| elements.keys().cloned()).collect();
-        fake.hated.extend(keys.choose(rng).cloned());
+        let count = rng.random_range(1..6);
+        fake.hated.extend(keys.choose_multiple(rng, count).cloned());
         (fake.short, fake.vague) = (rng.random(), rng.random());
     }
 

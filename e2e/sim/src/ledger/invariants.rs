@@ -18,7 +18,7 @@ use localnet_proto::{Digest, Family, Revision, ServiceKey, Snapshot, wire::IpFam
 use tokio::time::Instant;
 
 use super::{Inner, PATIENCE, Seen};
-use crate::api::Counts;
+use crate::{api::Counts, subsystem::Subsystem};
 
 /// How long after [`PATIENCE`] the brain may take to notice it. It counts revisions of one second as published together.
 const NOTICE: Duration = Duration::from_secs(5);
@@ -120,11 +120,24 @@ impl Inner {
         }
     }
 
-    /// A backend skips no further Service as refused unless the kernel refuses some objects.
-    pub(super) fn check_true_refusals(&mut self, refused: &BTreeSet<ServiceKey>) {
-        let news = refused.iter().find(|service| !self.refused.contains(*service));
-        if let Some(service) = news.filter(|_| !self.hates).cloned() {
-            self.violated("true-refusals", format!("{service} counts as refused, but the kernel refuses no object"));
+    /// A backend skips no further Service as refused unless the kernel refuses some of its objects.
+    pub(super) fn check_true_refusals<S: Subsystem>(
+        &mut self,
+        refused: &BTreeSet<ServiceKey>,
+        state: &Snapshot,
+        kernel: &S,
+    ) {
+        let mut news = refused.iter().filter(|service| !self.refused.contains(*service));
+        let is_blameless = |service: &&ServiceKey| {
+            let mut alone = state.clone();
+            alone.services.retain(|key, _| key == *service);
+            !self.hates || !kernel.refuses(&alone)
+        };
+        if let Some(service) = news.find(is_blameless).cloned() {
+            self.violated(
+                "true-refusals",
+                format!("{service} counts as refused, but the kernel refuses none of its objects"),
+            );
         }
     }
 

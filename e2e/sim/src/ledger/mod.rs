@@ -240,11 +240,17 @@ impl Ledger {
     }
 
     /// A sync of a state ends. `is_troubled` is whether a fault or another program has disturbed it.
-    pub fn sync_ends(&self, state: &Snapshot, result: &anyhow::Result<Synced>, is_troubled: bool) {
+    pub fn sync_ends<S: Subsystem>(
+        &self,
+        state: &Snapshot,
+        result: &anyhow::Result<Synced>,
+        is_troubled: bool,
+        kernel: &S,
+    ) {
         let mut inner = self.lock();
         let Ok(synced) = result else { return };
         if !is_troubled {
-            inner.check_true_refusals(&synced.refused);
+            inner.check_true_refusals(&synced.refused, state, kernel);
         }
         if synced.failed.is_empty() {
             inner.refused.clear();
