@@ -93,7 +93,7 @@ pub const FAULTS: [(Fault, u32); 27] = [
     (Fault::ShortMemory, 3),
     (Fault::Denied, 2),
     (Fault::Unreadable, 2),
-    (Fault::RefusedObject, 2),
+    (Fault::RefusedObject, 4),
     (Fault::ForeignEdit, 5),
     (Fault::SlowReader, 4),
     (Fault::BrokenCalls, 4),
@@ -196,7 +196,9 @@ pub fn inject<S: Subsystem>(fault: Fault, rng: &mut StdRng, api: &Api, kernel: &
         Fault::FailedCommits => {
             use CommitFault::{AnswerLost, CrashAfter, CrashBefore, EditAfter, EditBefore, Short, Unanswered};
             let all = [Short, Unanswered, AnswerLost, CrashBefore, CrashAfter, EditBefore, EditAfter];
-            kernel.fail_next((0..rng.random_range(1..6_u8)).filter_map(|_| all.choose(rng).copied()).collect());
+            let spared = if rng.random() { 0 } else { rng.random_range(1..12) };
+            let faults = (0..rng.random_range(1..6_u8)).filter_map(|_| all.choose(rng).copied());
+            kernel.fail_after(spared, faults.collect());
         }
         Fault::ShortMemory => {
             kernel.set_short();
@@ -212,6 +214,10 @@ pub fn inject<S: Subsystem>(fault: Fault, rng: &mut StdRng, api: &Api, kernel: &
         }
         Fault::RefusedObject => {
             kernel.hate();
+            // Some of the objects have to be written again.
+            if rng.random() {
+                kernel.edit(false, false);
+            }
             return Todo::HealAfter(a_while);
         }
         Fault::SlowReader => {

@@ -70,6 +70,8 @@ struct State<S: Subsystem> {
     fake: S,
     flows: Flows,
     faults: Vec<CommitFault>,
+    /// How many commits precede those that fail.
+    spared: u32,
     /// Whether some commits lack memory.
     is_short: bool,
     /// Whether a fault or another program has disturbed the sync since it started.
@@ -98,6 +100,7 @@ impl<S: Subsystem> Kernel<S> {
             fake,
             flows,
             faults,
+            spared: 0,
             is_short: false,
             is_troubled: false,
             has_refused: false,
@@ -131,9 +134,10 @@ impl<S: Subsystem> Kernel<S> {
         self.lock().commits
     }
 
-    /// Lets the next commits fail.
-    pub fn fail_next(&self, faults: Vec<CommitFault>) {
-        self.lock().faults = faults;
+    /// Lets commits fail after the next `spared` ones, as in the middle of a large change.
+    pub fn fail_after(&self, spared: u32, faults: Vec<CommitFault>) {
+        let state = &mut *self.lock();
+        (state.spared, state.faults) = (spared, faults);
     }
 
     /// Takes the backend's privileges.
@@ -246,7 +250,8 @@ impl<S: Subsystem> Kernel<S> {
         }
         let now = Instant::now();
         state.last = if state.last.0 == now { (now, state.last.1 + 1) } else { (now, 1) };
-        let mut fault = state.faults.pop();
+        let mut fault = if state.spared == 0 { state.faults.pop() } else { None };
+        state.spared = state.spared.saturating_sub(1);
         if state.is_short && state.rng.random() {
             fault = Some(CommitFault::Short);
         }

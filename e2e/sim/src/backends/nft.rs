@@ -192,7 +192,7 @@ impl Subsystem for Nft {
             Some(table) if !elsewhere => {
                 damages.insert(table.family);
                 let what =
-                    if rng.random_bool(0.2) { age(&mut self.fake, table) } else { damage(&mut self.fake, table, rng) };
+                    if rng.random_bool(0.35) { age(&mut self.fake, table) } else { damage(&mut self.fake, table, rng) };
                 (table.clone(), what)
             }
             _ => (Table::new(Family::V4, "foreign"), "changes its own table".to_owned()),

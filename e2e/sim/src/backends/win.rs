@@ -132,7 +132,7 @@ impl Subsystem for Hns {
         let document = self.0.objects.get_mut(&(kind, id));
         if let Some(document) = document
             .filter(|document| is_free && document["FrontendVIPs"][0].is_string())
-            .filter(|_| rng.random_bool(0.3))
+            .filter(|_| rng.random_bool(0.5))
         {
             document["FrontendVIPs"] = json!([vip]);
             let what = format!("moves load balancer {id} to {vip}");
