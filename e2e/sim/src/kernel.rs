@@ -78,6 +78,9 @@ struct State<S: Subsystem> {
     is_troubled: bool,
     /// Whether the kernel has refused a change since the last sync started, because it refuses some objects, or because of another program.
     has_refused: bool,
+    /// Whether a sync runs, and whether nothing has disturbed the one before.
+    syncs: bool,
+    was_calm: bool,
     /// When the last commit was tried, and how many were at this time.
     last: (Instant, u32),
     is_denied: bool,
@@ -104,6 +107,8 @@ impl<S: Subsystem> Kernel<S> {
             is_short: false,
             is_troubled: false,
             has_refused: false,
+            syncs: false,
+            was_calm: false,
             last: (Instant::now(), 0),
             is_denied,
             is_unreadable,
@@ -158,23 +163,23 @@ impl<S: Subsystem> Kernel<S> {
     /// A sync starts.
     pub fn sync_starts(&self) {
         let state = &mut *self.lock();
-        (state.is_troubled, state.has_refused) = (false, false);
+        (state.is_troubled, state.has_refused, state.syncs) = (false, false, true);
+    }
+
+    /// A sync has ended. `is_complete`: whether it has succeeded for all families and Services.
+    pub fn sync_ends(&self, is_complete: bool) {
+        let state = &mut *self.lock();
+        (state.syncs, state.was_calm) = (false, is_complete && !state.is_troubled && !state.has_refused);
+        if state.was_calm
+            && let Some(waste) = state.fake.waste()
+        {
+            state.ledger.violated("no-waste", waste);
+        }
     }
 
     /// Whether a fault or another program has disturbed the sync since it started.
     pub fn is_troubled(&self) -> bool {
         self.lock().is_troubled
-    }
-
-    /// A sync has succeeded for all families and Services.
-    pub fn sync_succeeds(&self) {
-        let State { fake, is_troubled, has_refused, ledger, .. } = &mut *self.lock();
-        if !*is_troubled
-            && !*has_refused
-            && let Some(waste) = fake.waste()
-        {
-            ledger.violated("no-waste", waste);
-        }
     }
 
     /// Ends all faults.
@@ -205,7 +210,9 @@ impl<S: Subsystem> Kernel<S> {
     /// The notices from now on.
     pub fn subscribe(&self) -> mpsc::UnboundedReceiver<S::Notice> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        self.lock().subscriber = Some(sender);
+        let state = &mut *self.lock();
+        // The former backend may have crashed during a sync.
+        (state.subscriber, state.syncs) = (Some(sender), false);
         receiver
     }
 
@@ -316,7 +323,11 @@ impl<S: Subsystem> State<S> {
                 self.ledger.committed(&self.fake);
             }
             Err(error) => {
-                self.has_refused |= self.ledger.may_refuse();
+                let may_refuse = self.ledger.may_refuse();
+                self.has_refused |= may_refuse;
+                if S::IS_KNOWN && self.syncs && self.was_calm && !may_refuse && !self.is_troubled {
+                    self.ledger.violated("no-vain-commits", format!("the kernel refuses a commit: {error}"));
+                }
                 self.trace.add(format_args!("the kernel refuses a commit: {error}"));
             }
         }

@@ -334,9 +334,7 @@ impl<S: Program> Backend for Observed<S> {
         let result = self.backend.sync(state, changes).await;
         self.ledger.sync_ends(state, &result, self.kernel.is_troubled(), &self.kernel.contents());
         let is_complete = result.as_ref().is_ok_and(|synced| synced.failed.is_empty() && synced.refused.is_empty());
-        if is_complete {
-            self.kernel.sync_succeeds();
-        }
+        self.kernel.sync_ends(is_complete);
         self.node.cleaning().after_sync(is_complete.then_some(state));
         result
     }

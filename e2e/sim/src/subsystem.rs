@@ -32,6 +32,8 @@ pub trait Subsystem: Clone + Send + 'static {
     const REFUSES_PARTS: bool = false;
     /// Whether the backend programs no part of a Service that the kernel refuses, not even in the other family.
     const REFUSES_WHOLE: bool = false;
+    /// Whether the backend knows exactly what the subsystem holds, after a sync that nothing has disturbed.
+    const IS_KNOWN: bool = false;
     /// Whether what the backend writes for session affinity depends on what it finds.
     const KEEPS_SLOTS: bool = false;
     /// What the subsystem tells the backend about a commit of another program.

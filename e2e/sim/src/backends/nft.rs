@@ -86,6 +86,7 @@ impl Program for Nft {
 impl Subsystem for Nft {
     const NAME: &'static str = "nft";
     const NAMES_REPAIRS: bool = true;
+    const IS_KNOWN: bool = true;
     const KEEPS_SLOTS: bool = true;
     const REFUSES_WHOLE: bool = true;
     type Notice = Notice;
