@@ -91,7 +91,7 @@ pub const FAULTS: [(Fault, u32); 27] = [
     (Fault::ClockJump, 3),
     (Fault::FailedCommits, 10),
     (Fault::ShortMemory, 3),
-    (Fault::Denied, 2),
+    (Fault::Denied, 3),
     (Fault::Unreadable, 2),
     (Fault::RefusedObject, 4),
     (Fault::ForeignEdit, 5),
@@ -197,7 +197,8 @@ pub fn inject<S: Subsystem>(fault: Fault, rng: &mut StdRng, api: &Api, kernel: &
             use CommitFault::{AnswerLost, CrashAfter, CrashBefore, EditAfter, EditBefore, Short, Unanswered};
             let all = [Short, Unanswered, AnswerLost, CrashBefore, CrashAfter, EditBefore, EditAfter];
             let spared = if rng.random() { 0 } else { rng.random_range(1..12) };
-            let faults = (0..rng.random_range(1..6_u8)).filter_map(|_| all.choose(rng).copied());
+            let count = if rng.random() { 1 } else { rng.random_range(2..6_u8) };
+            let faults = (0..count).filter_map(|_| all.choose(rng).copied());
             kernel.fail_after(spared, faults.collect());
         }
         Fault::ShortMemory => {
@@ -217,6 +218,10 @@ pub fn inject<S: Subsystem>(fault: Fault, rng: &mut StdRng, api: &Api, kernel: &
             // Some of the objects have to be written again.
             if rng.random() {
                 kernel.edit(false, false);
+            }
+            // A backend that starts meets them right after it has read everything. They are refused until another fault ends.
+            if rng.random_bool(0.3) {
+                return Todo::EndBackend { polls };
             }
             return Todo::HealAfter(a_while);
         }
