@@ -10,6 +10,7 @@ It prints each failure at once. After SIGTERM, it writes the counts to RESULT as
 answer within 3 s has failed.
 """
 import asyncio
+import errno
 import itertools
 import json
 import signal
@@ -19,7 +20,8 @@ import time
 REQUEST = b"GET /hostname HTTP/1.1\r\nHost: load\r\n\r\n"
 LIMIT = 3.0
 HELD = 4
-# Connection tracking remembers a datagram for two minutes at most. By the time that a port is used again, it is the port of a new client.
+# Connection tracking remembers a datagram, and a connection that is closed, for two minutes at most. Until then, the kernel may send a new
+# connection from the same port to the same endpoint, even if no rule leads there any more. So the ports take turns.
 PORTS = itertools.cycle(range(20000, 60000))
 
 
@@ -56,8 +58,21 @@ async def request(reader, writer):
     await reader.readexactly(length)
 
 
+def any_address(address):
+    return "::" if ":" in address else "0.0.0.0"
+
+
+async def connect(address, port):
+    while True:
+        try:
+            return await asyncio.open_connection(address, port, local_addr=(any_address(address), next(PORTS)))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+
+
 async def tcp(address, port):
-    reader, writer = await asyncio.open_connection(address, port)
+    reader, writer = await connect(address, port)
     try:
         await request(reader, writer)
     finally:
@@ -69,7 +84,7 @@ async def held(address, port, count, stop):
         streams = []
 
         async def first():
-            streams.extend(await asyncio.open_connection(address, port))
+            streams.extend(await connect(address, port))
             await request(*streams)
 
         answered = await count.of(first())
@@ -84,10 +99,10 @@ async def held(address, port, count, stop):
 async def kept(address, port, count, stop):
     streams = []
 
-    async def connect():
+    async def reconnect():
         if streams:
             streams[1].close()
-        streams[:] = await asyncio.open_connection(address, port)
+        streams[:] = await connect(address, port)
 
     async def repeatable():
         if streams:
@@ -97,7 +112,7 @@ async def kept(address, port, count, stop):
                 if getattr(error, "partial", b""):
                     raise
                 count.repeated += 1
-        await connect()
+        await reconnect()
         await request(*streams)
 
     while not stop.is_set():
@@ -125,7 +140,7 @@ class Datagram(asyncio.DatagramProtocol):
 async def udp(address, port):
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.create_datagram_endpoint(
-        Datagram, local_addr=("::" if ":" in address else "0.0.0.0", next(PORTS)), remote_addr=(address, port)
+        Datagram, local_addr=(any_address(address), next(PORTS)), remote_addr=(address, port)
     )
     try:
         transport.sendto(b"hostname")
