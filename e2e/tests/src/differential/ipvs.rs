@@ -158,7 +158,7 @@ mod tests {
 
     /// Two Services: the NodePort 30030 of the first has an endpoint on the host network, whose address and port are an external IP and
     /// port of the second, which has that endpoint.
-    fn state(of_second: serde_json::Value) -> Snapshot {
+    fn state(of_second: &serde_json::Value) -> Snapshot {
         serde_json::from_value(serde_json::json!({
             "node": { "name": "node-a" },
             "services": [
@@ -206,10 +206,10 @@ mod tests {
     #[test]
     fn a_connection_that_nf_tables_translates_may_meet_the_virtual_server_of_another_service() {
         let refuses = state(
-            serde_json::json!({ "address": "198.18.0.1", "ports": [{ "name": "p", "port": 8080 }], "scopes": { "shortCircuit": true } }),
+            &serde_json::json!({ "address": "198.18.0.1", "ports": [{ "name": "p", "port": 8080 }], "scopes": { "shortCircuit": true } }),
         );
         let answers = state(
-            serde_json::json!({ "address": "192.168.0.2", "ports": [{ "name": "p", "port": 8081 }], "scopes": { "external": true } }),
+            &serde_json::json!({ "address": "192.168.0.2", "ports": [{ "name": "p", "port": 8081 }], "scopes": { "external": true } }),
         );
         let (pod, node) = (Sender::Pod(pools::pod(Place::Local, 3)), Sender::Node);
         let [remote, host, other] =
