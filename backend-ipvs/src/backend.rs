@@ -44,6 +44,8 @@ pub struct IpvsBackend<K> {
     first: bool,
     /// The VIPs that the tables contained when they were last read.
     found: ByFamily<Vec<Frontend>>,
+    /// Whether the last sync added an address that the kernel had refused before.
+    recheck: bool,
     /// Whether the last sync read a family's table.
     read: ByFamily<bool>,
     /// The virtual server whose destinations were checked last.
@@ -66,6 +68,7 @@ impl<K: Kernel> IpvsBackend<K> {
             traffic: None,
             first: true,
             found: Default::default(),
+            recheck: false,
             read: ByFamily::default(),
             checked: None,
             drained: None,
@@ -294,6 +297,9 @@ impl<K: Kernel> IpvsBackend<K> {
             debug!(added = changed.added, removed = changed.removed, "addresses of {INTERFACE} changed");
             refused = changed.refused;
         }
+        // While the node lacked the address, flows to it began untranslated.
+        let is_added = |address| refused.iter().all(|refused| refused.address != address);
+        self.recheck |= self.desired.retried_addresses().any(is_added);
         let short = refused.iter().filter(|refused| refused.is_shortage);
         let short = short.map(|refused| (Family::of(refused.address), anyhow::anyhow!("{refused}"))).collect();
         for news in self.desired.addresses_changed(refused) {
@@ -398,7 +404,7 @@ impl<K: Kernel> LinuxBackend for IpvsBackend<K> {
     fn take_commit(&mut self) -> Commit {
         let remembered = std::mem::take(&mut self.found).values().concat();
         let Commit { frontends, .. } = self.desired.moved().take(self.traffic.as_ref());
-        Commit { frontends, remembered, ..Commit::default() }
+        Commit { frontends, remembered, recheck: std::mem::take(&mut self.recheck), ..Commit::default() }
     }
 
     fn count(&self, counts: &mut Counts) {

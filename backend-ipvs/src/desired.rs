@@ -153,6 +153,11 @@ impl Desired {
         [add, remove]
     }
 
+    /// The addresses to add whose addition the kernel refused before, and which the next sync adds.
+    pub fn retried_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.parts.retried_addresses.iter().filter(|(_, refusal)| refusal.adding).map(|(address, _)| *address)
+    }
+
     /// Records that the kernel made all address changes except `refused`. From now on, the addresses in `refused` count as
     /// refused, unless the cause was a shortage. Returns the text of each new refusal.
     pub fn addresses_changed(&mut self, refused: Vec<dummy::Refused>) -> Vec<String> {

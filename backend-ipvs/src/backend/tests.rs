@@ -353,9 +353,11 @@ fn an_address_that_the_kernel_refuses_is_reported_and_retried() {
     backend.retry_refused();
     let add = || vec!["addresses +[172.30.0.1] -[]".to_owned()];
     assert_eq!(synced(&mut backend, &state(), &Changes::default()), (add(), skipped));
+    assert!(!backend.take_commit().recheck);
     backend.kernel.hated_addresses.clear();
     backend.retry_refused();
     assert_eq!(synced(&mut backend, &state(), &Changes::default()), (add(), vec![]));
+    assert!(backend.take_commit().recheck, "flows to the address began untranslated");
     assert_eq!(backend.kernel.addresses, Some(["172.30.0.1".parse().unwrap()].into()));
     assert_eq!(synced(&mut backend, &state(), &Changes::default()), (vec![], vec![]));
 }
