@@ -27,6 +27,10 @@ use tower::BoxError;
 
 use crate::{trace::Trace, world::Key};
 
+use watcher::Watcher;
+
+mod watcher;
+
 type Answer = http::Response<UnsyncBoxBody<Bytes, BoxError>>;
 type Line = Result<Frame<Bytes>, BoxError>;
 
@@ -486,113 +490,6 @@ impl State {
             self.tokens.insert(next, (epoch, version, rest));
         }
         json_answer(200, &text)
-    }
-}
-
-/// An open watch.
-struct Watcher {
-    api: Api,
-    kind: Kind,
-    version: u64,
-    epoch: u64,
-    watch: u64,
-    until: Instant,
-}
-
-impl Watcher {
-    async fn run(mut self, mut changed: watch::Receiver<u64>, lines: mpsc::UnboundedSender<Line>) {
-        changed.mark_changed();
-        let mut bookmark = Instant::now() + BOOKMARK;
-        loop {
-            let timed_out = tokio::select! {
-                biased;
-                () = lines.closed() => return,
-                _ = changed.changed() => false,
-                () = time::sleep_until(bookmark.min(self.until)) => true,
-            };
-            let delay = self.api.lock().delay(self.kind);
-            time::sleep(delay).await;
-            let (text, end) = self.due(timed_out && Instant::now() >= bookmark);
-            if timed_out {
-                bookmark = Instant::now() + BOOKMARK;
-            }
-            let Some(text) = text else {
-                lines.closed().await;
-                return;
-            };
-            if !text.is_empty() {
-                _ = lines.send(Ok(Frame::data(text.into())));
-            }
-            match end {
-                Some(End::Broken) => _ = lines.send(Err("connection reset".into())),
-                None if Instant::now() < self.until => continue,
-                _ => {}
-            }
-            return;
-        }
-    }
-
-    /// The text to send, or `None` if the watch is silent. Also returns how the watch ends, if it does.
-    fn due(&mut self, bookmark: bool) -> (Option<String>, Option<End>) {
-        let state = &mut *self.api.lock();
-        if state.epoch != self.epoch {
-            return (Some(String::new()), Some(End::Closed));
-        }
-        if state.silent.get(&self.kind).is_some_and(|silent| *silent >= self.watch) {
-            state.counts.entry(self.kind).or_default().reasons += 1;
-            return (None, None);
-        }
-        let end = state.ends.get(&self.kind).filter(|(ended, _)| *ended >= self.watch).map(|(_, how)| *how);
-        if end == Some(End::Expired) || self.version < state.floor {
-            state.counts.entry(self.kind).or_default().reasons += 1;
-            let status = json!({ "type": "ERROR", "object": status_object(410, "too old resource version") });
-            return (Some(format!("{status}\n")), Some(End::Expired));
-        }
-        let current = *state.version.borrow();
-        if current < self.version {
-            return (Some(String::new()), end);
-        }
-        let new = state.history.iter().filter(|record| record.kind == self.kind && record.version > self.version);
-        let new: Vec<_> = new.filter_map(|record| Some((record.version, record.line()?))).collect();
-        let mut text: String = new.iter().map(|(_, line)| line.as_str()).collect();
-        let known = if bookmark { Some(current) } else { new.last().map(|(version, _)| *version) };
-        if bookmark {
-            let bookmark =
-                json!({ "metadata": { "resourceVersion": current.to_string() }, "kind": "x", "apiVersion": "v1" });
-            text += &format!("{}\n", json!({ "type": "BOOKMARK", "object": bookmark }));
-        }
-        if end == Some(End::Cut) && !text.is_empty() {
-            text.truncate(text.len() / 2);
-            if let Some(whole) = text.rfind('\n') {
-                text.truncate(whole + 7);
-                let counts = state.counts.entry(self.kind).or_default();
-                counts.known = new.first().map_or(counts.known, |(version, _)| *version);
-            }
-            return (Some(text), end);
-        }
-        if !text.is_empty() {
-            let lines = text.lines().count();
-            state.trace.add(format_args!("watch of {}: {lines} lines up to {current}", self.kind));
-        }
-        let counts = state.counts.entry(self.kind).or_default();
-        counts.delivered = counts.delivered.max(current);
-        counts.known = known.unwrap_or(counts.known);
-        self.version = current;
-        (Some(text), end)
-    }
-}
-
-impl Record {
-    /// The event for watches; `None` if the selectors exclude the object before and after.
-    fn line(&self) -> Option<String> {
-        let selected = |object: &Option<Value>| object.clone().filter(|object| is_selected(self.kind, object));
-        let (what, object) = match (selected(&self.before), selected(&self.after)) {
-            (None, None) => return None,
-            (None, Some(object)) => ("ADDED", object),
-            (Some(_), Some(object)) => ("MODIFIED", object),
-            (Some(object), None) => ("DELETED", object),
-        };
-        Some(format!("{}\n", json!({ "type": what, "object": at(&object, self.version) })))
     }
 }
 
