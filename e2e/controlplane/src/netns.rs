@@ -13,8 +13,9 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use nix::sched::{CloneFlags, setns};
 
-/// Ports below the kernel's ephemeral range. So no connection takes a server's port while the server restarts.
-const PORTS: std::ops::Range<u16> = 10_000..30_000;
+/// Ports below the kernel's ephemeral range, and below the source ports of the lab's probes. So no connection takes a server's port
+/// while the server restarts, and no probe finds its port in use.
+const PORTS: std::ops::Range<u16> = 11_000..14_000;
 
 /// The timeout for a connection to our own listener. If the interface is down, the kernel drops packets silently.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);

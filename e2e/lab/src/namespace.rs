@@ -21,8 +21,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const NAMED: &str = "/run/netns";
 const PREFIX: &str = "lab-";
-// The source ports of probes are above the ports of our programs, below NodePorts and below the kernel's ephemeral ports. So a
-// flow of a load generator in the same namespace never has the port of a probe.
+// The source ports of probes are above the ports of our programs and of the control plane, below NodePorts and below the kernel's
+// ephemeral ports. So neither a server nor a flow of a load generator in the same namespace ever has the port of a probe.
 const FIRST_SOURCE_PORT: u16 = 14_000;
 const LAST_SOURCE_PORT: u16 = 29_999;
 /// The source ports of flows that stay open, above the kernel's ephemeral ports.
