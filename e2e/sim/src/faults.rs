@@ -71,6 +71,14 @@ pub enum Fault {
     LatePackets,
 }
 
+impl Fault {
+    /// Whether the fault has an effect only if the backend changes something meanwhile.
+    pub fn needs_change(self) -> bool {
+        use Fault::{Denied, FailedCommits, LateCleaner, RefusedObject, ShortMemory, UnreadableFlows};
+        matches!(self, FailedCommits | ShortMemory | Denied | RefusedObject | UnreadableFlows | LateCleaner)
+    }
+}
+
 /// The faults, and how many of a hundred steps of a run with this fault are such a fault.
 pub const FAULTS: [(Fault, u32); 27] = [
     (Fault::Compaction, 4),

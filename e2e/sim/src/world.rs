@@ -30,6 +30,8 @@ pub struct World {
     zone: &'static str,
     address: u8,
     wide_cidr: bool,
+    /// How often the controller has written all slices again without a change that matters.
+    resyncs: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -66,7 +68,7 @@ impl World {
     pub fn new(rng: &mut StdRng) -> Self {
         let most = if rng.random_bool(0.1) { MANY_SERVICES } else { SERVICES };
         let (services, slices) = (BTreeMap::new(), BTreeMap::new());
-        let mut world = Self { most, services, slices, zone: NODES[0].1, address: 2, wide_cidr: false };
+        let mut world = Self { most, services, slices, zone: NODES[0].1, address: 2, wide_cidr: false, resyncs: 0 };
         for number in 0..rng.random_range(0..=most) {
             world.add_service(number, rng);
         }
@@ -103,7 +105,7 @@ impl World {
             next.add_service(number, rng);
             return ("a Service is created", vec![next]);
         };
-        let what = match (rng.random_range(0..16_u8), slice) {
+        let what = match (rng.random_range(0..18_u8), slice) {
             (0, _) => {
                 next.services.remove(&number);
                 if rng.random() {
@@ -177,6 +179,10 @@ impl World {
                 next.add_slices(number, rng);
                 "the slices of a Service are written anew"
             }
+            (9 | 10, _) => {
+                next.resyncs += 1;
+                "a controller writes all slices again"
+            }
             (_, Some(key)) => {
                 let Some(slice) = next.slices.get_mut(&key) else { return ("nothing changes", vec![next]) };
                 for _ in 0..rng.random_range(1..4_u8) {
@@ -248,7 +254,8 @@ impl World {
         }
         for ((number, name), slice) in &self.slices {
             let name = format!("s{number}-{name}");
-            let object = slice.object(*number, &name);
+            let mut object = slice.object(*number, &name);
+            object["metadata"]["annotations"] = json!({ "example.com/resync": self.resyncs.to_string() });
             objects.insert((Kind::Slice, format!("default/{name}")), object);
         }
         let addresses = [format!("192.168.0.{}", self.address), "fd00:192::2".to_owned()];

@@ -246,7 +246,11 @@ impl<S: Program> Driver<S> {
         let mut rng = StdRng::seed_from_u64(step.seed);
         let Some(fault) = step.fault else { return self.change(&mut rng) };
         self.trace.add(format_args!("step: {fault:?}"));
-        match inject(fault, &mut rng, &self.api, &self.kernel, &self.link) {
+        let todo = inject(fault, &mut rng, &self.api, &self.kernel, &self.link);
+        if fault.needs_change() && rng.random() {
+            self.change(&mut rng);
+        }
+        match todo {
             Todo::Nothing => {}
             Todo::HealAfter(time) => self.queue(time, Due::Heal),
             Todo::Restore => self.restore(),
@@ -323,8 +327,9 @@ impl<S: Program> Driver<S> {
 
     fn keep_writing(&mut self) {
         if self.writing {
-            let pause = Duration::from_millis(self.rng.random_range(0..30));
-            self.queue(pause, Due::Write);
+            // Controllers write in bursts.
+            let pause = if self.rng.random() { 0 } else { self.rng.random_range(0..30) };
+            self.queue(Duration::from_millis(pause), Due::Write);
         }
     }
 
