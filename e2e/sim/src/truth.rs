@@ -53,6 +53,7 @@ impl Truth {
     /// Records the objects of a version.
     pub fn update(&mut self, objects: &BTreeMap<Key, Value>, version: u64) {
         let before = std::mem::take(&mut self.services);
+        let slices = slices(objects);
         for ((kind, key), object) in objects {
             if *kind != Kind::Service || !is_selected(*kind, object) {
                 continue;
@@ -63,7 +64,9 @@ impl Truth {
             let was = before.get(key);
             let same = was.filter(|was| was.vip == vip && was.cluster_wide == cluster_wide);
             let since_of = |endpoint: &String| was.and_then(|was| was.endpoints.get(endpoint)).copied();
-            let ready = ready(objects, object["metadata"]["name"].as_str().unwrap_or_default(), &port["protocol"]);
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            let own = slices.get(name).map(Vec::as_slice).unwrap_or_default();
+            let ready = ready(own, &port["protocol"]);
             let endpoints = ready.map(|endpoint| (endpoint.clone(), since_of(&endpoint).unwrap_or(version)));
             let standing = Standing {
                 created: was.map_or_else(Instant::now, |was| was.created),
@@ -82,18 +85,21 @@ fn vip(ip: &Value, port: &Value) -> Option<VipKey> {
     Some(VipKey { address: ip.as_str()?.parse().ok()?, protocol, port: port["port"].as_u64()?.try_into().ok()? })
 }
 
-/// The ready IPv4 endpoints of a Service with this protocol, as `address:port`.
-fn ready<'a>(
-    objects: &'a BTreeMap<Key, Value>,
-    service: &'a str,
-    protocol: &'a Value,
-) -> impl Iterator<Item = String> + 'a {
-    let slices = objects.iter().filter(|((kind, _), _)| *kind == Kind::Slice).map(|(_, slice)| slice);
-    let own = slices.filter(move |slice| {
-        let is_own = slice["metadata"]["labels"]["kubernetes.io/service-name"] == service;
-        is_own && slice["addressType"] == "IPv4" && slice["ports"][0]["protocol"] == *protocol
-    });
-    own.flat_map(|slice| {
+/// The slices of each Service.
+fn slices(objects: &BTreeMap<Key, Value>) -> BTreeMap<&str, Vec<&Value>> {
+    let mut slices: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for (_, slice) in objects.iter().filter(|((kind, _), _)| *kind == Kind::Slice) {
+        let service = slice["metadata"]["labels"]["kubernetes.io/service-name"].as_str().unwrap_or_default();
+        slices.entry(service).or_default().push(slice);
+    }
+    slices
+}
+
+/// The ready IPv4 endpoints of slices with this protocol, as `address:port`.
+fn ready<'a>(slices: &'a [&Value], protocol: &'a Value) -> impl Iterator<Item = String> + 'a {
+    let of_protocol =
+        slices.iter().filter(move |slice| slice["addressType"] == "IPv4" && slice["ports"][0]["protocol"] == *protocol);
+    of_protocol.flat_map(|slice| {
         let endpoints = slice["endpoints"].as_array().into_iter().flatten();
         let ready = endpoints.filter(|endpoint| endpoint["conditions"]["ready"] == true);
         ready.map(|endpoint| format!("{}:{}", endpoint["addresses"][0], slice["ports"][0]["port"]))

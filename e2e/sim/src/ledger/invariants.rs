@@ -17,7 +17,7 @@ use localnet_linux::conntrack::Flow;
 use localnet_proto::{Digest, Family, Revision, ServiceKey, Snapshot, wire::IpFamily};
 use tokio::time::Instant;
 
-use super::{Inner, PATIENCE, Seen};
+use super::{Inner, PATIENCE, Seen, serve_alike};
 use crate::{api::Counts, subsystem::Subsystem};
 
 /// How long after [`PATIENCE`] the brain may take to notice it. It counts revisions of one second as published together.
@@ -79,6 +79,9 @@ impl Inner {
                 continue;
             }
             let possible = &self.possible[family];
+            if possible.iter().any(|plan| serve_alike(plan, has, family)) {
+                continue;
+            }
             // Before the first load has ended, packets meet no rules. The backend removes Services that the kernel refuses.
             let may_lack = lenient || !self.entered[family];
             let may_mix = !self.profile.is_atomic && (lenient || possible.len() > 1);
@@ -141,9 +144,8 @@ impl Inner {
         }
     }
 
-    /// The kernel serves no VIP of a Service that it refuses. `plan` is without these Services.
-    pub(super) fn check_refused_whole(&mut self, state: &Snapshot, plan: &Served) {
-        let full = self.plan(state, &BTreeSet::new());
+    /// The kernel serves no VIP of a Service that it refuses. `plan` is without these Services, and `full` with them.
+    pub(super) fn check_refused_whole(&mut self, plan: &Served, full: &Served) {
         let mut refused = full.0.keys().filter(|vip| !plan.0.contains_key(vip));
         let Some(vip) = refused.find(|vip| self.has.0.contains_key(vip)).filter(|_| self.profile.refuses_whole) else {
             return;

@@ -224,7 +224,8 @@ impl Ledger {
         let refused = inner.refused.clone();
         let Profile { is_atomic, has_gaps, .. } = inner.profile;
         inner.owners.add(state);
-        for plan in [inner.plan(state, &BTreeSet::new()), inner.plan(state, &refused)] {
+        let digest = Digest::of(state);
+        for plan in [inner.plan(state, digest, &BTreeSet::new()), inner.plan(state, digest, &refused)] {
             for possible in inner.possible.values_mut() {
                 if possible.is_empty() && !is_atomic {
                     // The first load changes an empty kernel step by step.
@@ -257,12 +258,14 @@ impl Ledger {
         }
         // A family that fails still lacks what the kernel refused before.
         inner.refused.extend(synced.refused.iter().cloned());
-        let plan = inner.plan(state, &synced.refused);
+        let digest = Digest::of(state);
+        let plan = inner.plan(state, digest, &synced.refused);
+        let full = inner.plan(state, digest, &BTreeSet::new());
         for family in Family::BOTH {
             if synced.failed.iter().any(|(failed, _)| *failed == family) {
                 continue;
             }
-            inner.possible[family] = inner.possible_after(family, &plan, state);
+            inner.possible[family] = inner.possible_after(family, &plan, &full);
             if inner.applied[family] != state.revision || inner.applied_at[family].is_none() {
                 inner.applied_at[family] = Some(Instant::now());
             }
@@ -275,7 +278,7 @@ impl Ledger {
         if synced.failed.is_empty() && !inner.is_damaged() {
             match synced.refused.is_empty() {
                 true => inner.check_no_gone_endpoint(state),
-                false => inner.check_refused_whole(state, &plan),
+                false => inner.check_refused_whole(&plan, &full),
             }
         }
     }
@@ -380,24 +383,20 @@ impl Inner {
     fn find_repairs(&mut self) {
         for family in Family::BOTH.into_iter().filter(|_| !self.profile.names_repairs) {
             let [plan] = &self.possible[family][..] else { continue };
-            let of = |served: &Served| {
-                let of_family = served.0.iter().filter(|(vip, _)| vip.family() == family);
-                of_family.map(|(vip, entry)| (*vip, entry.clone())).collect::<Vec<_>>()
-            };
-            if self.entered[family] && self.whole[family] && of(&self.has) == of(plan) {
+            let is_damaged = self.repaired[family] != self.damage[family];
+            if is_damaged && self.entered[family] && self.whole[family] && serve_alike(&self.has, plan, family) {
                 self.repaired[family] = self.damage[family];
             }
         }
     }
 
-    /// What the kernel may serve after a sync with this plan. Of a Service that the kernel refuses, it may serve a part. If the backend
+    /// What the kernel may serve after a sync with this plan. `full` is the plan with all Services. Of a Service that the kernel refuses, it may serve a part. If the backend
     /// skips only the VIPs that the kernel refuses, these may also have a content from before.
-    fn possible_after(&mut self, family: Family, plan: &Arc<Served>, state: &Snapshot) -> Vec<Arc<Served>> {
-        let full = self.plan(state, &BTreeSet::new());
-        if self.profile.is_atomic || full == *plan {
+    fn possible_after(&self, family: Family, plan: &Arc<Served>, full: &Arc<Served>) -> Vec<Arc<Served>> {
+        if self.profile.is_atomic || Arc::ptr_eq(full, plan) || full == plan {
             return vec![Arc::clone(plan)];
         }
-        let mut possible = vec![Arc::clone(&full), Arc::clone(plan)];
+        let mut possible = vec![Arc::clone(full), Arc::clone(plan)];
         for before in self.possible[family].iter().filter(|_| self.profile.refuses_parts) {
             let mut mixed = Served::clone(plan);
             let refused = full.0.keys().filter(|vip| !plan.0.contains_key(vip));
@@ -409,9 +408,9 @@ impl Inner {
         possible
     }
 
-    /// What the kernel serves after a sync of a state without some Services.
-    fn plan(&mut self, state: &Snapshot, without: &BTreeSet<ServiceKey>) -> Arc<Served> {
-        let key = (Digest::of(state), without.iter().cloned().collect::<Vec<_>>());
+    /// What the kernel serves after a sync of a state, which has this digest, without some Services.
+    fn plan(&mut self, state: &Snapshot, digest: Digest, without: &BTreeSet<ServiceKey>) -> Arc<Served> {
+        let key = (digest, without.iter().cloned().collect::<Vec<_>>());
         if let Some(plan) = self.plans.get(&key) {
             return Arc::clone(plan);
         }
@@ -421,4 +420,10 @@ impl Inner {
         self.plans.insert(key, Arc::clone(&plan));
         plan
     }
+}
+
+/// Whether both serve the same VIPs of a family, with the same contents.
+fn serve_alike(one: &Served, other: &Served, family: Family) -> bool {
+    let [one, other] = [one, other].map(|served| served.0.iter().filter(|(vip, _)| vip.family() == family));
+    one.eq(other)
 }
