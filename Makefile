@@ -85,9 +85,9 @@ release: ## Build all files of a release in target/dist (TAG=vX.Y.Z: fail if thi
 	@e2e/deps.sh images
 	packaging/release/build.sh
 
-simulate: ## Simulate a node with SEEDS (500) new seeds of changes and faults (FIRST=… is the first seed; docs/simulation.md)
-	e2e/sim/build.sh
-	target/simulation/localnet-sim search --seeds $(or $(SEEDS),500) $(if $(FIRST),--first $(FIRST))
+simulate: ## Simulate a node with SEEDS (500) new seeds of changes and faults (FIRST=… is the first seed; TESTED=1: use the program of make test; docs/simulation.md)
+	$(if $(TESTED),,e2e/sim/build.sh)
+	target/$(if $(TESTED),debug,simulation)/localnet-sim search --seeds $(or $(SEEDS),500) $(if $(FIRST),--first $(FIRST))
 
 simulate-mutants: ## Plant each mutant of e2e/sim/mutants, and check that the simulation finds it within SEEDS (1000) seeds (docs/simulation.md)
 	@SEEDS=$(or $(SEEDS),1000) e2e/sim/mutants.sh
