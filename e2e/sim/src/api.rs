@@ -140,7 +140,7 @@ pub struct Counts {
     /// The number of reasons for a list: restarts of the brain, restores, lists that broke off, outdated and silent watches, and lists
     /// that the brain mistrusts.
     pub reasons: u64,
-    /// The largest number of requests within 10 s.
+    /// The largest number of requests within 10 s, without those for further pages of a list.
     pub busiest: usize,
     /// The number of watches, except outdated ones, that neither side has ended.
     pub open: usize,
@@ -360,7 +360,7 @@ impl Api {
         let limit = parameter("limit").and_then(|limit| limit.parse().ok()).unwrap_or(usize::MAX);
         let (delay, mood) = {
             let mut state = self.lock();
-            state.count_request(kind);
+            state.count_request(kind, parameter("continue").is_some());
             (state.delay(kind), state.mood)
         };
         time::sleep(delay).await;
@@ -421,9 +421,12 @@ impl State {
         Duration::from_millis(self.rng.random_range(0..=most))
     }
 
-    fn count_request(&mut self, kind: Kind) {
+    /// Counts a request. `continues`: whether it asks for a further page of a list.
+    fn count_request(&mut self, kind: Kind, continues: bool) {
         let requests = self.requests.entry(kind).or_default();
-        requests.push_back(Instant::now());
+        if !continues {
+            requests.push_back(Instant::now());
+        }
         while requests.front().is_some_and(|first| first.elapsed() > RUSH) {
             requests.pop_front();
         }

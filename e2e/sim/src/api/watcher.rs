@@ -34,6 +34,10 @@ impl Watcher {
             };
             let delay = self.api.lock().delay(self.kind);
             time::sleep(delay).await;
+            // Nothing is delivered to a client that has gone meanwhile.
+            if lines.is_closed() {
+                return;
+            }
             let (text, end) = self.due(timed_out && Instant::now() >= bookmark);
             if timed_out {
                 bookmark = Instant::now() + BOOKMARK;

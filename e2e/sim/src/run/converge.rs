@@ -128,8 +128,8 @@ impl<S: Program> Driver<S> {
         if let Some(skipped) = report.skipped.iter().find(|skipped| !S::SKIPS.contains(&skipped.code.as_str())) {
             return Some(format!("the backend skips {skipped:?}"));
         }
-        // Damage that packets do not meet is repaired later.
-        self.differences(&want).filter(|_| !S::NAMES_REPAIRS)
+        // Damage that packets do not meet is repaired later, and what a fault has left is removed by the next sync.
+        self.differences(&want).filter(|_| !S::NAMES_REPAIRS && !self.kernel.is_troubled())
     }
 
     /// Neither tasks nor file descriptors remain of former brains, backends and connections.
