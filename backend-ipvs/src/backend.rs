@@ -44,7 +44,7 @@ pub struct IpvsBackend<K> {
     first: bool,
     /// The VIPs that the tables contained when they were last read.
     found: ByFamily<Vec<Frontend>>,
-    /// Whether the last sync added an address that the kernel had refused before.
+    /// Whether the last sync added something that the kernel had refused before.
     recheck: bool,
     /// Whether the last sync read a family's table.
     read: ByFamily<bool>,
@@ -184,7 +184,8 @@ impl<K: Kernel> IpvsBackend<K> {
             if missing.iter().any(|scheduler| self.desired.lacks(scheduler)) {
                 continue;
             }
-            self.desired.servers_mut().settle();
+            // While the kernel refused them, flows to their VIPs began untranslated.
+            self.recheck |= self.desired.servers_mut().settle();
             let mut short: Vec<_> = refused.into_iter().filter_map(|refused| refused.short).collect();
             short.extend(self.write_addresses(&families).await?);
             failed.extend(short);

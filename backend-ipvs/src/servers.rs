@@ -257,10 +257,10 @@ impl Servers {
         news
     }
 
-    /// Records that all changes were sent.
-    pub fn settle(&mut self) {
+    /// Records that all changes were sent. Returns whether the kernel has accepted what it had refused before.
+    pub fn settle(&mut self) -> bool {
         self.dirty.clear();
-        self.retried.clear();
+        std::mem::take(&mut self.retried).keys().any(|key| !self.refused.contains_key(key))
     }
 
     fn made(&mut self, change: &Change) {

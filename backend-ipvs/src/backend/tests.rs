@@ -331,10 +331,14 @@ fn a_refused_endpoint_is_retried_without_a_change() {
     backend.kernel.hated.insert("10.180.1.2:8080".parse().unwrap());
     let synced = run(backend.apply(&state(), &Changes::everything())).unwrap();
     assert_eq!(synced.refused, [ServiceKey::new("default", "web")].into());
+    backend.retry_refused();
+    assert_eq!(run(backend.apply(&state(), &Changes::default())).unwrap().refused.len(), 1);
+    assert!(!backend.take_commit().recheck);
     backend.kernel.hated.clear();
     backend.retry_refused();
     let synced = run(backend.apply(&state(), &Changes::default())).unwrap();
     assert_eq!((synced.refused.len(), synced.skipped), (0, vec![]));
+    assert!(backend.take_commit().recheck, "flows to the VIP began untranslated");
     assert!(backend.kernel.servers.values().all(|fake| fake.destinations.len() == 2));
 }
 
