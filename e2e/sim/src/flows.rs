@@ -47,6 +47,8 @@ struct State {
     /// Whether the cleaner does not get to run.
     is_busy: bool,
     late: u32,
+    /// The repairs by accident (see [`Ledger::accidents`]) after which flows were checked.
+    accidents: u64,
     /// The flows that have appeared again. They do not do so twice.
     repeated: BTreeSet<u32>,
 }
@@ -65,6 +67,7 @@ impl Flows {
             fails: false,
             is_busy: false,
             late: 0,
+            accidents: 0,
             repeated: BTreeSet::new(),
         })))
     }
@@ -140,7 +143,11 @@ impl Flows {
 
     /// Checks that no flow is stale. The kernel must hold `state`, and the backend must have nothing left to do.
     fn check_stale(&self, state: &Snapshot) {
-        let inner = self.lock();
+        let mut inner = self.lock();
+        let accidents = inner.ledger.accidents();
+        if std::mem::replace(&mut inner.accidents, accidents) != accidents {
+            inner.table.flows.clear();
+        }
         let profile = inner.ledger.profile();
         if !profile.has_flows || inner.ledger.is_damaged() || inner.fails {
             return;

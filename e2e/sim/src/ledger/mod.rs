@@ -93,6 +93,8 @@ struct Inner {
     damage: ByFamily<u64>,
     seen: ByFamily<u64>,
     repaired: ByFamily<u64>,
+    /// How often a change has repaired damage that the backend had not seen.
+    accidents: u64,
     /// What the kernel serves.
     has: Served,
     /// The families of which packets meet the rules.
@@ -148,6 +150,7 @@ impl Ledger {
             damage: ByFamily::default(),
             seen: ByFamily::default(),
             repaired: ByFamily::default(),
+            accidents: 0,
             has: Served::default(),
             entered: ByFamily::default(),
             whole: ByFamily::default(),
@@ -322,6 +325,11 @@ impl Ledger {
         inner.hates || inner.is_damaged()
     }
 
+    /// How often a change has repaired damage that the backend had not seen, so it does not know that flows may have begun without rules.
+    pub fn accidents(&self) -> u64 {
+        self.lock().accidents
+    }
+
     /// Whether damage is not repaired yet.
     pub fn is_damaged(&self) -> bool {
         self.lock().is_damaged()
@@ -385,6 +393,7 @@ impl Inner {
             let [plan] = &self.possible[family][..] else { continue };
             let is_damaged = self.repaired[family] != self.damage[family];
             if is_damaged && self.entered[family] && self.whole[family] && serve_alike(&self.has, plan, family) {
+                self.accidents += u64::from(self.seen[family] != self.damage[family]);
                 self.repaired[family] = self.damage[family];
             }
         }
