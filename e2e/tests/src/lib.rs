@@ -1,7 +1,8 @@
 //! Tests of the programs as shipped, and of the repository itself: see the `tests` folder of this crate.
 //!
 //! This library contains the code that the tests share: it starts the programs, or [`kube_proxy`], on a node of the lab, and waits for
-//! the outcome of packets. It also has [`api_server`], [`differential`], [`load`], [`privileges`] and [`web`].
+//! the outcome of packets. It also has [`api_server`], [`differential`], [`load`], [`privileges`], [`web`]
+//! and [`writer`].
 
 pub mod api_server;
 mod backend;
@@ -10,6 +11,7 @@ pub mod kube_proxy;
 pub mod load;
 pub mod privileges;
 pub mod web;
+pub mod writer;
 
 use std::{
     collections::BTreeSet,

@@ -19,6 +19,7 @@ use localnet_e2e::{
     api_server::{Api, host_side},
     kube_proxy::{self, KUBE_PROXY, Mode},
     program,
+    writer::{self, NODE_NAME, Sentinel, Writer},
 };
 use localnet_lab::{
     Case, Flow, Flows, Network, Outcome, Probe, Protocol, Servers, probe_flows, topology::CLUSTER_CIDRS,
@@ -26,8 +27,6 @@ use localnet_lab::{
 use localnet_vm::on_ipvs_with_host_side;
 use serde_json::Value;
 use tokio::runtime::Runtime;
-
-use crate::api::{self, NODE_NAME, Sentinel, Writer};
 
 /// Maximum time for the whole test.
 const LIMIT: Duration = Duration::from_secs(1800);
@@ -123,7 +122,7 @@ impl<'a> World<'a> {
     fn build(runtime: &'a Runtime, cases: &[Case]) -> anyhow::Result<Self> {
         let first = cases.first().context("no Case is listed")?;
         let mut all = Flows { node: first.flows.node.clone(), ..Flows::default() };
-        let mut endpoints: BTreeSet<_> = api::sentinel_endpoints().collect();
+        let mut endpoints: BTreeSet<_> = writer::sentinel_endpoints().collect();
         for case in cases {
             anyhow::ensure!(case.flows.node == all.node, "{} has other options than {}", case.name, first.name);
             all.flows.extend(case.flows.flows.iter().cloned());
@@ -132,7 +131,7 @@ impl<'a> World<'a> {
         let network = Network::build(all.topology(&endpoints))?;
         let servers = Servers::start(&network, endpoints)?;
         let programs = Programs::new()?;
-        let api = runtime.block_on(api::reach(&network))?;
+        let api = runtime.block_on(writer::reach(&network))?;
         let lines = format!(
             "clusterCIDR: \"{}\"\nnodePortAddresses: [primary]\nipvs: {{minSyncPeriod: 50ms, syncPeriod: 1h}}\n",
             CLUSTER_CIDRS.join(",")

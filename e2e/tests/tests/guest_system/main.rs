@@ -2,7 +2,6 @@
 //!
 //! | file | what it verifies |
 //! |---|---|
-//! | `api` | the API server, and the objects of Cases in it |
 //! | `conformance` | the backend passes the conformance kit |
 //! | `differential` | the oracle and the backend agree about random clusters and packets |
 //! | `kube_proxy` | where kube-proxy's ipvs mode differs from the Cases, by entry of `docs/differences.md` |
@@ -10,7 +9,6 @@
 //! | `restarts` | connections survive killed programs, terminating endpoints, and `ipvsadm -C` |
 //! | `traffic` | the exported traffic is the traffic of clients, also while no backend runs |
 
-mod api;
 mod conformance;
 mod differential;
 mod kube_proxy;

@@ -10,6 +10,7 @@
 //! | `differential` | the oracle, the backends and kube-proxy agree |
 //! | `drop_in` | in place of kube-proxy: its configuration, its pages, its connections |
 //! | `grpcurl` | everyone can read the state of a node |
+//! | `iptables_rules` | kube-proxy's iptables mode and localnet-iptables write the same rules |
 //! | `load` | the load for other tests keeps its rate |
 //! | `privileges` | each program has exactly the privileges that it needs |
 //! | `rbac` | the brain's permissions are exactly those that it uses |
@@ -26,6 +27,7 @@ mod cluster;
 mod differential;
 mod drop_in;
 mod grpcurl;
+mod iptables_rules;
 mod load;
 mod privileges;
 mod rbac;

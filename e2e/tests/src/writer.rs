@@ -1,4 +1,4 @@
-//! The API server, and a writer that replaces the objects of one Case's `cluster.yaml` by those of the next.
+//! Writes Cases to an API server: it replaces the objects of one Case's `cluster.yaml` by those of the next.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -6,17 +6,22 @@ use anyhow::Context as _;
 use http::Request;
 use kube::Client;
 use localnet_controlplane::NewNode;
-use localnet_e2e::api_server::Api;
 use localnet_lab::{
     Case, Endpoint, Network, Protocol,
     topology::{CLIENT, NODE, POD_CIDRS},
 };
 use serde_json::{Value, json};
 
+use crate::api_server::Api;
+
 /// The only node.
-pub(crate) const NODE_NAME: &str = "node-a";
+pub const NODE_NAME: &str = "node-a";
+
 /// Reaches the API server of the host. Outside of a guest, starts one that the node of the network can reach.
-pub(crate) async fn reach(network: &Network) -> anyhow::Result<Api> {
+///
+/// # Errors
+/// Returns an error if the API server does not start, or refuses the Node.
+pub async fn reach(network: &Network) -> anyhow::Result<Api> {
     let api = match Api::of_host(&[network.node()]).await? {
         Some(api) => api,
         None => Api::start(network.client().path(), CLIENT[0], false).await?,
@@ -35,7 +40,7 @@ const SENTINEL_PORT: u16 = 8999;
 const SENTINEL_PODS: [[&str; 2]; 2] = [["10.180.0.3", "fd00:10:180::3"], ["10.180.0.4", "fd00:10:180::4"]];
 
 /// All endpoints that a sentinel may have.
-pub(crate) fn sentinel_endpoints() -> impl Iterator<Item = Endpoint> {
+pub fn sentinel_endpoints() -> impl Iterator<Item = Endpoint> {
     let pods = SENTINEL_PODS.into_iter().flatten();
     pods.map(|pod| Endpoint { protocol: Protocol::Tcp, address: at(pod, SENTINEL_PORT) })
 }
@@ -46,25 +51,36 @@ fn at(ip: &str, port: u16) -> SocketAddr {
 
 /// The addresses of a sentinel and the endpoints that answer, in each family. It is written last, so a proxy that has it has
 /// everything that was written earlier.
-pub(crate) struct Sentinel {
-    pub(crate) paths: [(SocketAddr, SocketAddr); 2],
+#[derive(Clone, Copy, Debug)]
+pub struct Sentinel {
+    /// The address of each family, and the endpoint that answers there.
+    pub paths: [(SocketAddr, SocketAddr); 2],
 }
 
 /// Writes to the API server.
-pub(crate) struct Writer {
+pub struct Writer {
     client: Client,
     namespaces: BTreeSet<String>,
     round: u16,
 }
 
+impl std::fmt::Debug for Writer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writer").field("round", &self.round).finish_non_exhaustive()
+    }
+}
+
 impl Writer {
     /// A writer that has not written anything yet.
-    pub(crate) fn new(client: Client) -> Self {
+    pub fn new(client: Client) -> Self {
         Self { client, namespaces: BTreeSet::new(), round: 0 }
     }
 
     /// Writes a Case's Services and slices, and removes all others.
-    pub(crate) async fn write(&mut self, case: &Case) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// Returns an error if the API server refuses an object.
+    pub async fn write(&mut self, case: &Case) -> anyhow::Result<()> {
         let text = std::fs::read_to_string(case.cluster())?;
         let objects: Vec<Value> = serde_saphyr::from_multiple(&text)?;
         for namespace in &self.namespaces {
@@ -102,7 +118,10 @@ impl Writer {
     }
 
     /// Writes another sentinel.
-    pub(crate) async fn write_sentinel(&mut self) -> anyhow::Result<Sentinel> {
+    ///
+    /// # Errors
+    /// Returns an error if the API server refuses an object.
+    pub async fn write_sentinel(&mut self) -> anyhow::Result<Sentinel> {
         self.round += 1;
         let pods = SENTINEL_PODS[usize::from(self.round % 2)];
         let port = 10_000 + self.round;

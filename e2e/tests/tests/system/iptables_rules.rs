@@ -1,0 +1,252 @@
+//! kube-proxy's iptables mode and localnet-iptables write the same rules for the Cases. `docs/backends/iptables.md` numbers what
+//! differs: any other difference fails the test, and so does an entry that no longer differs.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    process::Command,
+};
+
+use anyhow::Context as _;
+use localnet_e2e::{
+    Programs, await_condition,
+    kube_proxy::{self, KUBE_PROXY, Mode},
+    web,
+    writer::{self, NODE_NAME, Writer},
+};
+use localnet_lab::{
+    Case, Namespace, Network, Running, Topology,
+    topology::{CLUSTER_CIDRS, NODE},
+};
+
+/// The flavour of the iptables tools.
+const FLAVOUR: &str = "nft";
+const SAVES: [&str; 2] = ["iptables-nft-save", "ip6tables-nft-save"];
+
+/// localnet runs in the namespace of this pod, which no Case has. The pod's addresses stand for those of the node.
+const POD: &str = "10.180.0.99";
+
+/// The Cases of whose objects the API server refuses one, so kube-proxy never sees them.
+const REFUSED: [&str; 14] = [
+    "addresses-inside-service-cidr",
+    "addresses-leading-zeros",
+    "addresses-v4-mapped",
+    "endpoint-addresses",
+    "endpoints-refused",
+    "health-check-node-port",
+    "policy-external-local-by-type",
+    "policy-local-needs-node-name",
+    "proxied-by-address-not-type",
+    "source-ranges-as-written",
+    "source-ranges-without-type",
+    "topology-hint-without-name",
+    "vip-claims-that-do-not-count",
+    "vips-refused",
+];
+
+/// The program that has a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Side {
+    KubeProxy,
+    Localnet,
+}
+use Side::{KubeProxy, Localnet};
+
+/// Cases in which kube-proxy's choice is random: which of several Services gets an address, and which of two slices counts.
+const RANDOM: [&str; 2] = ["vip-conflict-", "duplicates"];
+
+/// Rules that only one of the two has: the entry of `docs/backends/iptables.md`, whose rules they are, the start of the Case's name,
+/// the start of the chain's name, and a part of the rule.
+const ENTRIES: [(usize, Side, &str, &str, &str); 15] = [
+    (2, Localnet, "", "KUBE-SERVICES", "-j KUBE-EXTERNAL-SERVICES"),
+    (3, Localnet, "", "KUBE-CLUSTER-IPS", ""),
+    (3, Localnet, "", "KUBE-SERVICES", "unused ports of cluster IPs"),
+    (3, Localnet, "", "KUBE-SERVICES", "unallocated cluster IPs"),
+    (4, KubeProxy, "", "KUBE-EXTERNAL-SERVICES", "--dst-type LOCAL"),
+    (4, Localnet, "", "KUBE-EXTERNAL-SERVICES", "--dport 30"),
+    (5, KubeProxy, "", "KUBE-EXTERNAL-SERVICES", "has no local endpoints"),
+    (5, Localnet, "", "KUBE-EXTERNAL-SERVICES", "! --src-type LOCAL -j DROP"),
+    (6, KubeProxy, "", "KUBE-NODEPORTS", "health check node port"),
+    (6, Localnet, "", "KUBE-NODEPORTS", "health check node port"),
+    (7, KubeProxy, "source-ranges-several", "KUBE-FW-", ""),
+    (8, KubeProxy, "source-ranges-no-endpoints", "KUBE-EXTERNAL-SERVICES", "has no endpoints"),
+    (8, Localnet, "source-ranges-no-endpoints", "KUBE-FW-", ""),
+    (8, Localnet, "source-ranges-no-endpoints", "KUBE-PROXY-FIREWALL", "-j KUBE-FW-"),
+    (9, Localnet, "topology-endpoint-without-hint", "KUBE-S", "demo/empty:http"),
+];
+/// Entry 1: only localnet checks whether a packet was translated.
+const UNTRANSLATED: (usize, &str) = (1, " -m conntrack ! --ctstate DNAT");
+
+/// A rule: its family, table and chain, and the rest of the line.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rule {
+    family: &'static str,
+    table: String,
+    chain: String,
+    rest: String,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {} {}", self.family, self.table, self.chain, self.rest)
+    }
+}
+
+/// The rules of both families, in order, without those of the kubelet. The last endpoint of a chain needs no probability, and the
+/// order of endpoints follows from no rule, so probabilities are left out.
+fn rules(namespace: &Namespace) -> anyhow::Result<Vec<Rule>> {
+    let mut rules = Vec::new();
+    for ((save, family), (pod, node)) in
+        SAVES.into_iter().zip(["IPv4", "IPv6"]).zip(web::addresses(POD).iter().zip(NODE))
+    {
+        let mut table = String::new();
+        for line in namespace.output(&mut Command::new(save))?.lines() {
+            if let Some(name) = line.strip_prefix('*') {
+                name.clone_into(&mut table);
+            }
+            let Some((chain, rest)) = line.strip_prefix("-A ").and_then(|line| line.split_once(' ')) else { continue };
+            let rest = match rest.split_once(" -m statistic --mode random --probability ") {
+                Some((before, after)) => format!("{before} {}", after.split_once(' ').map_or("", |(_, end)| end)),
+                None => rest.to_owned(),
+            };
+            let rest = rest.replace(&format!("-d {pod}/"), &format!("-d {node}/"));
+            if rest != "-j KUBE-FIREWALL" {
+                rules.push(Rule { family, table: table.clone(), chain: chain.to_owned(), rest });
+            }
+        }
+    }
+    Ok(rules)
+}
+
+/// What differs in a Case, without what an entry explains. Adds these entries to `met`.
+fn unexplained(case: &str, [theirs, ours]: [Vec<Rule>; 2], met: &mut BTreeSet<usize>) -> Vec<String> {
+    let [theirs, mut ours] = [theirs, ours].map(|mut rules| {
+        // The sentinel changes while the rules are read.
+        rules.retain(|rule| !rule.rest.contains("sentinel/sentinel"));
+        rules
+    });
+    for rule in &mut ours {
+        let rest = rule.rest.replace(UNTRANSLATED.1, "");
+        if rest != rule.rest {
+            rule.rest = rest;
+            met.insert(UNTRANSLATED.0);
+        }
+    }
+    let mut count: BTreeMap<&Rule, isize> = BTreeMap::new();
+    theirs.iter().for_each(|rule| *count.entry(rule).or_default() += 1);
+    ours.iter().for_each(|rule| *count.entry(rule).or_default() -= 1);
+    let mut unexplained = Vec::new();
+    for (rule, count) in count.into_iter().filter(|(_, count)| *count != 0) {
+        let side = if count > 0 { KubeProxy } else { Localnet };
+        let explains = |(_, of, cases, chain, part): &&(usize, Side, &str, &str, &str)| {
+            *of == side && case.starts_with(cases) && rule.chain.starts_with(chain) && rule.rest.contains(part)
+        };
+        match ENTRIES.iter().find(explains) {
+            Some((entry, ..)) => _ = met.insert(*entry),
+            None => unexplained.push(format!("only {side:?} has {rule}")),
+        }
+    }
+    if unexplained.is_empty() {
+        unexplained.extend(orders(&theirs, &ours));
+    }
+    unexplained
+}
+
+/// The chains of a Service port in which the rules that both have are in another order. The order of endpoints is left out, and
+/// that of source ranges.
+fn orders(theirs: &[Rule], ours: &[Rule]) -> Vec<String> {
+    let of = |rules: &[Rule], others: &[Rule]| {
+        let mut chains: BTreeMap<_, Vec<String>> = BTreeMap::new();
+        for rule in rules.iter().filter(|rule| others.contains(rule) && !rule.rest.contains(" -> ")) {
+            chains.entry((rule.family, rule.table.clone(), rule.chain.clone())).or_default().push(rule.rest.clone());
+        }
+        chains.retain(|(.., chain), _| {
+            ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-SEP-"].iter().any(|one| chain.starts_with(one))
+        });
+        chains
+    };
+    let (theirs, ours) = (of(theirs, ours), of(ours, theirs));
+    let differ = theirs.into_iter().filter(|(chain, rules)| ours.get(chain).is_some_and(|ours| ours != rules));
+    differ
+        .map(|(chain, rules)| format!("the order of {chain:?} differs: {rules:#?}\n{:#?}", ours.get(&chain)))
+        .collect()
+}
+
+struct World {
+    // Fields are dropped in this order.
+    _programs: [Running; 3],
+    writer: Writer,
+    logs: [Programs; 2],
+    network: Network,
+    _api: localnet_e2e::api_server::Api,
+}
+
+impl World {
+    /// kube-proxy runs on the node, brain and backend in the namespace of a pod.
+    async fn build() -> anyhow::Result<Self> {
+        let network = Network::build(Topology::with_pods([POD])?)?;
+        let api = writer::reach(&network).await?;
+        let logs = [Programs::new()?, Programs::new()?];
+        let lines = format!(
+            "clusterCIDR: \"{}\"\nnodePortAddresses: [primary]\niptables: {{minSyncPeriod: 50ms, syncPeriod: 1h}}\n",
+            CLUSTER_CIDRS.join(",")
+        );
+        let kube_proxy =
+            kube_proxy::start(network.node(), &logs[0], Mode::Iptables(FLAVOUR), (&api.kube_proxy, NODE_NAME), &lines)?;
+        let pod = network.pod(POD.parse()?)?;
+        let brain = logs[1].start_brain(pod, &format!("kube:{}", api.kube_proxy.display()))?;
+        let (socket, cluster) = (logs[1].api(), CLUSTER_CIDRS.join(","));
+        let flags = ["--api", &socket, "--cluster-cidr", &cluster, "--iptables-flavour", FLAVOUR];
+        let ours = logs[1].start(pod, "localnet-iptables", &flags)?;
+        let writer = Writer::new(api.client.clone());
+        Ok(Self { _programs: [kube_proxy, ours, brain], writer, logs, network, _api: api })
+    }
+
+    /// The rules of kube-proxy and of localnet for a Case; `None` if the API server refuses it.
+    async fn enter(&mut self, case: &Case) -> anyhow::Result<Option<[Vec<Rule>; 2]>> {
+        if let Err(error) = self.writer.write(case).await {
+            println!("{}: {error:#}", case.name);
+            return Ok(None);
+        }
+        let sentinel = self.writer.write_sentinel().await?;
+        let nodes = [self.network.node(), self.network.pod(POD.parse()?)?];
+        for ((program, logs), node) in [KUBE_PROXY, "localnet-iptables"].into_iter().zip(&self.logs).zip(nodes) {
+            let has_sentinel = || {
+                let Ok(rules) = rules(node) else { return false };
+                sentinel.paths.iter().all(|(to, _)| {
+                    let (address, port) = (format!("-d {}/", to.ip()), format!("--dport {} -j KUBE-SVC-", to.port()));
+                    rules.iter().any(|rule| rule.rest.starts_with(&address) && rule.rest.contains(&port))
+                })
+            };
+            tokio::task::block_in_place(|| await_condition("the sentinel's rules", has_sentinel))
+                .with_context(|| logs.log(program))?;
+        }
+        Ok(Some([rules(nodes[0])?, rules(nodes[1])?]))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_differences_from_the_rules_of_kube_proxy_are_listed() -> anyhow::Result<()> {
+    let mut world = World::build().await?;
+    let (mut compared, mut refused, mut met, mut wrong) = (0, BTreeSet::new(), BTreeSet::new(), Vec::new());
+    // Other options of the node need other configurations of both programs.
+    let options = Case::load(&localnet_lab::case::folder().join("cluster-ip"))?.flows.node;
+    for case in localnet_lab::cases().into_iter().filter(|case| case.flows.node == options) {
+        if RANDOM.iter().any(|random| case.name.starts_with(random)) {
+            continue;
+        }
+        let Some(rules) = world.enter(&case).await.with_context(|| case.name.clone())? else {
+            refused.insert(case.name);
+            continue;
+        };
+        compared += 1;
+        let differences = unexplained(&case.name, rules, &mut met);
+        wrong.extend(differences.into_iter().map(|difference| format!("{}: {difference}", case.name)));
+    }
+    println!("{compared} Cases compared");
+    wrong
+        .extend(ENTRIES.iter().filter(|(entry, ..)| !met.contains(entry)).map(|entry| format!("{entry:?} is not met")));
+    anyhow::ensure!(wrong.is_empty(), "{} unexplained:\n{}", wrong.len(), wrong.join("\n"));
+    anyhow::ensure!(refused == REFUSED.map(str::to_owned).into(), "the API server refuses {refused:?}");
+    Ok(())
+}
