@@ -6,7 +6,7 @@ use std::process::Command;
 /// The number of seeds that run twice: one for each backend.
 const TWICE: u64 = 5;
 /// The number of seeds in the fixed range.
-const FIXED: &str = "20";
+const FIXED: &str = "60";
 
 fn run(arguments: &[&str]) -> (bool, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_localnet-sim")).args(arguments).output().unwrap();
