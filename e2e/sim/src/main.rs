@@ -119,7 +119,7 @@ fn processor_time() -> Duration {
 /// The result of a seed in a process of its own: its standard output, its standard error, and whether it has succeeded.
 fn child(seed: u64, options: &[String]) -> anyhow::Result<(String, String, bool)> {
     let mut command = Command::new(std::env::current_exe()?);
-    // A fifth of the time goes to memory that glibc returns to the kernel and takes again.
+    // Otherwise, glibc again and again returns memory to the kernel and takes it back.
     command.env("MALLOC_TOP_PAD_", "67108864");
     let output =
         command.args(["run", &seed.to_string()]).args(options).output().context("failed to start a process")?;

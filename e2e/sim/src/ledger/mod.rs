@@ -325,7 +325,8 @@ impl Ledger {
         inner.hates || inner.is_damaged()
     }
 
-    /// How often a change has repaired damage that the backend had not seen, so it does not know that flows may have begun without rules.
+    /// How often a change has repaired damage that the backend had not seen. It then does not know that flows may have begun without
+    /// rules.
     pub fn accidents(&self) -> u64 {
         self.lock().accidents
     }
@@ -399,8 +400,9 @@ impl Inner {
         }
     }
 
-    /// What the kernel may serve after a sync with this plan. `full` is the plan with all Services. Of a Service that the kernel refuses, it may serve a part. If the backend
-    /// skips only the VIPs that the kernel refuses, these may also have a content from before.
+    /// What the kernel may serve after a sync with this plan. `full` is the plan with all Services. Of a Service that the kernel
+    /// refuses, it may serve a part. If the backend skips only the VIPs that the kernel refuses, these may also have a content from
+    /// before.
     fn possible_after(&self, family: Family, plan: &Arc<Served>, full: &Arc<Served>) -> Vec<Arc<Served>> {
         if self.profile.is_atomic || Arc::ptr_eq(full, plan) || full == plan {
             return vec![Arc::clone(plan)];
