@@ -25,7 +25,10 @@ use tokio::{
 };
 use tower::BoxError;
 
-use crate::{trace::Trace, world::Key};
+use crate::{
+    trace::Trace,
+    world::{Key, Objects},
+};
 
 use watcher::Watcher;
 
@@ -87,7 +90,7 @@ struct State {
     rng: StdRng,
     trace: Trace,
     version: watch::Sender<u64>,
-    objects: BTreeMap<Key, Value>,
+    objects: Objects,
     /// The version of each object's last write.
     written: BTreeMap<Key, u64>,
     history: Vec<Record>,
@@ -124,8 +127,8 @@ struct State {
 struct Record {
     version: u64,
     kind: Kind,
-    before: Option<Value>,
-    after: Option<Value>,
+    before: Option<Arc<Value>>,
+    after: Option<Arc<Value>>,
 }
 
 /// What the API server has seen and sent, for one kind.
@@ -148,7 +151,7 @@ pub struct Counts {
 
 /// The contents of a backup.
 #[derive(Clone)]
-pub struct Backup(u64, BTreeMap<Key, Value>, BTreeMap<Key, u64>);
+pub struct Backup(u64, Objects, BTreeMap<Key, u64>);
 
 impl Api {
     /// An empty API server, whose delays follow from `seed`.
@@ -160,7 +163,7 @@ impl Api {
             rng,
             trace,
             version: watch::Sender::new(100),
-            objects: BTreeMap::new(),
+            objects: Objects::new(),
             written: BTreeMap::new(),
             history: Vec::new(),
             floor: 100,
@@ -192,7 +195,7 @@ impl Api {
     }
 
     /// Looks at the objects, which are without their versions. `look` must not use this API server.
-    pub fn with_objects<T>(&self, look: impl FnOnce(&BTreeMap<Key, Value>) -> T) -> T {
+    pub fn with_objects<T>(&self, look: impl FnOnce(&Objects) -> T) -> T {
         look(&self.lock().objects)
     }
 
@@ -202,7 +205,7 @@ impl Api {
     }
 
     /// Writes an object, or deletes it. Returns the version.
-    pub fn write(&self, key: &Key, object: Option<Value>) -> u64 {
+    pub fn write(&self, key: &Key, object: Option<Arc<Value>>) -> u64 {
         let mut state = self.lock();
         let version = *state.version.borrow() + 1;
         state.trace.add(format_args!("{version}: {} {} {}", key.0, key.1, if object.is_some() { "+" } else { "-" }));

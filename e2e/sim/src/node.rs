@@ -329,10 +329,11 @@ impl<S: Program> Backend for Observed<S> {
     }
 
     async fn sync(&mut self, state: &Snapshot, changes: &Changes) -> anyhow::Result<Synced> {
-        self.ledger.sync_starts(state);
+        let digest = self.ledger.sync_starts(state);
         self.kernel.sync_starts();
         let result = self.backend.sync(state, changes).await;
-        self.ledger.sync_ends(state, &result, self.kernel.is_troubled(), &self.kernel.contents());
+        let is_troubled = self.kernel.is_troubled();
+        self.kernel.ask(|kernel| self.ledger.sync_ends((state, digest), &result, is_troubled, kernel));
         let is_complete = result.as_ref().is_ok_and(|synced| synced.failed.is_empty() && synced.refused.is_empty());
         self.kernel.sync_ends(is_complete);
         self.node.cleaning().after_sync(is_complete.then_some(state));

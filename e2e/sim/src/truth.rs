@@ -8,7 +8,7 @@ use localnet_proto::Protocol;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::{api::is_selected, world::Key};
+use crate::{api::is_selected, world::Objects};
 
 /// The history of the Services and their ready endpoints.
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ impl Truth {
     }
 
     /// Records the objects of a version.
-    pub fn update(&mut self, objects: &BTreeMap<Key, Value>, version: u64) {
+    pub fn update(&mut self, objects: &Objects, version: u64) {
         let before = std::mem::take(&mut self.services);
         let slices = slices(objects);
         for ((kind, key), object) in objects {
@@ -86,11 +86,11 @@ fn vip(ip: &Value, port: &Value) -> Option<VipKey> {
 }
 
 /// The slices of each Service.
-fn slices(objects: &BTreeMap<Key, Value>) -> BTreeMap<&str, Vec<&Value>> {
+fn slices(objects: &Objects) -> BTreeMap<&str, Vec<&Value>> {
     let mut slices: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for (_, slice) in objects.iter().filter(|((kind, _), _)| *kind == Kind::Slice) {
         let service = slice["metadata"]["labels"]["kubernetes.io/service-name"].as_str().unwrap_or_default();
-        slices.entry(service).or_default().push(slice);
+        slices.entry(service).or_default().push(&**slice);
     }
     slices
 }

@@ -3,7 +3,10 @@
 //! A change is a sequence of goals. The simulated controllers write the objects of one goal in random order, and then those
 //! of the next. An endpoint that moves to another slice is therefore in both slices for a while, or in neither.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use localnet_cluster::objects::Kind;
 use rand::{Rng as _, rngs::StdRng, seq::IndexedRandom as _};
@@ -20,6 +23,9 @@ const NODES: [(&str, &str); 3] = [(NODE, "zone-a"), ("node-b", "zone-a"), ("node
 /// Identifies an object: its kind, and its namespace and name or only its name.
 pub type Key = (Kind, String);
 
+/// Objects without a `resourceVersion`.
+pub type Objects = BTreeMap<Key, Arc<Value>>;
+
 /// The desired objects of the cluster.
 #[derive(Clone, Debug)]
 pub struct World {
@@ -34,7 +40,7 @@ pub struct World {
     resyncs: u32,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 struct Service {
     ip: u8,
     port: u16,
@@ -48,7 +54,7 @@ struct Service {
     udp: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 struct Slice {
     v6: bool,
     udp: bool,
@@ -56,7 +62,7 @@ struct Slice {
     endpoints: BTreeMap<u8, Endpoint>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 struct Endpoint {
     ready: bool,
     terminating: bool,
@@ -246,17 +252,26 @@ impl World {
         }
     }
 
-    /// The objects, without a `resourceVersion`.
-    pub fn objects(&self) -> BTreeMap<Key, Value> {
-        let mut objects = BTreeMap::new();
+    /// The objects. `known` are objects of `before`; those that have not changed are the same.
+    pub fn objects(&self, before: &Self, known: &Objects) -> Objects {
+        let mut objects = Objects::new();
+        let mut insert = |key: Key, is_known: bool, object: &dyn Fn() -> Value| {
+            let known = known.get(&key).filter(|_| is_known);
+            objects.insert(key, known.map_or_else(|| Arc::new(object()), Arc::clone));
+        };
         for (number, service) in &self.services {
-            objects.insert((Kind::Service, format!("default/s{number}")), service.object(*number));
+            let is_known = before.services.get(number) == Some(service);
+            insert((Kind::Service, format!("default/s{number}")), is_known, &|| service.object(*number));
         }
-        for ((number, name), slice) in &self.slices {
+        for (key, slice) in &self.slices {
+            let (number, name) = key;
+            let is_known = before.slices.get(key) == Some(slice) && before.resyncs == self.resyncs;
             let name = format!("s{number}-{name}");
-            let mut object = slice.object(*number, &name);
-            object["metadata"]["annotations"] = json!({ "example.com/resync": self.resyncs.to_string() });
-            objects.insert((Kind::Slice, format!("default/{name}")), object);
+            insert((Kind::Slice, format!("default/{name}")), is_known, &|| {
+                let mut object = slice.object(*number, &name);
+                object["metadata"]["annotations"] = json!({ "example.com/resync": self.resyncs.to_string() });
+                object
+            });
         }
         let addresses = [format!("192.168.0.{}", self.address), "fd00:192::2".to_owned()];
         let node = json!({
@@ -264,10 +279,10 @@ impl World {
             "spec": { "podCIDRs": ["10.1.0.0/24", "fd00:1::/64"] },
             "status": { "addresses": addresses.map(|address| json!({ "type": "InternalIP", "address": address })) },
         });
-        objects.insert((Kind::Node, NODE.to_owned()), node);
+        objects.insert((Kind::Node, NODE.to_owned()), node.into());
         let cidr = if self.wide_cidr { "10.96.0.0/12" } else { "10.96.0.0/16" };
         let cidrs = json!({ "metadata": { "name": "kubernetes" }, "spec": { "cidrs": [cidr, "fd00:96::/112"] } });
-        objects.insert((Kind::ServiceCidr, "kubernetes".to_owned()), cidrs);
+        objects.insert((Kind::ServiceCidr, "kubernetes".to_owned()), cidrs.into());
         objects
     }
 }
@@ -339,7 +354,7 @@ fn protocol(udp: bool) -> &'static str {
 }
 
 /// The keys of the objects that differ between `have` and `want`.
-pub fn differing(have: &BTreeMap<Key, Value>, want: &BTreeMap<Key, Value>) -> Vec<Key> {
+pub fn differing(have: &Objects, want: &Objects) -> Vec<Key> {
     let keys: BTreeSet<&Key> = have.keys().chain(want.keys()).collect();
     keys.into_iter().filter(|key| have.get(*key) != want.get(*key)).cloned().collect()
 }

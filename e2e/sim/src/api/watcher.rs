@@ -1,5 +1,7 @@
 //! An open watch: which events it sends, and when it ends.
 
+use std::sync::Arc;
+
 use http_body::Frame;
 use localnet_cluster::objects::Kind;
 use serde_json::{Value, json};
@@ -111,7 +113,7 @@ impl Watcher {
 impl Record {
     /// The event for watches; `None` if the selectors exclude the object before and after.
     fn line(&self) -> Option<String> {
-        let selected = |object: &Option<Value>| object.clone().filter(|object| is_selected(self.kind, object));
+        let selected = |object: &Option<Arc<Value>>| object.clone().filter(|object| is_selected(self.kind, object));
         let (what, object) = match (selected(&self.before), selected(&self.after)) {
             (None, None) => return None,
             (None, Some(object)) => ("ADDED", object),

@@ -96,7 +96,7 @@ struct Inner {
     /// How often a change has repaired damage that the backend had not seen.
     accidents: u64,
     /// What the kernel serves.
-    has: Served,
+    has: Arc<Served>,
     /// The families of which packets meet the rules.
     entered: ByFamily<bool>,
     /// The families without hidden damage.
@@ -151,7 +151,7 @@ impl Ledger {
             seen: ByFamily::default(),
             repaired: ByFamily::default(),
             accidents: 0,
-            has: Served::default(),
+            has: Arc::default(),
             entered: ByFamily::default(),
             whole: ByFamily::default(),
             hates: false,
@@ -221,8 +221,8 @@ impl Ledger {
         inner.check_complete(state);
     }
 
-    /// A sync of a state starts.
-    pub fn sync_starts(&self, state: &Snapshot) {
+    /// A sync of a state starts. Returns the digest of the state.
+    pub fn sync_starts(&self, state: &Snapshot) -> Digest {
         let mut inner = self.lock();
         let refused = inner.refused.clone();
         let Profile { is_atomic, has_gaps, .. } = inner.profile;
@@ -241,12 +241,13 @@ impl Ledger {
                 }
             }
         }
+        digest
     }
 
-    /// A sync of a state ends. `is_troubled` is whether a fault or another program has disturbed it.
+    /// A sync of a state ends, which has this digest. `is_troubled` is whether a fault or another program has disturbed it.
     pub fn sync_ends<S: Subsystem>(
         &self,
-        state: &Snapshot,
+        (state, digest): (&Snapshot, Digest),
         result: &anyhow::Result<Synced>,
         is_troubled: bool,
         kernel: &S,
@@ -261,7 +262,6 @@ impl Ledger {
         }
         // A family that fails still lacks what the kernel refused before.
         inner.refused.extend(synced.refused.iter().cloned());
-        let digest = Digest::of(state);
         let plan = inner.plan(state, digest, &synced.refused);
         let full = inner.plan(state, digest, &BTreeSet::new());
         for family in Family::BOTH {
@@ -305,8 +305,8 @@ impl Ledger {
     }
 
     /// What the kernel serves.
-    pub fn served(&self) -> Served {
-        self.lock().has.clone()
+    pub fn served(&self) -> Arc<Served> {
+        Arc::clone(&self.lock().has)
     }
 
     /// The backend deletes a flow.
@@ -380,7 +380,7 @@ impl Inner {
     }
 
     fn see<S: Subsystem>(&mut self, kernel: &S) {
-        (self.has, self.entered) = (kernel.served(), kernel.entered());
+        (self.has, self.entered) = (Arc::new(kernel.served()), kernel.entered());
         self.whole = ByFamily::from_fn(|family| kernel.is_whole(family));
     }
 

@@ -1,6 +1,6 @@
 //! The end of a run: all faults end, and the node must soon hold the state of the cluster and then rest.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use localnet_cluster::{
     Cluster, Options,
@@ -9,11 +9,12 @@ use localnet_cluster::{
 };
 use localnet_proto::{Digest, Family, Revision, Snapshot};
 use rand::{SeedableRng as _, rngs::StdRng};
+use serde::Deserialize as _;
 use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{Driver, Due};
-use crate::{backends::Program, world::Key};
+use crate::{backends::Program, world::Objects};
 
 /// How long after the last fault the node may take to hold the state of the cluster. The brain keeps objects that are
 /// suddenly missing from a list for 300 s, and asks again about once a minute; a silent watch takes 300 s to notice.
@@ -63,7 +64,7 @@ impl<S: Program> Driver<S> {
         // Nothing happens without a reason, and a new backend finds nothing to change.
         let commits = self.kernel.commits();
         let revision = self.brain.as_ref().map(|running| running.brain.feed().state().revision());
-        let is_affine = |object: &Value| object["spec"]["sessionAffinity"] == "ClientIP";
+        let is_affine = |object: &Arc<Value>| object["spec"]["sessionAffinity"] == "ClientIP";
         let has_affinity = S::KEEPS_SLOTS && self.api.with_objects(|objects| objects.values().any(is_affine));
         for restarts in [false, true] {
             if restarts && (has_affinity || self.kernel.ask(|kernel| kernel.has_strays())) {
@@ -172,12 +173,12 @@ impl<S: Program> Driver<S> {
 }
 
 /// The state that follows from the objects and the configuration of the node's addresses: the oracle.
-fn snapshot(objects: &BTreeMap<Key, Value>, node_ips: &NodeIps) -> Snapshot {
+fn snapshot(objects: &Objects, node_ips: &NodeIps) -> Snapshot {
     let mut cluster = Cluster::new(Options::of_node(crate::world::NODE));
     cluster.set_node_ips(node_ips.clone());
     for kind in Kind::ALL {
         let of_kind = objects.iter().filter(|((of, _), object)| *of == kind && crate::api::is_selected(kind, object));
-        let objects = of_kind.filter_map(|(_, object)| read(kind, object.clone()).ok()).collect();
+        let objects = of_kind.filter_map(|(_, object)| read(kind, object).ok()).collect();
         cluster.handle(Change::Replace { kind, objects });
     }
     let Localized { node, services, .. } = cluster.localize().unwrap_or_default();
@@ -185,13 +186,13 @@ fn snapshot(objects: &BTreeMap<Key, Value>, node_ips: &NodeIps) -> Snapshot {
     Snapshot { revision: Revision::default(), node: node.unwrap_or_default(), services }
 }
 
-fn read(kind: Kind, object: Value) -> serde_json::Result<Object> {
+fn read(kind: Kind, object: &Value) -> serde_json::Result<Object> {
     use k8s_openapi::api::{core::v1, discovery::v1::EndpointSlice, networking::v1::ServiceCIDR};
     Ok(match kind {
-        Kind::Service => Object::Service(serde_json::from_value::<v1::Service>(object)?.into()),
-        Kind::Slice => Object::Slice(serde_json::from_value::<EndpointSlice>(object)?.into()),
-        Kind::Node => Object::Node(serde_json::from_value::<v1::Node>(object)?.into()),
-        Kind::ServiceCidr => Object::ServiceCidr(serde_json::from_value::<ServiceCIDR>(object)?.into()),
+        Kind::Service => Object::Service(v1::Service::deserialize(object)?.into()),
+        Kind::Slice => Object::Slice(EndpointSlice::deserialize(object)?.into()),
+        Kind::Node => Object::Node(v1::Node::deserialize(object)?.into()),
+        Kind::ServiceCidr => Object::ServiceCidr(ServiceCIDR::deserialize(object)?.into()),
     })
 }
 

@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 use localnet_cluster::{localize::NodeIps, objects::Kind};
 use localnet_proto::Address;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
-use serde_json::Value;
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until},
@@ -20,7 +19,7 @@ use crate::{
     link::Link,
     node::{RunningBackend, RunningBrain, read_beside},
     trace::Trace,
-    world::{Key, World, differing},
+    world::{Key, Objects, World, differing},
 };
 
 mod converge;
@@ -92,7 +91,7 @@ struct Driver<S: Program> {
     queued: u64,
     world: World,
     /// The objects of `world`, and which of them the controllers have not written yet.
-    wanted: BTreeMap<Key, Value>,
+    wanted: Objects,
     pending: Vec<Key>,
     goals: Vec<World>,
     writing: bool,
@@ -155,7 +154,7 @@ async fn run_on<S: Program + Sync>(seed: u64, without: &[usize], prints: bool) -
         queued: 0,
         goals: vec![world.clone()],
         world: world.clone(),
-        wanted: BTreeMap::new(),
+        wanted: Objects::new(),
         pending: Vec::new(),
         writing: false,
         backup: None,
@@ -335,7 +334,7 @@ impl<S: Program> Driver<S> {
 
     /// Makes a cluster the current goal.
     fn pursue(&mut self, world: World) {
-        self.wanted = world.objects();
+        self.wanted = world.objects(&self.world, &self.wanted);
         self.pending = self.api.with_objects(|have| differing(have, &self.wanted));
         self.world = world;
     }
