@@ -126,6 +126,8 @@ fn processor_time() -> Duration {
 /// The result of a seed in a process of its own: its standard output, its standard error, and whether it has succeeded.
 fn child(seed: u64, options: &[String]) -> anyhow::Result<(String, String, bool)> {
     let mut command = Command::new(std::env::current_exe()?);
+    // The process uses one arena, in large pages, and ends before it could return memory to the kernel.
+    command.env("_RJEM_MALLOC_CONF", "narenas:1,dirty_decay_ms:-1,metadata_thp:always,thp:always");
     let output =
         command.args(["run", &seed.to_string()]).args(options).output().context("failed to start a process")?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -425,9 +425,14 @@ impl Inner {
         if let Some(plan) = self.plans.get(&key) {
             return Arc::clone(plan);
         }
-        let mut state = state.clone();
-        state.services.retain(|key, _| !without.contains(key));
-        let plan = Arc::new((self.fresh)(&state));
+        let plan = if without.is_empty() {
+            (self.fresh)(state)
+        } else {
+            let mut state = state.clone();
+            state.services.retain(|key, _| !without.contains(key));
+            (self.fresh)(&state)
+        };
+        let plan = Arc::new(plan);
         self.plans.insert(key, Arc::clone(&plan));
         plan
     }
