@@ -13,7 +13,9 @@ folder=$(cd "$folder" && pwd)
 mkdir -p "$folder/share/localnet/proto" "$folder/share/doc/localnet-conformance"
 cd "$(dirname "$0")/.."
 install -m 644 proto/*.proto "$folder/share/localnet/proto"
-cp -r proto/localnet "$folder/share/localnet/proto"
+# Without the draft of localnet.v1, because the brain of a release does not serve it unless it is asked to.
+mkdir "$folder/share/localnet/proto/localnet"
+cp -r proto/localnet/source "$folder/share/localnet/proto/localnet"
 install -m 644 LICENSE docs/first-backend.md docs/writing-a-backend.md "$folder/share/doc/localnet-conformance"
 # The kit does not need the plans of localnet's own backends.
 find e2e/cases -name '*.yaml' -exec sh -c 'install -D -m 644 "$2" "$1/share/localnet/cases/${2#e2e/cases/}"' sh "$folder" {} \;

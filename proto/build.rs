@@ -13,21 +13,33 @@ const FILES: [&str; 6] = [
     "localnet/source/v1alpha1/source.proto",
 ];
 
+/// The draft of `localnet.v1`. Its descriptors are separate, because most brains do not serve it.
+const DRAFT: [&str; 5] = [
+    "localnet/v1/error.proto",
+    "localnet/v1/node.proto",
+    "localnet/v1/reader.proto",
+    "localnet/v1/service.proto",
+    "localnet/v1/state.proto",
+];
+
 fn main() -> Result<(), Box<dyn Error>> {
-    for file in FILES {
-        println!("cargo:rerun-if-changed={file}");
-    }
-    let descriptors = protox::Compiler::new(["."])?
-        .include_imports(true)
-        .include_source_info(true)
-        .open_files(FILES)?
-        .file_descriptor_set();
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    fs::write(out.join("localnetv1.binpb"), descriptors.encode_to_vec())?;
-    tonic_prost_build::configure()
-        .build_transport(false)
-        .bytes(".historyv1alpha1")
-        .bytes(".sysdumpv1alpha1")
-        .compile_fds(descriptors)?;
+    for (files, name) in [(&FILES[..], "localnetv1.binpb"), (&DRAFT, "localnet.v1.binpb")] {
+        for file in files {
+            println!("cargo:rerun-if-changed={file}");
+        }
+        let descriptors = protox::Compiler::new(["."])?
+            .include_imports(true)
+            .include_source_info(true)
+            .open_files(files)?
+            .file_descriptor_set();
+        fs::write(out.join(name), descriptors.encode_to_vec())?;
+        tonic_prost_build::configure()
+            .build_transport(false)
+            .bytes(".historyv1alpha1")
+            .bytes(".sysdumpv1alpha1")
+            .btree_map(".localnet.v1")
+            .compile_fds(descriptors)?;
+    }
     Ok(())
 }

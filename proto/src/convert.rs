@@ -399,7 +399,7 @@ pub(crate) fn service_error(key: &ServiceKey, field: &'static str, problem: impl
 
 /// Lets services and endpoints share one copy of equal names, because a backend keeps these names in memory as long as
 /// the backend runs.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Names(Vec<Arc<str>>);
 
 impl Names {

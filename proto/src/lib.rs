@@ -15,6 +15,7 @@
 //! - [`sysdump`] is everything that is needed to examine a node elsewhere.
 //! - [`traffic`] is the traffic of Services, as backends count it.
 //! - [`trace`] is a recorded history, which can be replayed.
+//! - [`v1`] is the draft of the next contract, `localnet.v1`.
 //! - [`encode`] (model → wire) and [`decode`] (wire → model) handle the items of an answer. The module `convert` converts
 //!   single objects in both directions.
 
@@ -30,6 +31,7 @@ pub mod reasons;
 pub mod sysdump;
 pub mod trace;
 mod update;
+pub mod v1;
 
 pub use address::{Address, DEFAULT_ADDRESS, InvalidAddress};
 pub use difference::{difference, node_difference};

@@ -1,5 +1,5 @@
 //! The wire format only grows (invariant 7): every message, field, number, type and method in `localnetv1.golden.txt` still exists.
-//! Alpha packages may change.
+//! Alpha packages and the draft `localnet.v1` may change. The draft follows the naming rules of buf's category STANDARD.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -32,17 +32,135 @@ fn the_wire_format_only_grows() {
 #[test]
 fn every_message_field_and_value_is_documented() {
     let set = FileDescriptorSet::decode(localnet_proto::DESCRIPTORS).unwrap();
-    for (package, fewest) in [("localnetv1", 80), ("localnet.source.v1alpha1", 60)] {
-        let file = set.file.iter().find(|file| file.package() == package).unwrap();
-        let paths = paths(file);
-        let documented = documented(file);
-        let bare: Vec<_> = paths.iter().filter(|(_, path)| !documented.contains(path)).map(|(name, _)| name).collect();
-        assert!(
-            paths.len() > fewest && bare.is_empty(),
-            "{package}: {} paths; without a comment: {bare:?}",
-            paths.len()
-        );
+    let draft = FileDescriptorSet::decode(localnet_proto::v1::DESCRIPTORS).unwrap();
+    for (package, fewest) in [("localnetv1", 80), ("localnet.source.v1alpha1", 60), ("localnet.v1", 120)] {
+        let (mut count, mut bare) = (0, Vec::new());
+        for file in set.file.iter().chain(&draft.file).filter(|file| file.package() == package) {
+            let documented = documented(file);
+            let paths = paths(file);
+            count += paths.len();
+            bare.extend(paths.into_iter().filter(|(_, path)| !documented.contains(path)).map(|(name, _)| name));
+        }
+        assert!(count > fewest && bare.is_empty(), "{package}: {count} paths; without a comment: {bare:?}");
     }
+}
+
+/// The violations of the rules of buf's category STANDARD that a file can break, by the names of the rules. The category's other
+/// rules concern the options of languages, which the files do not set, and imports, which protox checks.
+fn violations(file: &FileDescriptorProto) -> Vec<String> {
+    let package = file.package();
+    let mut found = Vec::new();
+    let mut check = |good: bool, rule: &str, name: &str| {
+        if !good {
+            found.push(format!("{rule}: {name}"));
+        }
+    };
+    let in_folder = file.name().rsplit_once('/').is_some_and(|(folder, _)| folder.replace('/', ".") == package);
+    check(in_folder, "PACKAGE_DIRECTORY_MATCH", file.name());
+    let stem = file.name().rsplit('/').next().and_then(|name| name.strip_suffix(".proto")).unwrap_or_default();
+    check(is_lower_snake(stem), "FILE_LOWER_SNAKE_CASE", file.name());
+    let parts: Vec<&str> = package.split('.').collect();
+    check(parts.iter().all(|part| is_lower_snake(part)), "PACKAGE_LOWER_SNAKE_CASE", package);
+    let version = parts.last().and_then(|last| last.strip_prefix('v')).unwrap_or_default();
+    check(version.starts_with(|first: char| first.is_ascii_digit()), "PACKAGE_VERSION_SUFFIX", package);
+    check(file.syntax() == "proto3", "SYNTAX_SPECIFIED", file.name());
+    for message in &file.message_type {
+        check(is_pascal(message.name()), "MESSAGE_PASCAL_CASE", message.name());
+        // The entries of maps are the only nested messages, and the compiler names them.
+        for field in &message.field {
+            check(
+                is_lower_snake(field.name()),
+                "FIELD_LOWER_SNAKE_CASE",
+                &format!("{}.{}", message.name(), field.name()),
+            );
+        }
+        // The compiler makes one for each optional field, and calls it by the field's name and an underscore.
+        let written = message.oneof_decl.iter().filter(|one| !one.name().starts_with('_'));
+        written.for_each(|one| check(is_lower_snake(one.name()), "ONEOF_LOWER_SNAKE_CASE", one.name()));
+    }
+    for values in &file.enum_type {
+        check(is_pascal(values.name()), "ENUM_PASCAL_CASE", values.name());
+        let prefix = upper_snake(values.name());
+        for value in &values.value {
+            let name = value.name();
+            check(
+                is_lower_snake(&name.to_lowercase()) && name == name.to_uppercase(),
+                "ENUM_VALUE_UPPER_SNAKE_CASE",
+                name,
+            );
+            check(name.starts_with(&format!("{prefix}_")), "ENUM_VALUE_PREFIX", name);
+            check((value.number() == 0) == (name == format!("{prefix}_UNSPECIFIED")), "ENUM_ZERO_VALUE_SUFFIX", name);
+        }
+        let mut numbers: Vec<_> = values.value.iter().map(prost_types::EnumValueDescriptorProto::number).collect();
+        numbers.sort_unstable();
+        check(numbers.windows(2).all(|pair| pair[0] != pair[1]), "ENUM_NO_ALLOW_ALIAS", values.name());
+        check(values.value.first().is_some_and(|first| first.number() == 0), "ENUM_FIRST_VALUE_ZERO", values.name());
+    }
+    for service in &file.service {
+        check(is_pascal(service.name()), "SERVICE_PASCAL_CASE", service.name());
+        check(service.name().ends_with("Service"), "SERVICE_SUFFIX", service.name());
+        for method in &service.method {
+            let name = method.name();
+            check(is_pascal(name), "RPC_PASCAL_CASE", name);
+            let named = |of: &str, suffix: &str| of == format!(".{package}.{name}{suffix}");
+            check(named(method.input_type(), "Request"), "RPC_REQUEST_STANDARD_NAME", name);
+            check(named(method.output_type(), "Response"), "RPC_RESPONSE_STANDARD_NAME", name);
+        }
+    }
+    found
+}
+
+fn is_lower_snake(name: &str) -> bool {
+    let words = name.split('_').collect::<Vec<_>>();
+    let is_word =
+        |word: &&str| word.chars().all(|of| of.is_ascii_lowercase() || of.is_ascii_digit()) && !word.is_empty();
+    words.iter().all(is_word) && name.starts_with(|first: char| first.is_ascii_lowercase())
+}
+
+/// As buf: letters and digits, first an upper-case letter, and no two upper-case letters in a row that would hide a word's end.
+fn is_pascal(name: &str) -> bool {
+    let letters: Vec<char> = name.chars().collect();
+    letters.first().is_some_and(char::is_ascii_uppercase)
+        && letters.iter().all(char::is_ascii_alphanumeric)
+        && letters.windows(2).all(|pair| !(pair[0].is_ascii_uppercase() && pair[1].is_ascii_uppercase()))
+}
+
+/// The name of an enum as the prefix of its values.
+fn upper_snake(name: &str) -> String {
+    let mut text = String::new();
+    for letter in name.chars() {
+        if letter.is_ascii_uppercase() && !text.is_empty() {
+            text.push('_');
+        }
+        text.push(letter.to_ascii_uppercase());
+    }
+    text
+}
+
+#[test]
+fn the_draft_follows_the_standard_names() {
+    let draft = FileDescriptorSet::decode(localnet_proto::v1::DESCRIPTORS).unwrap();
+    assert_eq!(draft.file.len(), 5);
+    for file in &draft.file {
+        assert_eq!(violations(file), Vec::<String>::new(), "{}", file.name());
+    }
+    let older = FileDescriptorSet::decode(localnet_proto::DESCRIPTORS).unwrap();
+    let older = older.file.iter().find(|file| file.package() == "localnetv1").unwrap();
+    let rules: BTreeSet<String> =
+        violations(older).iter().filter_map(|found| Some(found.split_once(':')?.0.to_owned())).collect();
+    let known = [
+        "ENUM_VALUE_PREFIX",
+        "ENUM_VALUE_UPPER_SNAKE_CASE",
+        "ENUM_ZERO_VALUE_SUFFIX",
+        "FIELD_LOWER_SNAKE_CASE",
+        "MESSAGE_PASCAL_CASE",
+        "PACKAGE_DIRECTORY_MATCH",
+        "PACKAGE_VERSION_SUFFIX",
+        "RPC_REQUEST_STANDARD_NAME",
+        "RPC_RESPONSE_STANDARD_NAME",
+        "SERVICE_SUFFIX",
+    ];
+    assert!(known.iter().all(|rule| rules.contains(*rule)), "the check finds what buf finds in localnetv1: {rules:?}");
 }
 
 /// The paths of the items that have a comment.

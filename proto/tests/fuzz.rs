@@ -4,7 +4,10 @@
 
 use localnet_proto::{
     Change, Endpoint, EndpointPort, Node, Port, Revision, Scopes, Service, ServiceKey, Snapshot, Update,
-    decode::Assembler, encode, wire,
+    decode::Assembler,
+    encode,
+    v1::{self, raw},
+    wire,
 };
 use prost::Message as _;
 
@@ -24,7 +27,7 @@ fn web() -> Service {
 }
 
 /// Items as the bytes of a stream: each after its length, in two bytes.
-fn stream(items: &[wire::NextItem]) -> Vec<u8> {
+fn stream(items: &[impl prost::Message]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for item in items {
         let item = item.encode_to_vec();
@@ -131,6 +134,61 @@ fn fuzz_a_conversation() {
                     }
                     assert!(state.apply(again).is_empty(), "the same once more changes nothing");
                     text += &format!("{changes:?}");
+                }
+            }
+        }
+        text
+    });
+}
+
+/// An answer of `localnet.v1` with the Service `web`: the full state, or the change of one endpoint.
+fn records(full: bool) -> raw::NextStateResponse {
+    let node = Node { name: "node-a".into(), addresses: vec![[192, 168, 0, 2].into()], ..Node::default() };
+    let web = Service { ipvs_scheduler: Some("mh".into()), ..web() };
+    let state = Snapshot { node, services: [(web.key.clone(), web.clone().into())].into(), ..Snapshot::default() };
+    let endpoints = v1::encode::endpoints(&web).skip(usize::from(!full)).map(|(_, record)| record.bytes);
+    let update = raw::ServiceUpdate {
+        key: Some(v1::wire::ServiceKey { namespace: "default".into(), name: "web".into() }),
+        service: full.then(|| v1::encode::head(&web).record.bytes),
+        endpoints: endpoints.collect(),
+        ..raw::ServiceUpdate::default()
+    };
+    let revision = v1::wire::Revision { instance: "7".into(), number: 1 };
+    let base = if full { String::new() } else { "token".into() };
+    raw::NextStateResponse {
+        begin: Some(v1::wire::Begin { revision: Some(revision), base }),
+        node: full.then(|| v1::encode::node(&state.node).bytes),
+        services: vec![update],
+        commit: Some(v1::wire::Commit { token: "token".into(), digest: v1::encode::digest(&state).0 }),
+    }
+}
+
+/// Applies answers of `localnet.v1` in sequence, as a reader does. Each begins with the number of its messages.
+#[test]
+fn fuzz_a_reader_of_records() {
+    let one = |message| [&[1][..], &stream(&[message])].concat();
+    let seeds = [one(records(true)), [one(records(true)), one(records(false))].concat()];
+    localnet_fuzz::target("records", &[&seeds[0], &seeds[1]], |mut bytes| {
+        let (mut reader, mut state, mut text) = (v1::Reader::default(), Snapshot::default(), String::new());
+        while let Some((count, rest)) = bytes.split_first() {
+            let mut answer = v1::Answer::default();
+            let messages: Vec<&[u8]> = frames(rest).take(usize::from(*count)).collect();
+            bytes = &rest[messages.iter().map(|message| 2 + message.len()).sum::<usize>().min(rest.len())..];
+            messages
+                .into_iter()
+                .filter_map(|message| prost::Message::decode(message).ok())
+                .for_each(|message| answer.push(message));
+            let before = reader.token().to_owned();
+            match reader.accept(answer) {
+                Ok(None) => assert_eq!(reader.token(), before, "an answer without its end has no effect"),
+                Ok(Some(update)) => {
+                    state.apply(update);
+                    assert!(state.services.keys().eq(reader.services()), "the reader and its backend agree");
+                    text += &format!("{state:?}");
+                }
+                Err(rejected) => {
+                    assert_eq!((reader.token(), reader.digest().0), ("", 0));
+                    text += &rejected.to_string();
                 }
             }
         }

@@ -1,0 +1,61 @@
+//! The draft of `localnet.v1`: generated wire types, and its records in terms of the [`model`](crate::model).
+//!
+//! ```text
+//!                 records                 messages                     records            Service, Endpoint …
+//!  brain ──► encode ──────► answer of the feed ────► gRPC ──► Answer ──► Reader ──► decode ──► Update
+//! ```
+//!
+//! - [`wire`] is generated from the files in `proto/localnet/v1`, which document every message and field.
+//! - [`encode`] (model → records) and [`decode`] (records → model) handle single records.
+//! - [`raw`] contains the messages of an answer around records that are already encoded.
+//! - [`Reader`] keeps what a reader keeps, checks answers, and yields the same [`Update`](crate::Update)s as `localnetv1`.
+//! - [`ErrorInfo`] is the machine-readable part of an error.
+
+pub mod decode;
+pub mod encode;
+mod error;
+pub mod raw;
+mod reader;
+
+pub use error::ErrorInfo;
+pub use reader::{Answer, Reader, Rejected};
+
+use std::net::IpAddr;
+
+use crate::digest::Digest;
+
+/// Types and services generated from the files in `proto/localnet/v1`.
+#[expect(clippy::allow_attributes, reason = "generated code; the proto files document it")]
+pub mod wire {
+    tonic::include_proto!("localnet.v1");
+}
+
+/// The serialized `FileDescriptorSet` of `localnet.v1`, comments included, for gRPC reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/localnet.v1.binpb"));
+
+/// The annotations of Services that a reader may select. The model has a field for each.
+pub const PUBLISHED: [&str; 2] = ["localnet.dev/ipvs-scheduler", "preserve-destination"];
+
+/// Identifies an endpoint within its Service. Sorts in the order of the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EndpointKey {
+    /// The address.
+    pub address: IpAddr,
+    /// Tells endpoints with the same address apart.
+    pub ordinal: u32,
+}
+
+impl From<EndpointKey> for wire::EndpointKey {
+    fn from(EndpointKey { address, ordinal }: EndpointKey) -> Self {
+        Self { address: address.to_string(), ordinal }
+    }
+}
+
+/// An encoded record: a `NodeState`, `Service` or `Endpoint`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The digest, which the record also contains.
+    pub digest: Digest,
+    /// The serialized message.
+    pub bytes: bytes::Bytes,
+}

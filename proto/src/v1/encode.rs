@@ -1,0 +1,222 @@
+//! Encodes records: model → wire.
+//!
+//! A record begins with its digest: the hash of its key and its content, and of the annotations that a reader may select. The
+//! digest of a state is the sum of the digests of its records, whatever a reader has selected.
+
+use std::{collections::BTreeMap, hash::Hasher as _, num::NonZeroU32};
+
+use bytes::Bytes;
+use prost::Message;
+use twox_hash::XxHash64;
+
+use super::{EndpointKey, PUBLISHED, Record, wire};
+use crate::{
+    digest::Digest,
+    model::{Endpoint, HashBy, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, Verdict, WhenEmpty},
+};
+
+/// The key of the field `digest` in each record: number 1, 64 bits. Eight bytes follow.
+const DIGEST: u8 = 1 << 3 | 1;
+
+/// The record of a Service without its endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The record without annotations.
+    pub record: Record,
+    /// What a reader must understand to serve the Service; sorted.
+    pub requires: Vec<wire::Capability>,
+    /// The annotations that a reader may select, in the order of [`PUBLISHED`]: bytes to append to the record. Empty if the
+    /// Service lacks the annotation.
+    pub annotations: [Bytes; PUBLISHED.len()],
+}
+
+/// The record of the facts about the node.
+pub fn node(node: &Node) -> Record {
+    let text = |cidrs: &[ipnet::IpNet]| cidrs.iter().map(ToString::to_string).collect();
+    let content = wire::NodeState {
+        name: node.name.clone(),
+        zone: node.zone.clone(),
+        addresses: node.addresses.iter().map(ToString::to_string).collect(),
+        pod_cidrs: text(&node.pod_cidrs),
+        service_cidrs: text(&node.service_cidrs),
+        ..Default::default()
+    };
+    record(None, &content, &[])
+}
+
+/// The record of a Service without its endpoints.
+pub fn head(service: &Service) -> Head {
+    let values = [service.ipvs_scheduler.as_deref(), service.preserve_destination.then_some("true")];
+    let mut annotations = PUBLISHED.map(|_| Bytes::new());
+    for ((bytes, name), value) in annotations.iter_mut().zip(PUBLISHED).zip(values) {
+        let Some(value) = value else { continue };
+        let annotations = BTreeMap::from([(name.to_owned(), value.to_owned())]);
+        *bytes = wire::Service { annotations, ..Default::default() }.encode_to_vec().into();
+    }
+    let requires = requires(service);
+    let content = wire::Service {
+        r#type: kind(&service.kind).into(),
+        requires: requires.iter().map(|capability| (*capability).into()).collect(),
+        addresses: addresses(service),
+        ports: service.ports.iter().map(port).collect(),
+        internal_policy: policy(service.internal_traffic_to_local).into(),
+        external_policy: policy(service.external_traffic_to_local).into(),
+        client_ip_affinity: service
+            .client_ip_affinity
+            .map(|affinity| wire::ClientIpAffinity { timeout_seconds: affinity.seconds }),
+        health_check_node_port: service.health_check_node_port.map_or(0, u32::from),
+        close_connections_after_seconds: service.close_after,
+        hash: hash(service.hash).into(),
+        source_filters: service.source_filters.iter().map(filter).collect(),
+        ..Default::default()
+    };
+    Head { record: record(Some(&service.key), &content, &annotations), requires, annotations }
+}
+
+/// The records of a Service's endpoints, sorted by key. The endpoints of the Service must be sorted.
+pub fn endpoints(service: &Service) -> impl Iterator<Item = (EndpointKey, Record)> {
+    let mut last: Option<EndpointKey> = None;
+    service.endpoints.iter().map(move |endpoint| {
+        let same = last.filter(|last| last.address == endpoint.address);
+        let key = EndpointKey { address: endpoint.address, ordinal: same.map_or(0, |last| last.ordinal + 1) };
+        last = Some(key);
+        (key, record(Some(&service.key), &content(endpoint, key), &[]))
+    })
+}
+
+/// A Service that the brain withholds: the addresses and ports of `head`, with the verdict "drop". `sum` is the sum of the
+/// digests of `head` and of all endpoints, which this record replaces.
+pub fn withheld(head: &Record, sum: Digest) -> Bytes {
+    // The record was encoded here, so decoding it does not fail.
+    let mut service = wire::Service::decode(head.bytes.clone()).unwrap_or_default();
+    let drop = wire::Verdict::Drop.into();
+    for port in &mut service.ports {
+        let dropped = Some(wire::WhenEmpty { internal: drop, external: drop });
+        (port.when_empty_ipv4, port.when_empty_ipv6) = (dropped, dropped);
+    }
+    let withheld = wire::Service { digest: sum.0, withheld: true, source_filters: Vec::new(), ..service };
+    withheld.encode_to_vec().into()
+}
+
+/// The digest of a whole state: the sum of the digests of its records.
+pub fn digest(state: &Snapshot) -> Digest {
+    let of = |service: &Service| {
+        endpoints(service).fold(head(service).record.digest, |sum, (_, endpoint)| sum.and(endpoint.digest))
+    };
+    state.services.values().fold(node(&state.node).digest, |sum, service| sum.and(of(service)))
+}
+
+fn record(key: Option<&ServiceKey>, content: &impl Message, published: &[Bytes]) -> Record {
+    let content = content.encode_to_vec();
+    let mut hash = XxHash64::with_seed(0);
+    for name in key.iter().flat_map(|key| [&key.namespace, &key.name]) {
+        hash.write(name.as_bytes());
+        // No name contains this byte.
+        hash.write_u8(b'/');
+    }
+    hash.write(&content);
+    published.iter().for_each(|annotation| hash.write(annotation));
+    let digest = Digest(hash.finish());
+    let bytes = [&[DIGEST][..], &digest.0.to_le_bytes(), &content].concat().into();
+    Record { digest, bytes }
+}
+
+fn requires(service: &Service) -> Vec<wire::Capability> {
+    let filtered = !service.source_filters.is_empty();
+    filtered.then_some(wire::Capability::SourceFilters).into_iter().collect()
+}
+
+fn kind(kind: &str) -> wire::ServiceType {
+    match kind {
+        "ClusterIP" => wire::ServiceType::ClusterIp,
+        "NodePort" => wire::ServiceType::NodePort,
+        "LoadBalancer" => wire::ServiceType::LoadBalancer,
+        _ => wire::ServiceType::Unspecified,
+    }
+}
+
+fn policy(local: bool) -> wire::TrafficPolicy {
+    if local { wire::TrafficPolicy::Local } else { wire::TrafficPolicy::Cluster }
+}
+
+fn hash(hash: Option<HashBy>) -> wire::HashBy {
+    match hash {
+        None => wire::HashBy::Unspecified,
+        Some(HashBy::Source) => wire::HashBy::Source,
+        Some(HashBy::Connection) => wire::HashBy::Connection,
+    }
+}
+
+fn addresses(service: &Service) -> Vec<wire::ServiceAddress> {
+    let kinds = [
+        (&service.cluster_ips, wire::AddressKind::ClusterIp),
+        (&service.external_ips, wire::AddressKind::ExternalIp),
+        (&service.load_balancer_ips, wire::AddressKind::LoadBalancerIp),
+    ];
+    let of = kinds.into_iter().flat_map(|(addresses, kind)| addresses.iter().map(move |address| (*address, kind)));
+    let mut all: Vec<_> = of.collect();
+    all.sort_unstable();
+    all.into_iter()
+        .map(|(address, kind)| wire::ServiceAddress { address: address.to_string(), kind: kind.into() })
+        .collect()
+}
+
+fn filter(filter: &crate::model::SourceFilter) -> wire::SourceFilter {
+    wire::SourceFilter {
+        addresses: filter.targets.iter().map(ToString::to_string).collect(),
+        source_ranges: filter.source_ranges.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn port(port: &Port) -> wire::ServicePort {
+    let protocol = match port.protocol {
+        Protocol::Tcp => wire::Protocol::Tcp,
+        Protocol::Udp => wire::Protocol::Udp,
+        Protocol::Sctp => wire::Protocol::Sctp,
+    };
+    wire::ServicePort {
+        name: port.name.to_string(),
+        protocol: protocol.into(),
+        number: port.port.into(),
+        node_port: port.node_port.map_or(0, u32::from),
+        when_empty_ipv4: when_empty(port.when_empty_v4),
+        when_empty_ipv6: when_empty(port.when_empty_v6),
+        ..Default::default()
+    }
+}
+
+fn when_empty(when_empty: WhenEmpty) -> Option<wire::WhenEmpty> {
+    let verdict = |verdict| match verdict {
+        Verdict::Reject => wire::Verdict::Reject.into(),
+        Verdict::Drop => wire::Verdict::Drop.into(),
+    };
+    (when_empty != WhenEmpty::default())
+        .then(|| wire::WhenEmpty { internal: verdict(when_empty.internal), external: verdict(when_empty.external) })
+}
+
+fn content(endpoint: &Endpoint, key: EndpointKey) -> wire::Endpoint {
+    let port = |port: &crate::model::EndpointPort| wire::EndpointPort {
+        name: port.name.to_string(),
+        number: port.port.into(),
+    };
+    wire::Endpoint {
+        address: key.address.to_string(),
+        ordinal: key.ordinal,
+        ports: endpoint.ports.iter().map(port).collect(),
+        scopes: scopes(endpoint.scopes),
+        local: endpoint.local,
+        hostname: endpoint.hostname.as_deref().unwrap_or_default().to_owned(),
+        weight: endpoint.weight.map(NonZeroU32::get),
+        ..Default::default()
+    }
+}
+
+fn scopes(Scopes { internal, external, short_circuit, established }: Scopes) -> Vec<i32> {
+    let all = [
+        (internal, wire::Scope::Internal),
+        (external, wire::Scope::External),
+        (short_circuit, wire::Scope::ShortCircuit),
+        (established, wire::Scope::Established),
+    ];
+    all.into_iter().filter(|(on, _)| *on).map(|(_, scope)| scope.into()).collect()
+}
