@@ -50,6 +50,9 @@ pub struct Arguments {
     /// Where the history is kept.
     #[command(flatten)]
     pub history: HistoryArgs,
+    /// Also serve the draft of localnet.v1, the next version of the API, which may change in any release
+    #[arg(long)]
+    pub draft_v1: bool,
     /// Logging.
     #[command(flatten)]
     pub log: LogArgs,

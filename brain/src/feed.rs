@@ -7,14 +7,20 @@
 //!
 //! A reader holds a [`State`] and its own position in it. The feed queues nothing for a reader, however slow the reader
 //! is. A full state is encoded like the delta since revision 0. Each Service is encoded once, when it changes, and only
-//! its encoded form is kept.
+//! its encoded form is kept. For readers of `localnet.v1`, the feed also keeps records.
 
 mod counts;
+mod entry;
 mod health;
 mod history;
 mod items;
+mod messages;
+mod records;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod v1_tests;
+mod walk;
 
 use std::{
     ops::Bound,
@@ -26,22 +32,25 @@ use std::{
 use bytes::Bytes;
 use imbl::{OrdMap, OrdSet, ordmap::DiffItem};
 use localnet_proto::{
-    Change, Digest, Node, Revision, Service, ServiceKey, Snapshot, Update,
+    Digest, Node, Revision, Service, ServiceKey, Snapshot, Update,
     decode::{Assembler, DecodeError},
     encode,
-    history::records,
-    wire::{NextFilter, NextItem},
+    history::records as history_records,
 };
 use prost::Message as _;
 use tokio::sync::watch;
 
 use crate::metrics::Metrics;
 pub use counts::Counts;
+pub(crate) use entry::Encoded;
+use entry::{Entry, NodeEntry};
 pub use health::{HealthFacts, NodeFacts};
 pub(crate) use history::Cursor;
 pub use history::History;
 pub use items::Items;
 use localnet_cluster::localize::Localized;
+pub use messages::{Messages, Selection};
+use records::Records;
 
 /// Maximum number of removed Services that are remembered for deltas. A reader that has missed older removals gets the
 /// full state.
@@ -66,7 +75,16 @@ impl Feed {
     /// A feed without a state: its revision is 0 until the first [`Feed::publish`]. `instance` is a random number that
     /// identifies this run of the brain.
     pub fn new(instance: u64) -> Self {
-        let state = State::new(instance);
+        Self::of(State::new(instance, false))
+    }
+
+    /// A feed that also keeps the records for readers of `localnet.v1`.
+    pub fn with_records(instance: u64) -> Self {
+        Self::of(State::new(instance, true))
+    }
+
+    fn of(state: State) -> Self {
+        let instance = state.revision.instance;
         let (revision, _) = watch::channel(state.revision);
         Self(Arc::new(Inner {
             state: Mutex::new(state),
@@ -135,6 +153,11 @@ impl Feed {
         self.0.history.record_into(file, limit, self.state());
     }
 
+    /// Whether readers of `localnet.v1` can be served.
+    pub fn keeps_records(&self) -> bool {
+        self.lock().records.is_some()
+    }
+
     /// The facts behind the health answers. The receiver is notified of each change.
     pub fn health_facts(&self) -> watch::Receiver<HealthFacts> {
         self.0.health.subscribe()
@@ -162,74 +185,13 @@ impl Feed {
     }
 }
 
-/// A Service of a state, in the encoded form that readers get. The decoded form is not kept, because these entries and
-/// the cluster already account for most of the brain's memory.
-#[derive(Debug, PartialEq, Eq)]
-struct Entry {
-    /// The revision in which the Service last changed.
-    rev: u64,
-    items: Box<[Bytes]>,
-    counts: Counts,
-}
-
-impl Entry {
-    fn digest(&self) -> Digest {
-        Digest::of_items(&self.items)
-    }
-}
-
-/// An encoded Service. Cheap to clone.
-#[derive(Clone, Debug)]
-pub(crate) struct Encoded(Arc<Entry>);
-
-impl Encoded {
-    /// The serialized `NextItem`s of the Service.
-    pub(crate) fn items(&self) -> &[Bytes] {
-        &self.0.items
-    }
-
-    /// Decodes the Service. `None` if that fails, which would be a bug in the encoder.
-    pub(crate) fn service(&self) -> Option<Arc<Service>> {
-        let mut assembler = Assembler::default();
-        let delta = NextFilter { delta: true, ..NextFilter::default() };
-        assembler.push(NextItem { next: Some(delta), ..NextItem::default() }).ok()?;
-        for item in self.items() {
-            assembler.push_bytes(item.clone()).ok()?;
-        }
-        match assembler.finish().ok()? {
-            Update::Delta { changes, .. } => changes.into_iter().find_map(|change| match change {
-                Change::Service(service) => Some(service),
-                Change::Node(_) | Change::Removed(_) => None,
-            }),
-            Update::Full(_) => None,
-        }
-    }
-}
-
-/// The facts about the node in a state.
-#[derive(Debug)]
-struct NodeEntry {
-    rev: u64,
-    node: Node,
-    encoded: Bytes,
-}
-
-impl NodeEntry {
-    fn new(rev: u64, node: Node) -> Self {
-        let encoded = encode::node_bytes(&node);
-        Self { rev, node, encoded }
-    }
-
-    fn digest(&self) -> Digest {
-        Digest::of_items([&self.encoded])
-    }
-}
-
 /// An immutable state of the node. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct State {
     revision: Revision,
     digest: Digest,
+    /// The sum of the digests of all records. `None` if the feed keeps no records.
+    records: Option<Digest>,
     /// The oldest revision from which a delta can start: the tombstones of all later removals still exist.
     floor: u64,
     node: Arc<NodeEntry>,
@@ -250,11 +212,12 @@ pub struct Answer {
 }
 
 impl State {
-    fn new(instance: u64) -> Self {
-        let node = Arc::new(NodeEntry::new(0, Node::default()));
+    fn new(instance: u64, keeps_records: bool) -> Self {
+        let node = Arc::new(NodeEntry::new(0, Node::default(), keeps_records));
         Self {
             revision: Revision { instance, rev: 0 },
             digest: node.digest(),
+            records: node.record.as_ref().map(|record| record.digest),
             floor: 1,
             node,
             services: OrdMap::new(),
@@ -272,6 +235,11 @@ impl State {
     /// The digest of the content of this state.
     pub fn digest(&self) -> Digest {
         self.digest
+    }
+
+    /// The sum of the digests of all records of `localnet.v1`. `None` if the feed keeps no records.
+    pub fn records_digest(&self) -> Option<Digest> {
+        self.records
     }
 
     /// The number of Services.
@@ -298,6 +266,18 @@ impl State {
     pub fn answer(&self, request: Revision, delta: bool) -> Answer {
         let since = self.since(request, delta);
         Answer { delta: since.is_some(), items: Items::new(self.clone(), since) }
+    }
+
+    /// The answer of `localnet.v1` to a reader that holds the state `request`, or no state. `base` is the reader's token, and `token`
+    /// that of this state. `None` if the feed keeps no records.
+    pub fn messages(
+        &self,
+        request: Option<Revision>,
+        selection: Selection,
+        (base, token): (String, String),
+    ) -> Option<Messages> {
+        let since = request.and_then(|request| self.since(request, true));
+        Messages::new(self.clone(), since, selection, (base, token))
     }
 
     /// The decoded [`answer`](Self::answer), for a reader in this process.
@@ -343,7 +323,7 @@ impl State {
 
     /// The records of the facts about the node, for the history.
     pub(crate) fn node_record(&self) -> Vec<Bytes> {
-        records(std::slice::from_ref(&self.node.encoded))
+        history_records(std::slice::from_ref(&self.node.encoded))
     }
 
     /// The serialized `NodeState`.
@@ -367,8 +347,11 @@ impl State {
         let rev = self.revision.rev + 1;
         let mut differs = self.revision.rev == 0;
         if let Some(node) = localized.node.filter(|node| *node != self.node.node) {
-            let before = std::mem::replace(&mut self.node, Arc::new(NodeEntry::new(rev, node)));
+            let now = Arc::new(NodeEntry::new(rev, node, self.records.is_some()));
+            let before = std::mem::replace(&mut self.node, now);
             self.digest = self.digest.without(before.digest()).and(self.node.digest());
+            let digest = |of: &NodeEntry| of.record.as_ref().map(|record| record.digest);
+            self.exchange_records(digest(&before), digest(&self.node));
             differs = true;
         }
         for (key, service) in localized.services {
@@ -390,6 +373,13 @@ impl State {
         if before.is_some_and(|before| before.items == items) {
             return false;
         }
+        let was = before.and_then(|before| before.records.as_deref());
+        let records = self.records.is_some().then(|| match was {
+            Some(was) => was.changed(rev, service),
+            // A reader may still have the Service of this name that was removed.
+            None => Records::new(rev, if self.removed.contains_key(&key) { rev } else { 0 }, service),
+        });
+        let digests = (was.map(|was| was.sum), records.as_ref().map(|records| records.sum));
         self.digest = self.digest.and(Digest::of_items(&items));
         if let Some(before) = before {
             self.digest = self.digest.without(before.digest());
@@ -397,7 +387,8 @@ impl State {
         } else if let Some(removed) = self.removed.remove(&key) {
             self.removals.remove(&(removed, key.clone()));
         }
-        let entry = Arc::new(Entry { rev, items, counts: Counts::of(service) });
+        self.exchange_records(digests.0, digests.1);
+        let entry = Arc::new(Entry { rev, items, counts: Counts::of(service), records: records.map(Box::new) });
         self.changed.insert((rev, key.clone()), Arc::clone(&entry));
         self.services.insert(key, entry);
         true
@@ -406,10 +397,17 @@ impl State {
     fn remove(&mut self, rev: u64, key: ServiceKey) -> bool {
         let Some(before) = self.services.remove(&key) else { return false };
         self.digest = self.digest.without(before.digest());
+        self.exchange_records(before.records.as_ref().map(|records| records.sum), None);
         self.changed.remove(&(before.rev, key.clone()));
         self.removed.insert(key.clone(), rev);
         self.removals.insert((rev, key));
         true
+    }
+
+    /// Adds records to the digest of all records, and subtracts those that they replace.
+    fn exchange_records(&mut self, before: Option<Digest>, now: Option<Digest>) {
+        let exchanged = |sum: Digest| sum.without(before.unwrap_or_default()).and(now.unwrap_or_default());
+        self.records = self.records.map(exchanged);
     }
 
     /// Drops the oldest tombstones. A reader of an older state then gets the full state.

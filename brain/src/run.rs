@@ -55,7 +55,8 @@ impl Brain {
         options: localnet_cluster::Options,
         node_ips: watch::Receiver<NodeIps>,
     ) -> (Self, mpsc::Sender<Batch>, CancellationToken) {
-        let feed = Feed::new(rand::random());
+        let instance = rand::random();
+        let feed = if options.draft_v1 { Feed::with_records(instance) } else { Feed::new(instance) };
         let (sender, batches) = mpsc::channel(QUEUE);
         let stop = CancellationToken::new();
         let (questions, queries) = pump::questions();
@@ -240,7 +241,8 @@ fn watch_api(
 pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
     let config = running.config();
     let canary = arguments.canary.clone();
-    let options = localnet_cluster::Options { canary, ..arguments.source.cluster(config)? };
+    let draft_v1 = arguments.draft_v1;
+    let options = localnet_cluster::Options { canary, draft_v1, ..arguments.source.cluster(config)? };
     let sources = arguments.source.sources(config, arguments.kube_proxy.to_do()?.master)?;
     let grants = arguments.push_grants.map(push::File::read).transpose()?;
     running.log_start("localnet-brain", Some(&options.node_name), source::names(&sources).join(", "));

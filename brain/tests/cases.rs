@@ -3,11 +3,18 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use localnet_brain::watch::file;
+use localnet_brain::{
+    feed::{Feed, Selection},
+    watch::file,
+};
 use localnet_cluster::{Cluster, Options, localize::Localized};
 use localnet_core::Severity;
 use localnet_lab::{cases, expect_file};
-use localnet_proto::Snapshot;
+use localnet_proto::{
+    Snapshot,
+    v1::{Answer, Reader, wire::NextStateResponse},
+};
+use prost::Message as _;
 use serde::Serialize;
 use serde_json::Value;
 use serde_saphyr::{FlowMap, FlowSeq};
@@ -57,6 +64,21 @@ fn yaml(snapshot: &Snapshot) -> String {
     text
 }
 
+/// The states that readers of `localnetv1` and of the draft `localnet.v1` decode.
+fn read(localized: Localized) -> [Snapshot; 2] {
+    let feed = Feed::with_records(7);
+    feed.publish(localized);
+    let state = feed.state();
+    let selection = Selection { observes: true, annotations: [true; 2], ..Selection::default() };
+    let (mut reader, mut answer) = (Reader::default(), Answer::default());
+    for message in state.messages(None, selection, Default::default()).unwrap() {
+        answer.push(NextStateResponse::decode(message).unwrap());
+    }
+    let mut draft = Snapshot::default();
+    draft.apply(reader.accept(answer).unwrap().unwrap());
+    [state.snapshot().unwrap(), draft].map(|state| Snapshot { revision: Default::default(), ..state })
+}
+
 /// The value as a line of YAML.
 fn in_line(value: &impl Serialize) -> String {
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
@@ -77,6 +99,9 @@ fn every_case_has_its_state() {
         for yaml in [&text, &serde_saphyr::to_string(&snapshot).unwrap()] {
             let read: Snapshot = serde_saphyr::from_str(yaml).unwrap();
             assert_eq!(read, snapshot, "{}: the YAML of a state parses to the same state", case.name);
+        }
+        for state in read(localized) {
+            assert_eq!(state, snapshot, "{}: readers decode the same state", case.name);
         }
         // The test fails after all Cases have been compared.
         let check = || expect_file(&case.state(), &text);

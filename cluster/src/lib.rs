@@ -59,6 +59,8 @@ pub struct Options {
     pub sources: Vec<Arc<str>>,
     /// Whether [`Cluster::source`] may add sources.
     pub may_grow: bool,
+    /// Whether the brain also serves the draft of `localnet.v1`.
+    pub draft_v1: bool,
 }
 
 impl Options {
@@ -72,6 +74,7 @@ impl Options {
             shrink_hold: SHRINK_HOLD,
             sources: Vec::new(),
             may_grow: false,
+            draft_v1: false,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Generates `docs/api.md` from `localnetv1.proto` and its comments, and checks that it is up to date.
+//! Generates `docs/api.md` and `docs/api-v1.md` from the proto files and their comments, and checks that they are up to date.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -10,7 +10,19 @@ use prost_types::{
     ServiceDescriptorProto, field_descriptor_proto::Label,
 };
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/api.md");
+/// A page that describes a package.
+struct Page {
+    /// The file in `docs`.
+    name: &'static str,
+    package: &'static str,
+    descriptors: &'static [u8],
+    head: &'static str,
+}
+
+const PAGES: [Page; 2] = [
+    Page { name: "api.md", package: "localnetv1", descriptors: localnet_proto::DESCRIPTORS, head: HEAD },
+    Page { name: "api-v1.md", package: "localnet.v1", descriptors: localnet_proto::v1::DESCRIPTORS, head: DRAFT_HEAD },
+];
 
 const HEAD: &str = "# The API
 
@@ -22,6 +34,13 @@ Programs that add Services to a node call another package of the brain, which ma
 
 `grpcurl -plaintext -unix /run/localnet/brain.sock describe localnetv1.Endpoint` prints the description of one message (`Endpoint`) from a
 running brain.
+";
+
+const DRAFT_HEAD: &str = "# The draft of localnet.v1
+
+This page describes the draft of the API that will follow [localnetv1](api.md). **It may change in any release**, and a brain serves it only
+with `--draft-v1`. [Reading localnet.v1](reading-v1.md) shows how to read it, and lists what is open. `make bless` generates this page from the
+comments in [proto/localnet/v1](../proto/localnet/v1).
 ";
 
 /// Field numbers in paths of `SourceCodeInfo`: see `descriptor.proto`.
@@ -73,7 +92,11 @@ fn kind(field: &FieldDescriptorProto, message: &DescriptorProto) -> String {
         "" => field.r#type().as_str_name().trim_start_matches("TYPE_").to_lowercase(),
         name => link(name),
     };
-    let one_of = field.oneof_index.map(|index| format!(" (one of `{}`)", message.oneof_decl[index as usize].name()));
+    // The compiler makes a oneof for each optional field.
+    let one_of = field.oneof_index.map(|index| match field.proto3_optional() {
+        true => " (optional)".to_owned(),
+        false => format!(" (one of `{}`)", message.oneof_decl[index as usize].name()),
+    });
     let many = if field.label() == Label::Repeated { "list of " } else { "" };
     format!("{many}{name}{}", one_of.unwrap_or_default())
 }
@@ -121,36 +144,45 @@ fn values(number: i32, values: &EnumDescriptorProto, comments: &Comments) -> Str
     text
 }
 
-fn page() -> String {
-    let set = FileDescriptorSet::decode(localnet_proto::DESCRIPTORS).unwrap();
-    let file = set.file.iter().find(|file| file.package() == "localnetv1").unwrap();
-    let comments = Comments::new(file);
-    let services = file.service.iter().zip(0..).map(|(one, number)| service(number, one, &comments));
-    let messages = file.message_type.iter().zip(0..).map(|(one, number)| message(number, one, &comments));
-    let enums = file.enum_type.iter().zip(0..).map(|(one, number)| values(number, one, &comments));
-    let [services, messages, enums] =
-        [services.collect::<String>(), messages.collect::<String>(), enums.collect::<String>()];
-    format!("{HEAD}\n## Services\n{services}\n## Messages\n{messages}\n## Enums\n{enums}")
+impl Page {
+    fn text(&self) -> String {
+        let set = FileDescriptorSet::decode(self.descriptors).unwrap();
+        let [mut services, mut messages, mut enums] = [String::new(), String::new(), String::new()];
+        // The files that others import come first, but the most important one is the last.
+        for file in set.file.iter().rev().filter(|file| file.package() == self.package) {
+            let comments = Comments::new(file);
+            services.extend(file.service.iter().zip(0..).map(|(one, number)| service(number, one, &comments)));
+            messages.extend(file.message_type.iter().zip(0..).map(|(one, number)| message(number, one, &comments)));
+            enums.extend(file.enum_type.iter().zip(0..).map(|(one, number)| values(number, one, &comments)));
+        }
+        format!("{}\n## Services\n{services}\n## Messages\n{messages}\n## Enums\n{enums}", self.head)
+    }
 }
 
 #[test]
-fn the_page_is_up_to_date() {
-    let page = page();
-    if env::var_os("UPDATE_EXPECT").is_some() {
-        fs::write(PAGE, page).unwrap();
-        return;
+fn the_pages_are_up_to_date() {
+    for page in PAGES {
+        let (text, name) = (page.text(), page.name);
+        let path = format!("{}/../docs/{name}", env!("CARGO_MANIFEST_DIR"));
+        if env::var_os("UPDATE_EXPECT").is_some() {
+            fs::write(path, text).unwrap();
+            continue;
+        }
+        let there = fs::read_to_string(path).unwrap_or_default();
+        let differs = there.lines().zip(text.lines()).find(|(there, text)| there != text);
+        assert!(there == text, "docs/{name} is out of date, run `make bless`; the first difference: {differs:?}");
     }
-    let there = fs::read_to_string(PAGE).unwrap_or_default();
-    let differs = there.lines().zip(page.lines()).find(|(there, page)| there != page);
-    assert!(there == page, "docs/api.md is out of date, run `make bless`; the first difference: {differs:?}");
 }
 
 #[test]
 fn links_lead_to_headings() {
-    let page = page();
-    let headings: Vec<_> = page.lines().filter_map(|line| line.strip_prefix("### ")).map(str::to_lowercase).collect();
-    let links: Vec<_> = page.split("](#").skip(1).filter_map(|rest| rest.split(')').next()).collect();
-    assert!(links.len() > 30, "{links:?}");
-    let broken: Vec<_> = links.iter().filter(|link| !headings.iter().any(|heading| heading == *link)).collect();
-    assert!(broken.is_empty(), "{broken:?}");
+    for page in PAGES {
+        let text = page.text();
+        let headings = text.lines().filter_map(|line| line.strip_prefix("### ")).map(str::to_lowercase);
+        let headings: Vec<_> = headings.collect();
+        let links: Vec<_> = text.split("](#").skip(1).filter_map(|rest| rest.split(')').next()).collect();
+        assert!(links.len() > 30, "{links:?}");
+        let broken: Vec<_> = links.iter().filter(|link| !headings.iter().any(|heading| heading == *link)).collect();
+        assert!(broken.is_empty(), "{}: {broken:?}", page.name);
+    }
 }

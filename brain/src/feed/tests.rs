@@ -124,7 +124,7 @@ fn a_recreated_service_is_not_in_the_removals() {
 
 #[test]
 fn deltas_of_every_size_are_sorted_by_name() {
-    for many in [3, super::items::FEW, super::items::FEW + 1, 1000] {
+    for many in [3, super::walk::FEW, super::walk::FEW + 1, 1000] {
         let feed = Feed::new(7);
         feed.publish(zone("z"));
         for number in (0..many).rev() {

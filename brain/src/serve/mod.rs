@@ -1,8 +1,9 @@
-//! Serves the feed: `localnetv1`, `grpc.health.v1` and gRPC reflection, over unix sockets and TCP.
+//! Serves the feed: `localnetv1`, the draft of `localnet.v1`, `grpc.health.v1` and gRPC reflection, over unix sockets and TCP.
 //!
 //! ```text
 //! Listener ──accept──► quota ──► authentication (unix: credentials, TCP: TLS) ──► HTTP/2 ──► Usage ──► Routes ─┬► Next    (long poll of the feed)
 //!                                                                                                              ├► Watch   (the feed for KPNG's clients)
+//!                                                                                                              ├► NextState (long poll of the feed's records)
 //!                                                                                                              ├► Reports (progress of the backends)
 //!                                                                                                              ├► Reasons (explains the state to operators)
 //!                                                                                                              ├► Push    (Services of other programs)
@@ -25,7 +26,9 @@ mod reasons;
 mod reports;
 mod routes;
 mod stall;
+mod state;
 mod tls;
+mod token;
 mod unix;
 mod usage;
 mod verbatim;
@@ -84,12 +87,13 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let (health, health_server) = tonic_health::server::health_reporter();
-    set_health(&health, ServingStatus::NotServing).await;
     let stalls = Stalls::default();
     let routes = Routes::new(&state, health_server, stalls.clone(), stop.clone());
 
     let mut tasks = JoinSet::new();
-    tasks.spawn(report_health(health, state.views.own().feed().clone(), stop.clone()));
+    let services = routes.health_names();
+    set_health(&health, services, ServingStatus::NotServing).await;
+    tasks.spawn(report_health(health, services, state.views.own().feed().clone(), stop.clone()));
     tasks.spawn(stall::sweep(stalls, stop.clone()));
     for listener in listeners {
         let metrics = state.views.own().feed().metrics().clone();
@@ -123,20 +127,20 @@ fn crashed(ended: Result<(), JoinError>) -> anyhow::Result<()> {
 }
 
 /// Sets the status of `grpc.health.v1`: `SERVING` from the first complete state until `stop`, else `NOT_SERVING`.
-async fn report_health(health: HealthReporter, feed: Feed, stop: CancellationToken) {
+async fn report_health(health: HealthReporter, services: &[&str], feed: Feed, stop: CancellationToken) {
     let mut revisions = feed.subscribe();
     tokio::select! {
         () = stop.cancelled() => return,
         complete = revisions.wait_for(|revision| revision.rev > 0) => if complete.is_err() { return },
     }
-    set_health(&health, ServingStatus::Serving).await;
+    set_health(&health, services, ServingStatus::Serving).await;
     stop.cancelled().await;
-    set_health(&health, ServingStatus::NotServing).await;
+    set_health(&health, services, ServingStatus::NotServing).await;
 }
 
-async fn set_health(health: &HealthReporter, status: ServingStatus) {
-    for service in ["", routes::ENDPOINTS, routes::SETS] {
-        health.set_service_status(service, status).await;
+async fn set_health(health: &HealthReporter, services: &[&str], status: ServingStatus) {
+    for service in services {
+        health.set_service_status(*service, status).await;
     }
 }
 

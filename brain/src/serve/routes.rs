@@ -1,4 +1,4 @@
-//! Routes requests to the gRPC services by path. tonic routes all requests except those for `Next`, `Watch` and
+//! Routes requests to the gRPC services by path. tonic routes all requests except those for `Next`, `NextState`, `Watch` and
 //! `Read`, whose answers are already encoded.
 
 use bytes::Bytes;
@@ -7,6 +7,7 @@ use localnet_proto::{
     history::history_server,
     localv1,
     traffic::traffic_server::TrafficServer,
+    v1::{self, wire::state_service_server},
     wire::{backends_server::BackendsServer, endpoints_server, reasons_server::ReasonsServer},
 };
 use tokio_util::sync::CancellationToken;
@@ -14,12 +15,17 @@ use tonic::{body::Body, service};
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tower::{BoxError, ServiceExt as _};
 
-use super::{ServerState, history::Read, next::Next, push::Push, reasons::Explainer, stall::Stalls, watch::Watch};
+use super::{
+    ServerState, history::Read, next::Next, push::Push, reasons::Explainer, stall::Stalls, state::NextState,
+    watch::Watch,
+};
 
 /// The name of the service that serves the state. Clients of `grpc.health.v1` may also use this name.
-pub(super) const ENDPOINTS: &str = endpoints_server::SERVICE_NAME;
+const ENDPOINTS: &str = endpoints_server::SERVICE_NAME;
 /// The name of the service that serves the state to newer KPNG clients.
-pub(super) const SETS: &str = localv1::sets_server::SERVICE_NAME;
+const SETS: &str = localv1::sets_server::SERVICE_NAME;
+/// The name of the service that serves the state in the draft of `localnet.v1`.
+const STATE: &str = state_service_server::SERVICE_NAME;
 
 /// The name of the service that serves the history.
 const HISTORY: &str = history_server::SERVICE_NAME;
@@ -33,6 +39,8 @@ const LARGEST_REPORT: usize = 2 << 20;
 pub(super) struct Routes {
     next: Next,
     watch: Watch,
+    /// `None` without `--draft-v1`.
+    next_state: Option<NextState>,
     history: Read,
     others: service::Routes,
 }
@@ -44,10 +52,12 @@ impl Routes {
         stalls: Stalls,
         stop: CancellationToken,
     ) -> Self {
+        let draft = state.views.own().feed().keeps_records();
         let reflection = || {
-            tonic_reflection::server::Builder::configure()
+            let services = tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(DESCRIPTORS)
-                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
+            if draft { services.register_encoded_file_descriptor_set(v1::DESCRIPTORS) } else { services }
         };
         let others = service::Routes::new(health)
             .add_service(BackendsServer::new(state.reports.clone()).max_decoding_message_size(LARGEST_REPORT))
@@ -59,12 +69,19 @@ impl Routes {
             Some(pushers) => others.add_service(Push::service(pushers.clone(), stop.clone())),
             None => others,
         };
+        let next_state = draft.then(|| NextState::new(state.views.clone(), stalls.clone(), stop.clone()));
         Self {
+            next_state,
             next: Next::new(state.views.own().feed().clone(), stalls.clone(), stop.clone()),
             history: Read::new(state.views.own().feed().history().clone(), stalls.clone(), stop.clone()),
             watch: Watch::new(state.views.clone(), stalls, stop),
             others: others.prepare(),
         }
+    }
+
+    /// The names for which clients may query `grpc.health.v1`.
+    pub(super) fn health_names(&self) -> &'static [&'static str] {
+        if self.next_state.is_some() { &["", ENDPOINTS, SETS, STATE] } else { &["", ENDPOINTS, SETS] }
     }
 
     /// The answer to a request.
@@ -73,10 +90,12 @@ impl Routes {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        match request.uri().path().trim_start_matches('/').split_once('/') {
-            Some((ENDPOINTS, "Next")) => self.next.handle(request.map(Body::new)).await,
-            Some((HISTORY, "Read")) => self.history.handle(request.map(Body::new)).await,
-            Some((ENDPOINTS | SETS, "Watch")) => self.watch.handle(request.map(Body::new)).await,
+        let path = request.uri().path().trim_start_matches('/').split_once('/');
+        match (path, self.next_state) {
+            (Some((STATE, "NextState")), Some(next_state)) => next_state.handle(request.map(Body::new)).await,
+            (Some((ENDPOINTS, "Next")), _) => self.next.handle(request.map(Body::new)).await,
+            (Some((HISTORY, "Read")), _) => self.history.handle(request.map(Body::new)).await,
+            (Some((ENDPOINTS | SETS, "Watch")), _) => self.watch.handle(request.map(Body::new)).await,
             _ => self.others.oneshot(request).await.unwrap_or_else(|never| match never {}),
         }
     }

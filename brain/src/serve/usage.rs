@@ -9,6 +9,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt as _;
+use localnet_proto::v1::{ErrorInfo, wire::ErrorReason};
 use tokio::{
     sync::watch,
     time::{self, Instant},
@@ -17,7 +18,7 @@ use tonic::{Status, body::Body};
 use tower::BoxError;
 
 use super::{
-    quota::{Calls, InProgress},
+    quota::{self, Calls, InProgress},
     routes::Routes,
 };
 
@@ -128,7 +129,7 @@ impl Usage {
         B::Error: Into<BoxError>,
     {
         let Some(mut call) = self.begin() else {
-            return Ok(Status::resource_exhausted("too many calls are in progress").into_http());
+            return Ok(too_many(request.uri().path()).into_http());
         };
         // Streaming calls return immediately; unary calls return once the request has arrived and been handled.
         let response = match time::timeout(REQUEST, routes.answer(request)).await {
@@ -141,6 +142,16 @@ impl Usage {
             frame
         };
         Ok(response.map(|body| Body::new(body.map_frame(counted))))
+    }
+}
+
+/// The status of a call beyond the quota.
+fn too_many(path: &str) -> Status {
+    const MESSAGE: &str = "too many calls are in progress";
+    if path.starts_with("/localnet.v1.") {
+        ErrorInfo::new(ErrorReason::TooManyCalls).with("limit", quota::MAX_CALLS_OF_PEER.to_string()).status(MESSAGE)
+    } else {
+        Status::resource_exhausted(MESSAGE)
     }
 }
 

@@ -19,7 +19,12 @@ const REQUEST: usize = 64;
 
 /// A gRPC handler for requests of type `R` that uses this codec.
 pub(super) fn grpc<R: Message + Default + Send + 'static>() -> Grpc<Verbatim<R>> {
-    Grpc::new(Verbatim(PhantomData)).max_decoding_message_size(LARGEST_REQUEST)
+    grpc_with(LARGEST_REQUEST)
+}
+
+/// The same for requests of at most `largest` bytes.
+pub(super) fn grpc_with<R: Message + Default + Send + 'static>(largest: usize) -> Grpc<Verbatim<R>> {
+    Grpc::new(Verbatim(PhantomData)).max_decoding_message_size(largest)
 }
 
 /// A codec that decodes messages of type `R` and sends serialized ones unchanged.

@@ -65,6 +65,11 @@ fn check_reflection((mut services, files): (Vec<String>, Vec<Vec<u8>>)) {
     assert!(comments.iter().any(|location| location.leading_comments().contains("Next waits until the state differs")));
 }
 
+/// The names of the services that reflection lists.
+pub(crate) async fn services(server: &Server) -> Vec<String> {
+    reflection!(v1, server.channel().await).0
+}
+
 #[tokio::test]
 async fn reflection_describes_all_services_with_their_comments() {
     let server = Server::unix().await;

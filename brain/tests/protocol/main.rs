@@ -12,5 +12,6 @@ mod readers;
 mod reasons;
 mod server;
 mod sockets;
+mod state;
 mod tls;
 mod watch;

@@ -66,18 +66,25 @@ impl Server {
     pub(crate) async fn unix_with(options: &Options) -> Self {
         let folder = TempDir::new().unwrap();
         let address = Address::Unix(folder.path().join("brain.sock"));
-        Self::start(address, options, folder).await
+        Self::start(address, options, folder, Feed::new(INSTANCE)).await
+    }
+
+    /// A server that also serves the draft of `localnet.v1`.
+    pub(crate) async fn draft() -> Self {
+        let folder = TempDir::new().unwrap();
+        let address = Address::Unix(folder.path().join("brain.sock"));
+        Self::start(address, &Options::default(), folder, Feed::with_records(INSTANCE)).await
     }
 
     pub(crate) async fn tcp(options: &Options) -> Self {
         let address = Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
-        Self::start(address, options, TempDir::new().unwrap()).await
+        Self::start(address, options, TempDir::new().unwrap(), Feed::new(INSTANCE)).await
     }
 
-    async fn start(address: Address, options: &Options, folder: TempDir) -> Self {
+    async fn start(address: Address, options: &Options, folder: TempDir, feed: Feed) -> Self {
         let listener = Listener::bind(&address, options).await.unwrap();
         let address = listener.address().clone();
-        let (feed, stop) = (Feed::new(INSTANCE), CancellationToken::new());
+        let stop = CancellationToken::new();
         let reports = Reports::recorded(feed.history().clone());
         let (questions, receiver) = pump::questions();
         let state = ServerState { views: feed.clone().into(), reports: reports.clone(), questions, pushers: None };

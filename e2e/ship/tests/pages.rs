@@ -29,7 +29,7 @@ use localnet_e2e::program;
 use serde_json::json;
 
 /// The pages with such blocks, each with commands to run first, which the reader knows from another page.
-const PAGES: [(&str, &str); 7] = [
+const PAGES: [(&str, &str); 8] = [
     ("README.md", ""),
     ("docs/README.md", ""),
     ("docs/backends/iptables.md", BRAIN),
@@ -37,6 +37,7 @@ const PAGES: [(&str, &str); 7] = [
     ("docs/first-backend.md", FIRST_BACKEND),
     ("docs/migrating.md", ""),
     ("docs/pushing-services.md", ""),
+    ("docs/reading-v1.md", ""),
 ];
 
 /// Starts the brain of the README.

@@ -1,0 +1,264 @@
+//! Tests that readers of `localnetv1` and of the draft `localnet.v1` end with the same state, whatever the history and however
+//! they read; and that an answer contains only what has changed.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use localnet_proto::{
+    Endpoint, EndpointPort, Node, Port, Scopes, Service, ServiceKey, Snapshot, SourceFilter, Verdict, WhenEmpty,
+    v1::{self, Answer, Reader, wire::NextStateResponse},
+};
+use proptest::{collection::vec, prelude::*};
+use prost::Message as _;
+
+use super::{Feed, Selection, State};
+use localnet_cluster::localize::Localized;
+
+/// A reader of every kind: it understands everything, understands nothing, or observes. All select all annotations.
+const SELECTIONS: [Selection; 3] = [
+    Selection { observes: false, source_filters: true, annotations: [true; 2] },
+    Selection { observes: false, source_filters: false, annotations: [true; 2] },
+    Selection { observes: true, source_filters: false, annotations: [true; 2] },
+];
+
+/// A reader, its state, and what it selects.
+#[derive(Clone, Debug)]
+struct V1 {
+    selection: Selection,
+    reader: Reader,
+    state: Snapshot,
+}
+
+impl V1 {
+    fn new(selection: &Selection) -> Self {
+        Self { selection: selection.clone(), reader: Reader::default(), state: Snapshot::default() }
+    }
+
+    /// Reads `from` as the server lets it, and returns the messages.
+    fn read(&mut self, from: &State, full: bool) -> Vec<NextStateResponse> {
+        let held = (!full && !self.reader.token().is_empty()).then_some(self.state.revision);
+        let tokens = (self.reader.token().to_owned(), format!("token of {}", from.revision().rev));
+        let messages = from.messages(held, self.selection.clone(), tokens).unwrap();
+        let messages: Vec<_> = messages.map(|message| NextStateResponse::decode(message).unwrap()).collect();
+        let mut answer = Answer::default();
+        messages.iter().for_each(|message| answer.push(message.clone()));
+        self.state.apply(self.reader.accept(answer).unwrap().unwrap());
+        assert_eq!(Some(self.reader.digest()), from.records_digest());
+        messages
+    }
+}
+
+/// What a reader gets of a Service if it does not understand source filters.
+fn withheld(service: &Arc<Service>) -> Arc<Service> {
+    if service.source_filters.is_empty() {
+        return Arc::clone(service);
+    }
+    let drop = WhenEmpty { internal: Verdict::Drop, external: Verdict::Drop };
+    let mut service = Service { endpoints: Vec::new(), source_filters: Vec::new(), ..Service::clone(service) };
+    service.ports.iter_mut().for_each(|port| (port.when_empty_v4, port.when_empty_v6) = (drop, drop));
+    service.into()
+}
+
+fn expected(state: &Snapshot, selection: &Selection) -> Snapshot {
+    if selection.observes || selection.source_filters {
+        return state.clone();
+    }
+    let services = state.services.iter().map(|(key, service)| (key.clone(), withheld(service)));
+    Snapshot { services: services.collect(), ..state.clone() }
+}
+
+fn endpoint(last: u8, version: u16) -> Endpoint {
+    Endpoint {
+        address: [10, 1, 0, last].into(),
+        ports: vec![EndpointPort { name: "".into(), port: 8080 + version }],
+        local: version == 1,
+        hostname: None,
+        scopes: Scopes { internal: true, ..Scopes::default() },
+        weight: None,
+    }
+}
+
+/// The version of a Service: its port, its endpoints (several may have one address), and whether it has a source filter.
+type Version = (u16, Vec<(u8, u16)>, bool);
+
+fn service(name: &str, (port, endpoints, filtered): Version) -> Arc<Service> {
+    let target = [192, 0, 2, 1].into();
+    let mut endpoints: Vec<_> = endpoints.into_iter().map(|(last, version)| endpoint(last, version)).collect();
+    endpoints.sort_unstable();
+    let filter = SourceFilter { targets: vec![target], source_ranges: vec!["10.0.0.0/8".parse().unwrap()] };
+    Arc::new(Service {
+        ports: vec![Port { port, ..Port::default() }],
+        load_balancer_ips: vec![target],
+        source_filters: filtered.then_some(filter).into_iter().collect(),
+        ipvs_scheduler: (port == 2).then(|| "mh".into()),
+        preserve_destination: port == 3,
+        endpoints,
+        ..Service::new(ServiceKey::new("default", name), vec![[10, 96, 0, 1].into()])
+    })
+}
+
+fn publish(feed: &Feed, services: impl IntoIterator<Item = Arc<Service>>) {
+    let services = services.into_iter().map(|service| (service.key.clone(), Some(service))).collect();
+    feed.publish(Localized { services, ..Localized::default() });
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Publish(Vec<(u8, Option<Version>)>, Option<u8>),
+    /// The reader reads the newest state, from the one that it has or in full.
+    Read {
+        reader: usize,
+        full: bool,
+    },
+    /// A reader that was interrupted at an earlier state continues from there.
+    Resume(prop::sample::Index),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let version = (1..4_u16, vec((0..4_u8, 0..2_u16), 0..5), prop::bool::weighted(0.2));
+    let change = (0..4_u8, prop::option::weighted(0.8, version));
+    let publish = (vec(change, 0..4), prop::option::weighted(0.2, 0..3_u8));
+    prop_oneof![
+        3 => publish.prop_map(|(services, zone)| Step::Publish(services, zone)),
+        2 => (0..SELECTIONS.len(), prop::bool::weighted(0.2)).prop_map(|(reader, full)| Step::Read { reader, full }),
+        2 => any::<prop::sample::Index>().prop_map(Step::Resume),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn both_packages_have_the_same_states(history in vec(step(), 1..40)) {
+        let feed = Feed::with_records(7);
+        feed.publish(Localized::default());
+        let mut state = Snapshot { revision: feed.state().revision(), ..Snapshot::default() };
+        let mut older = Snapshot::default();
+        let mut readers = SELECTIONS.each_ref().map(V1::new);
+        let mut interrupted: Vec<V1> = readers.to_vec();
+        for step in history {
+            let newest = feed.state();
+            match step {
+                Step::Publish(changes, zone) => {
+                    let mut localized = Localized::default();
+                    for (name, version) in changes.into_iter().collect::<BTreeMap<_, _>>() {
+                        let (name, key) = (name.to_string(), ServiceKey::new("default", name.to_string()));
+                        let service = version.map(|version| service(&name, version));
+                        match &service {
+                            Some(service) => state.services.insert(key.clone(), Arc::clone(service)),
+                            None => state.services.remove(&key),
+                        };
+                        localized.services.push((key, service));
+                    }
+                    if let Some(zone) = zone {
+                        state.node = Node { zone: zone.to_string(), ..Node::default() };
+                        localized.node = Some(state.node.clone());
+                    }
+                    feed.publish(localized);
+                    state.revision = feed.state().revision();
+                }
+                Step::Read { reader, full } => {
+                    let reader = &mut readers[reader];
+                    reader.read(&newest, full);
+                    prop_assert_eq!(&reader.state, &expected(&state, &reader.selection));
+                    prop_assert_eq!(Some(v1::encode::digest(&state)), newest.records_digest());
+                    interrupted.push(reader.clone());
+                }
+                Step::Resume(index) => {
+                    let mut reader = index.get(&interrupted).clone();
+                    reader.read(&newest, false);
+                    prop_assert_eq!(&reader.state, &expected(&state, &reader.selection));
+                }
+            }
+            older.apply(feed.state().update(older.revision, true).unwrap());
+            prop_assert_eq!(&older.services, &state.services, "a reader of localnetv1 has the same Services");
+            prop_assert_eq!(&older.node, &state.node);
+        }
+    }
+}
+
+/// A Service with many endpoints, of which each number in `versions` has version 1.
+fn large(many: u16, versions: &[u16]) -> Arc<Service> {
+    let endpoints = (0..many).map(|number| Endpoint {
+        address: [10, 1, (number >> 8) as u8, number as u8].into(),
+        ..endpoint(0, versions.contains(&number).into())
+    });
+    let service = service("web", (80, Vec::new(), false));
+    Service { endpoints: endpoints.collect(), ..Service::clone(&service) }.into()
+}
+
+fn bytes(messages: &[NextStateResponse]) -> usize {
+    messages.iter().map(prost::Message::encoded_len).sum()
+}
+
+#[test]
+fn a_changed_endpoint_is_sent_alone() {
+    let (feed, mut reader) = (Feed::with_records(7), V1::new(&SELECTIONS[0]));
+    publish(&feed, [large(5000, &[])]);
+    let full = reader.read(&feed.state(), false);
+    assert!(full.len() > 2 && full.iter().all(|message| message.encoded_len() < 80 << 10), "{} messages", full.len());
+    publish(&feed, [large(5000, &[4321])]);
+    let mut old = reader.clone();
+    let changes = reader.read(&feed.state(), false);
+    let [NextStateResponse { services, node: None, .. }] = &changes[..] else { panic!("{changes:?}") };
+    assert!(services.len() == 1 && services[0].service.is_none() && !services[0].replace);
+    let changed: Vec<_> = services[0].endpoints.iter().map(|endpoint| &endpoint.address).collect();
+    assert_eq!(changed, ["10.1.16.225"]);
+    assert!(bytes(&changes) <= 200, "{} bytes", bytes(&changes));
+    assert_eq!(reader.state.services, feed.state().snapshot().unwrap().services);
+
+    // A reader that was away during further changes gets each changed record once.
+    for number in [7, 8, 7, 4321] {
+        publish(&feed, [large(5000, &[number])]);
+    }
+    let missed = old.read(&feed.state(), false);
+    assert_eq!(missed.iter().flat_map(|message| &message.services).flat_map(|update| &update.endpoints).count(), 3);
+    publish(&feed, [large(4999, &[4321])]);
+    let removal = old.read(&feed.state(), false);
+    let gone: Vec<_> =
+        removal.iter().flat_map(|message| &message.services).flat_map(|of| &of.removed_endpoints).collect();
+    assert_eq!(gone, [&v1::wire::EndpointKey { address: "10.1.19.135".to_owned(), ordinal: 0 }]);
+}
+
+/// The Services in an answer, and whether each is to be replaced.
+fn updates(messages: &[NextStateResponse]) -> Vec<(&str, bool)> {
+    let updates = messages.iter().flat_map(|message| &message.services);
+    updates.map(|update| (&*update.key.as_ref().unwrap().name, update.replace)).collect()
+}
+
+#[test]
+fn a_service_is_replaced_only_if_removals_may_be_missing() {
+    let (feed, mut reader) = (Feed::with_records(7), V1::new(&SELECTIONS[1]));
+    publish(&feed, [service("a", (1, vec![(1, 0), (2, 0)], false))]);
+    assert_eq!(updates(&reader.read(&feed.state(), false)), [("a", false)], "a full state");
+    publish(&feed, [service("b", (1, vec![(1, 0)], false))]);
+    assert_eq!(updates(&reader.read(&feed.state(), false)), [("b", false)], "a new Service");
+    let removed = vec![(ServiceKey::new("default", "a"), None)];
+    feed.publish(Localized { services: removed, ..Localized::default() });
+    publish(&feed, [service("a", (1, vec![(1, 0)], false))]);
+    assert_eq!(updates(&reader.read(&feed.state(), false)), [("a", true)], "deleted and created again");
+    publish(&feed, [service("a", (1, vec![(1, 0)], true))]);
+    assert_eq!(updates(&reader.read(&feed.state(), false)), [("a", true)], "its requirements have changed");
+    assert_eq!(reader.reader.withheld().count(), 1);
+    publish(&feed, [service("a", (1, vec![(2, 0)], true))]);
+    let changes = reader.read(&feed.state(), false);
+    assert_eq!(updates(&changes), [("a", false)], "it is still withheld");
+    assert!(changes[0].services[0].endpoints.is_empty());
+}
+
+#[test]
+fn annotations_are_sent_only_if_selected() {
+    let feed = Feed::with_records(7);
+    publish(&feed, [service("a", (2, vec![], false))]);
+    let read = |annotations| {
+        let mut reader = V1::new(&Selection { annotations, ..SELECTIONS[0].clone() });
+        reader.read(&feed.state(), false)[0].services[0].service.clone().unwrap().annotations
+    };
+    assert!(read([false, true]).is_empty());
+    assert_eq!(read([true, false]), [("localnet.dev/ipvs-scheduler".to_owned(), "mh".to_owned())].into());
+}
+
+#[test]
+fn a_feed_that_keeps_no_records_has_no_messages() {
+    let feed = Feed::new(7);
+    publish(&feed, [service("a", (1, vec![], false))]);
+    assert!(!feed.keeps_records());
+    assert!(feed.state().messages(None, Selection::default(), Default::default()).is_none());
+}

@@ -1,0 +1,256 @@
+//! `StateService.NextState` of the draft `localnet.v1`: a long poll. It waits for a state that the caller does not have, and then
+//! sends the records that have changed, or all of them.
+
+use std::{
+    future::{Future, ready},
+    pin::Pin,
+};
+
+use bytes::Bytes;
+use futures::{TryFutureExt as _, TryStreamExt as _};
+use localnet_proto::{
+    Revision,
+    v1::{
+        ErrorInfo, PUBLISHED,
+        wire::{Capability, ErrorReason, NextStateRequest, Reader, ReaderRole},
+    },
+};
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Request, Response, Status, body::Body, server::ServerStreamingService};
+
+use super::{
+    stall::{PATIENCE, Stalls},
+    token, verbatim,
+};
+use crate::{
+    feed::{Selection, State},
+    views::{Refused, Views},
+};
+
+/// Maximum size of a request, in bytes: 64 keys of at most 317 bytes, and some more.
+const LARGEST_REQUEST: usize = 32 << 10;
+/// Maximum length of a token.
+const LONGEST_TOKEN: usize = 128;
+/// Maximum length of a reader's name and of its version.
+const LONGEST_NAME: usize = 63;
+/// Maximum number of labels and annotations that a reader may select.
+const MOST_KEYS: usize = 64;
+
+/// The handler of `NextState`.
+#[derive(Clone)]
+pub(super) struct NextState {
+    views: Views,
+    stalls: Stalls,
+    stop: CancellationToken,
+}
+
+type Messages = Pin<Box<dyn futures::Stream<Item = Result<Bytes, Status>> + Send>>;
+
+impl NextState {
+    pub(super) fn new(views: Views, stalls: Stalls, stop: CancellationToken) -> Self {
+        Self { views, stalls, stop }
+    }
+
+    pub(super) async fn handle(self, request: http::Request<Body>) -> http::Response<Body> {
+        verbatim::grpc_with(LARGEST_REQUEST).server_streaming(self, request).await
+    }
+
+    async fn answer(self, request: NextStateRequest) -> Result<Messages, Status> {
+        let selection = selection(&request)?;
+        let reader = self.views.own().feed().metrics().reader();
+        let held = token::revision(&request.token, &selection);
+        let state = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => {
+                return Err(ErrorInfo::new(ErrorReason::ShuttingDown).status("the brain is shutting down; retry the call"));
+            }
+            state = self.differing(&request.node_name, held) => state?,
+        };
+        let tokens = (request.token, token::token(state.revision(), &selection));
+        let messages = state.messages(held.filter(|_| !request.full), selection, tokens);
+        let messages = messages.ok_or_else(|| failed(&request.node_name, "its brain keeps no records"))?;
+        let messages = messages.inspect(move |message| reader.sent(message.len()));
+        Ok(Box::pin(self.stalls.pace(Box::new(messages)).map_err(stalled)))
+    }
+
+    /// Waits for a state of `node` other than `held`.
+    async fn differing(&self, node: &str, held: Option<Revision>) -> Result<State, Status> {
+        let view = self.views.of(node).await.map_err(|why| self.refused(node, &why))?;
+        tokio::select! {
+            state = view.feed().differing(held.unwrap_or_default()) => Ok(state),
+            () = view.failed() => Err(failed(node, "its source has failed")),
+        }
+    }
+
+    fn refused(&self, node: &str, why: &Refused) -> Status {
+        let info = match why {
+            Refused::NotAllowed(_) => {
+                let own = self.views.own().feed().state().node().name.clone();
+                ErrorInfo::new(ErrorReason::NodeNotServed).with("requestedNode", node).with("node", own)
+            }
+            Refused::TooMany(_) => {
+                ErrorInfo::new(ErrorReason::TooManyNodes).with("limit", crate::views::MAX_OTHERS.to_string())
+            }
+            Refused::Failed(_) => ErrorInfo::new(ErrorReason::NodeFailed).with("node", node),
+        };
+        info.status(why.to_string())
+    }
+}
+
+impl ServerStreamingService<NextStateRequest> for NextState {
+    type Response = Bytes;
+    type ResponseStream = Messages;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Messages>, Status>> + Send>>;
+
+    /// Sends the headers immediately. The caller can then distinguish a brain that waits from a brain that is unavailable.
+    fn call(&mut self, request: Request<NextStateRequest>) -> Self::Future {
+        let answer = self.clone().answer(request.into_inner());
+        let messages: Messages = Box::pin(answer.try_flatten_stream());
+        Box::pin(ready(Ok(Response::new(messages))))
+    }
+}
+
+/// What the reader gets.
+///
+/// # Errors
+/// Returns `INVALID_REQUEST` or `NOT_PUBLISHED`.
+fn selection(request: &NextStateRequest) -> Result<Selection, Status> {
+    let reader = request.reader.clone().unwrap_or_default();
+    check_reader(&reader)?;
+    if request.token.len() > LONGEST_TOKEN {
+        return Err(invalid("token", "is longer than 128 bytes; send the token of the last answer unchanged"));
+    }
+    let metadata = request.metadata.clone().unwrap_or_default();
+    if metadata.label_keys.len() + metadata.annotation_keys.len() > MOST_KEYS {
+        return Err(invalid("metadata", "selects more than 64 labels and annotations"));
+    }
+    if let Some(key) = metadata.label_keys.first() {
+        return Err(not_published("metadata.label_keys", key));
+    }
+    if let Some(key) = metadata.annotation_keys.iter().find(|key| !PUBLISHED.contains(&key.as_str())) {
+        return Err(not_published("metadata.annotation_keys", key));
+    }
+    if request.endpoint_details {
+        return Err(not_published("endpoint_details", ""));
+    }
+    Ok(Selection {
+        observes: reader.role() == ReaderRole::Observer,
+        source_filters: reader.capabilities.contains(&Capability::SourceFilters.into()),
+        annotations: PUBLISHED.map(|name| metadata.annotation_keys.iter().any(|key| key == name)),
+    })
+}
+
+fn check_reader(reader: &Reader) -> Result<(), Status> {
+    let is_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    if reader.name.len() > LONGEST_NAME || !reader.name.bytes().all(is_name) {
+        return Err(invalid("reader.name", "is not a name: at most 63 lower-case letters, digits and hyphens"));
+    }
+    if reader.version.chars().count() > LONGEST_NAME || reader.version.chars().any(char::is_control) {
+        return Err(invalid("reader.version", "is not a version: at most 63 printable characters"));
+    }
+    Ok(())
+}
+
+fn invalid(field: &str, problem: &str) -> Status {
+    let info = ErrorInfo::new(ErrorReason::InvalidRequest).with("field", field).with("problem", problem);
+    info.status(format!("{field} {problem}"))
+}
+
+fn not_published(field: &str, key: &str) -> Status {
+    let info = ErrorInfo::new(ErrorReason::NotPublished).with("field", field).with("key", key);
+    let key = if key.is_empty() { String::new() } else { format!(" {key:?}") };
+    info.status(format!("{field}{key} is not published by this brain; do not request it"))
+}
+
+fn failed(node: &str, error: impl std::fmt::Display) -> Status {
+    ErrorInfo::new(ErrorReason::NodeFailed)
+        .with("node", node)
+        .status(format!("failed to read the state of the node: {error}; retry the call"))
+}
+
+/// The status of an answer that was ended because its reader has stopped reading.
+fn stalled(status: Status) -> Status {
+    if status.code() != Code::Aborted {
+        return status;
+    }
+    ErrorInfo::new(ErrorReason::ReaderStalled).with("seconds", PATIENCE.as_secs().to_string()).status(status.message())
+}
+
+#[cfg(test)]
+mod tests {
+    use localnet_proto::v1::wire::MetadataSelector;
+
+    use super::*;
+
+    /// The reason and the metadata with which a request is refused, or what the reader gets.
+    fn selected(request: &NextStateRequest) -> Result<Selection, (ErrorReason, Vec<String>)> {
+        selection(request).map_err(|status| {
+            let info = ErrorInfo::of(&status).expect("each error has a reason");
+            assert_eq!(status.code(), ErrorInfo::code(info.reason));
+            (info.reason, info.metadata.into_values().collect())
+        })
+    }
+
+    fn annotations(keys: &[&str]) -> NextStateRequest {
+        let annotation_keys = keys.iter().map(|key| (*key).to_owned()).collect();
+        let metadata = MetadataSelector { annotation_keys, ..MetadataSelector::default() };
+        NextStateRequest { metadata: Some(metadata), ..NextStateRequest::default() }
+    }
+
+    #[test]
+    fn a_reader_gets_what_it_understands_and_selects() {
+        let reader = |role: ReaderRole, capabilities: &[i32]| NextStateRequest {
+            reader: Some(Reader { role: role.into(), capabilities: capabilities.to_vec(), ..Reader::default() }),
+            ..NextStateRequest::default()
+        };
+        let rows = [
+            (NextStateRequest::default(), Selection::default()),
+            (reader(ReaderRole::Backend, &[0, 99]), Selection::default()),
+            (reader(ReaderRole::Backend, &[1]), Selection { source_filters: true, ..Selection::default() }),
+            (reader(ReaderRole::Observer, &[]), Selection { observes: true, ..Selection::default() }),
+            (annotations(&["preserve-destination"]), Selection { annotations: [false, true], ..Selection::default() }),
+        ];
+        for (request, expected) in rows {
+            assert_eq!(selected(&request), Ok(expected), "{request:?}");
+        }
+    }
+
+    #[test]
+    fn invalid_requests_are_refused() {
+        let named = |name: &str, version: &str| NextStateRequest {
+            reader: Some(Reader { name: name.to_owned(), version: version.to_owned(), ..Reader::default() }),
+            ..NextStateRequest::default()
+        };
+        assert!(selected(&named(&"a".repeat(63), "1.0 (é)")).is_ok());
+        let labels = MetadataSelector { label_keys: vec!["app".to_owned()], ..MetadataSelector::default() };
+        let rows = [
+            (named("Nft", ""), ErrorReason::InvalidRequest, "reader.name"),
+            (named(&"a".repeat(64), ""), ErrorReason::InvalidRequest, "reader.name"),
+            (named("", "1\n"), ErrorReason::InvalidRequest, "reader.version"),
+            (
+                NextStateRequest { token: "0".repeat(129), ..NextStateRequest::default() },
+                ErrorReason::InvalidRequest,
+                "token",
+            ),
+            (annotations(&["preserve-destination"; 65]), ErrorReason::InvalidRequest, "metadata"),
+            (annotations(&["preserve-destination", "x"]), ErrorReason::NotPublished, "metadata.annotation_keys"),
+            (
+                NextStateRequest { metadata: Some(labels), ..NextStateRequest::default() },
+                ErrorReason::NotPublished,
+                "metadata.label_keys",
+            ),
+            (
+                NextStateRequest { endpoint_details: true, ..NextStateRequest::default() },
+                ErrorReason::NotPublished,
+                "endpoint_details",
+            ),
+        ];
+        for (request, reason, field) in rows {
+            let (found, metadata) = selected(&request).unwrap_err();
+            assert!(
+                found == reason && metadata.iter().any(|value| value == field),
+                "{request:?}: {found:?} {metadata:?}"
+            );
+        }
+    }
+}
