@@ -4,6 +4,7 @@ use std::{
     io::{self, IsTerminal as _},
     net::SocketAddr,
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,7 +20,10 @@ use crate::{
     source::{self, Source},
     watch::file::is_label_value,
 };
-use localnet_cluster::{self as cluster, objects::node_name};
+use localnet_cluster::{
+    self as cluster,
+    objects::{Publish, node_name},
+};
 
 /// Turn Services, EndpointSlices and the Node of this machine into the state of one node, and serve it to backends
 #[derive(Clone, Debug, Parser)]
@@ -50,9 +54,9 @@ pub struct Arguments {
     /// Where the history is kept.
     #[command(flatten)]
     pub history: HistoryArgs,
-    /// Also serve the draft of localnet.v1, the next version of the API, which may change in any release
-    #[arg(long)]
-    pub draft_v1: bool,
+    /// The draft of the next API.
+    #[command(flatten)]
+    pub draft: DraftArgs,
     /// Logging.
     #[command(flatten)]
     pub log: LogArgs,
@@ -172,6 +176,28 @@ pub struct ServeArgs {
     /// node takes as much memory and CPU time as a separate brain
     #[arg(long, value_name = "NAME", value_parser = view_name)]
     pub serve_node: Vec<String>,
+}
+
+/// The draft of the next API.
+#[derive(Args, Clone, Debug)]
+pub struct DraftArgs {
+    /// Also serve the draft of localnet.v1, the next version of the API, which may change in any release
+    #[arg(long)]
+    pub draft_v1: bool,
+    /// Key of a label of Services that readers of localnet.v1 may select; may be given several times
+    #[arg(long, value_name = "KEY", requires = "draft_v1")]
+    pub publish_label: Vec<String>,
+    /// Key of an annotation of Services that readers of localnet.v1 may select; may be given several times
+    #[arg(long, value_name = "KEY", requires = "draft_v1")]
+    pub publish_annotation: Vec<String>,
+}
+
+impl DraftArgs {
+    /// What readers of the draft may select; `None` if the brain does not serve the draft.
+    pub(crate) fn publish(&self) -> Option<Arc<Publish>> {
+        let publish = || Publish { labels: self.publish_label.clone(), annotations: self.publish_annotation.clone() };
+        self.draft_v1.then(|| publish().into())
+    }
 }
 
 /// Where the history is kept.
@@ -362,6 +388,7 @@ mod tests {
             "--source kube --node-name= ",
             "--source kube --service-proxy-name a,b",
             "--source kube --socket-group no-such-group-here",
+            "--source kube --publish-label app",
         ];
         for line in lines {
             assert_eq!(parse(line).unwrap_err().exit_code(), 2, "{line}");

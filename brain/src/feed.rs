@@ -48,7 +48,7 @@ pub use health::{HealthFacts, NodeFacts};
 pub(crate) use history::Cursor;
 pub use history::History;
 pub use items::Items;
-use localnet_cluster::localize::Localized;
+use localnet_cluster::{localize::Localized, objects::Publish};
 pub use messages::{Messages, Selection};
 use records::Records;
 
@@ -69,22 +69,23 @@ struct Inner {
     health: watch::Sender<HealthFacts>,
     metrics: Metrics,
     history: History,
+    publish: Option<Arc<Publish>>,
 }
 
 impl Feed {
     /// A feed without a state: its revision is 0 until the first [`Feed::publish`]. `instance` is a random number that
     /// identifies this run of the brain.
     pub fn new(instance: u64) -> Self {
-        Self::of(State::new(instance, false))
+        Self::of(instance, None)
     }
 
-    /// A feed that also keeps the records for readers of `localnet.v1`.
-    pub fn with_records(instance: u64) -> Self {
-        Self::of(State::new(instance, true))
+    /// A feed that also keeps the records for readers of `localnet.v1`, who may select what `publish` lists.
+    pub fn with_records(instance: u64, publish: Arc<Publish>) -> Self {
+        Self::of(instance, Some(publish))
     }
 
-    fn of(state: State) -> Self {
-        let instance = state.revision.instance;
+    fn of(instance: u64, publish: Option<Arc<Publish>>) -> Self {
+        let state = State::new(instance, publish.is_some());
         let (revision, _) = watch::channel(state.revision);
         Self(Arc::new(Inner {
             state: Mutex::new(state),
@@ -93,6 +94,7 @@ impl Feed {
             health: watch::Sender::default(),
             metrics: Metrics::default(),
             history: History::new(instance),
+            publish,
         }))
     }
 
@@ -153,9 +155,9 @@ impl Feed {
         self.0.history.record_into(file, limit, self.state());
     }
 
-    /// Whether readers of `localnet.v1` can be served.
-    pub fn keeps_records(&self) -> bool {
-        self.lock().records.is_some()
+    /// What readers of `localnet.v1` may select. `None` if the feed keeps no records, so that they cannot be served.
+    pub fn published(&self) -> Option<&Publish> {
+        self.0.publish.as_deref()
     }
 
     /// The facts behind the health answers. The receiver is notified of each change.
@@ -303,15 +305,18 @@ impl State {
     }
 
     /// The Services that differ between `before` and this state, as `(key, before, now)`. `before` may belong to another node.
-    /// The comparison skips the parts of the maps that both states share.
+    /// The comparison skips the parts of the maps that both states share. Services whose records alone differ are equal.
     pub(crate) fn differing(&self, before: Option<&Self>) -> Vec<(ServiceKey, Option<Encoded>, Option<Encoded>)> {
         let nothing = OrdMap::new();
         let before = before.map_or(&nothing, |before| &before.services);
         let encoded = |entry: &Arc<Entry>| Some(Encoded(Arc::clone(entry)));
-        let differing = before.diff(&self.services).map(|differs| match differs {
-            DiffItem::Add(key, now) => (key.clone(), None, encoded(now)),
-            DiffItem::Update { old: (key, before), new: (_, now) } => (key.clone(), encoded(before), encoded(now)),
-            DiffItem::Remove(key, before) => (key.clone(), encoded(before), None),
+        let differing = before.diff(&self.services).filter_map(|differs| match differs {
+            DiffItem::Add(key, now) => Some((key.clone(), None, encoded(now))),
+            DiffItem::Update { old: (_, before), new: (_, now) } if before.items == now.items => None,
+            DiffItem::Update { old: (key, before), new: (_, now) } => {
+                Some((key.clone(), encoded(before), encoded(now)))
+            }
+            DiffItem::Remove(key, before) => Some((key.clone(), encoded(before), None)),
         });
         differing.collect()
     }
@@ -369,16 +374,16 @@ impl State {
     fn set(&mut self, rev: u64, key: ServiceKey, service: &Service) -> bool {
         let items = encode::service_bytes(service).into_boxed_slice();
         let before = self.services.get(&key);
-        // The encoding is deterministic, so two Services are equal if and only if their bytes are equal.
-        if before.is_some_and(|before| before.items == items) {
-            return false;
-        }
         let was = before.and_then(|before| before.records.as_deref());
         let records = self.records.is_some().then(|| match was {
             Some(was) => was.changed(rev, service),
             // A reader may still have the Service of this name that was removed.
             None => Records::new(rev, if self.removed.contains_key(&key) { rev } else { 0 }, service),
         });
+        // The encoding is deterministic, so two Services are equal if and only if their bytes are equal.
+        if before.is_some_and(|before| before.items == items && was == records.as_ref()) {
+            return false;
+        }
         let digests = (was.map(|was| was.sum), records.as_ref().map(|records| records.sum));
         self.digest = self.digest.and(Digest::of_items(&items));
         if let Some(before) = before {

@@ -56,7 +56,10 @@ impl Brain {
         node_ips: watch::Receiver<NodeIps>,
     ) -> (Self, mpsc::Sender<Batch>, CancellationToken) {
         let instance = rand::random();
-        let feed = if options.draft_v1 { Feed::with_records(instance) } else { Feed::new(instance) };
+        let feed = match &options.publish {
+            Some(publish) => Feed::with_records(instance, Arc::clone(publish)),
+            None => Feed::new(instance),
+        };
         let (sender, batches) = mpsc::channel(QUEUE);
         let stop = CancellationToken::new();
         let (questions, queries) = pump::questions();
@@ -187,8 +190,10 @@ pub(crate) async fn watch(
                 folders += 1;
                 let troubles = metrics.troubles();
                 let troubles = if folders > 1 { troubles.numbered(folders) } else { troubles };
-                let (path, node_name, stop) = (path.clone(), node_name.cloned(), stop.clone());
-                work.spawn(async move { file::run(path, node_name.as_deref(), (events, troubles), stop).await });
+                let files =
+                    file::Files { path: path.clone(), node_name: node_name.cloned(), publish: options.publish.clone() };
+                let stop = stop.clone();
+                work.spawn(file::run(files, (events, troubles), stop));
             }
             Source::Kube { kubeconfig, server } => {
                 let keep_alive = kube::KeepAlive::default();
@@ -241,8 +246,8 @@ fn watch_api(
 pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
     let config = running.config();
     let canary = arguments.canary.clone();
-    let draft_v1 = arguments.draft_v1;
-    let options = localnet_cluster::Options { canary, draft_v1, ..arguments.source.cluster(config)? };
+    let publish = arguments.draft.publish();
+    let options = localnet_cluster::Options { canary, publish, ..arguments.source.cluster(config)? };
     let sources = arguments.source.sources(config, arguments.kube_proxy.to_do()?.master)?;
     let grants = arguments.push_grants.map(push::File::read).transpose()?;
     running.log_start("localnet-brain", Some(&options.node_name), source::names(&sources).join(", "));

@@ -1,7 +1,7 @@
 //! Compares the state that the brain makes of each Case in `e2e/cases` with the expected one.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use localnet_brain::{
     feed::{Feed, Selection},
@@ -12,7 +12,7 @@ use localnet_core::Severity;
 use localnet_lab::{cases, expect_file};
 use localnet_proto::{
     Snapshot,
-    v1::{Answer, Reader, wire::NextStateResponse},
+    v1::{Answer, Metadata, PUBLISHED, Reader, wire::NextStateResponse},
 };
 use prost::Message as _;
 use serde::Serialize;
@@ -66,10 +66,11 @@ fn yaml(snapshot: &Snapshot) -> String {
 
 /// The states that readers of `localnetv1` and of the draft `localnet.v1` decode.
 fn read(localized: Localized) -> [Snapshot; 2] {
-    let feed = Feed::with_records(7);
+    let feed = Feed::with_records(7, Arc::default());
     feed.publish(localized);
     let state = feed.state();
-    let selection = Selection { observes: true, annotations: [true; 2], ..Selection::default() };
+    let metadata = PUBLISHED.map(|key| (Metadata::Annotation, key.into())).into();
+    let selection = Selection { observes: true, metadata, ..Selection::default() };
     let (mut reader, mut answer) = (Reader::default(), Answer::default());
     for message in state.messages(None, selection, Default::default()).unwrap() {
         answer.push(NextStateResponse::decode(message).unwrap());

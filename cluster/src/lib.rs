@@ -33,7 +33,7 @@ use localnet_proto::ServiceKey;
 use claims::Claims;
 pub use lack::Lack;
 use localize::{ChangedObject, Here, Localized, NodeIps, ObjectChanges};
-use objects::{Event, Kind, NodeObject, Object, Parsed, ServiceCidrObject, ServiceObject, SliceObject};
+use objects::{Event, Kind, NodeObject, Object, Parsed, Publish, ServiceCidrObject, ServiceObject, SliceObject};
 use sources::{About, Sources};
 
 /// The default of [`Options::shrink_hold`].
@@ -59,8 +59,8 @@ pub struct Options {
     pub sources: Vec<Arc<str>>,
     /// Whether [`Cluster::source`] may add sources.
     pub may_grow: bool,
-    /// Whether the brain also serves the draft of `localnet.v1`.
-    pub draft_v1: bool,
+    /// What readers of the draft `localnet.v1` may select; `None` if the brain does not serve the draft.
+    pub publish: Option<Arc<Publish>>,
 }
 
 impl Options {
@@ -74,7 +74,7 @@ impl Options {
             shrink_hold: SHRINK_HOLD,
             sources: Vec::new(),
             may_grow: false,
-            draft_v1: false,
+            publish: None,
         }
     }
 }
@@ -306,6 +306,10 @@ impl Cluster {
         let version = service.version.take();
         if !self.options.external_ips {
             service.external_ips = Default::default();
+        }
+        // Of a pushed Service, only the endpoints have facts.
+        if self.options.publish.is_some() {
+            service.facts.get_or_insert_default();
         }
         let key = service.key();
         if self.services.get(&key) == Some(&service) {

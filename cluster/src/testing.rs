@@ -59,6 +59,7 @@ pub fn endpoint(address: &str) -> SliceEndpoint {
         conditions: Conditions::READY,
         zone_hints: [].into(),
         node_hints: [].into(),
+        target: None,
     }
 }
 

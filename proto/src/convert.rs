@@ -134,6 +134,7 @@ pub(crate) fn service_of(
         close_after: head.close_connections_after_seconds,
         hash: hash_of(head.hash),
         endpoints,
+        facts: None,
         key,
     })
 }

@@ -37,8 +37,8 @@ pub use address::{Address, DEFAULT_ADDRESS, InvalidAddress};
 pub use difference::{difference, node_difference};
 pub use digest::Digest;
 pub use model::{
-    Affinity, ByFamily, Endpoint, EndpointPort, Family, HashBy, Node, Port, Protocol, Revision, Scopes, Service,
-    ServiceKey, Snapshot, SourceFilter, Verdict, WhenEmpty,
+    Affinity, ByFamily, Endpoint, EndpointPort, Facts, Family, HashBy, Node, Origin, Port, Protocol, Revision, Scopes,
+    Service, ServiceKey, Snapshot, SourceFilter, TargetRef, Verdict, WhenEmpty,
 };
 pub use update::{Change, Changes, Update};
 

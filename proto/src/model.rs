@@ -3,6 +3,8 @@
 //! The model does not depend on Kubernetes. The fields have the same names as in `localnetv1.proto`, which documents their
 //! meaning.
 
+mod facts;
+
 use std::{
     collections::BTreeMap,
     fmt,
@@ -14,6 +16,8 @@ use std::{
 use ipnet::IpNet;
 pub use localnet_core::{ByFamily, Family, HashBy, InvalidServiceKey, Protocol, ServiceKey};
 use serde::{Deserialize, Serialize};
+
+pub use facts::{Facts, Origin, TargetRef};
 
 /// Identifies a state of a brain. The default stands for "no state yet".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -108,6 +112,9 @@ pub struct Service {
     /// The endpoints, sorted by address, then ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<Endpoint>,
+    /// What only readers of `localnet.v1` get; `None` for all others.
+    #[serde(skip)]
+    pub facts: Option<Arc<Facts>>,
 }
 
 /// Session affinity: a client, identified by its source address, keeps its endpoint.
@@ -155,6 +162,7 @@ impl Service {
             close_after: self.close_after,
             hash: self.hash,
             endpoints: Vec::new(),
+            facts: self.facts.clone(),
         }
     }
 

@@ -33,7 +33,7 @@ pub mod wire {
 /// The serialized `FileDescriptorSet` of `localnet.v1`, comments included, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/localnet.v1.binpb"));
 
-/// The annotations of Services that a reader may select. The model has a field for each.
+/// The annotations of Services that a reader may always select. The model has a field for each.
 pub const PUBLISHED: [&str; 2] = ["localnet.dev/ipvs-scheduler", "preserve-destination"];
 
 /// Identifies an endpoint within its Service. Sorts in the order of the wire.
@@ -49,6 +49,15 @@ impl From<EndpointKey> for wire::EndpointKey {
     fn from(EndpointKey { address, ordinal }: EndpointKey) -> Self {
         Self { address: address.to_string(), ordinal }
     }
+}
+
+/// A kind of metadata that a reader may select.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Metadata {
+    /// A label.
+    Label,
+    /// An annotation.
+    Annotation,
 }
 
 /// An encoded record: a `NodeState`, `Service` or `Endpoint`.

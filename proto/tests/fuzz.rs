@@ -146,7 +146,7 @@ fn records(full: bool) -> raw::NextStateResponse {
     let node = Node { name: "node-a".into(), addresses: vec![[192, 168, 0, 2].into()], ..Node::default() };
     let web = Service { ipvs_scheduler: Some("mh".into()), ..web() };
     let state = Snapshot { node, services: [(web.key.clone(), web.clone().into())].into(), ..Snapshot::default() };
-    let endpoints = v1::encode::endpoints(&web).skip(usize::from(!full)).map(|(_, record)| record.bytes);
+    let endpoints = v1::encode::endpoints(&web).skip(usize::from(!full)).map(|tail| tail.record.bytes);
     let update = raw::ServiceUpdate {
         key: Some(v1::wire::ServiceKey { namespace: "default".into(), name: "web".into() }),
         service: full.then(|| v1::encode::head(&web).record.bytes),

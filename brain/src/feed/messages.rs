@@ -1,11 +1,11 @@
 //! The messages of one answer of `localnet.v1`, produced one by one as they are sent.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
 use localnet_proto::{
     ServiceKey,
-    v1::{PUBLISHED, encode, raw, wire},
+    v1::{Metadata, encode, raw, wire},
 };
 use prost::Message as _;
 
@@ -29,8 +29,10 @@ pub struct Selection {
     pub observes: bool,
     /// What the reader understands.
     pub source_filters: bool,
-    /// Which of the published annotations the reader wants.
-    pub annotations: [bool; PUBLISHED.len()],
+    /// The labels and annotations that the reader wants.
+    pub metadata: BTreeSet<(Metadata, Arc<str>)>,
+    /// Whether the reader wants the details of endpoints.
+    pub details: bool,
 }
 
 impl Selection {
@@ -50,14 +52,14 @@ impl Selection {
         let head = &records.head;
         let record =
             if self.withholds(head) { encode::withheld(&head.record, records.sum) } else { head.record.bytes.clone() };
-        let wanted =
-            head.annotations.iter().zip(self.annotations).filter(|(bytes, wanted)| *wanted && !bytes.is_empty());
-        let mut wanted = wanted.map(|(bytes, _)| &bytes[..]).peekable();
-        if wanted.peek().is_none() {
-            return record;
-        }
-        // A message followed by further fields is the message with these fields.
-        std::iter::once(&record[..]).chain(wanted).collect::<Vec<_>>().concat().into()
+        let wanted = head.selectable.iter().filter(|of| self.metadata.contains(&(of.kind, Arc::clone(&of.key))));
+        extended(record, wanted.map(|of| &of.bytes))
+    }
+
+    /// The record of an endpoint for this reader.
+    fn endpoint(&self, endpoint: &encode::Tail) -> Bytes {
+        let details = Some(&endpoint.details).filter(|details| self.details && !details.is_empty());
+        extended(endpoint.record.bytes.clone(), details)
     }
 }
 
@@ -146,8 +148,9 @@ impl Messages {
         {
             sent += 1;
             if endpoint.rev > newer {
-                size += endpoint.record.bytes.len() + 4;
-                update.endpoints.push(endpoint.record.bytes.clone());
+                let record = self.selection.endpoint(&endpoint.of);
+                size += record.len() + 4;
+                update.endpoints.push(record);
             }
         }
         let rest = records.endpoints.iter().skip(sent).any(|endpoint| endpoint.rev > newer);
@@ -192,6 +195,15 @@ impl Iterator for Messages {
         }
         Some(message.encode_to_vec().into())
     }
+}
+
+/// A record with further fields: protobuf reads a message and the fields that follow it as one message.
+fn extended<'a>(record: Bytes, fields: impl IntoIterator<Item = &'a Bytes>) -> Bytes {
+    let mut fields = fields.into_iter().map(|field| &field[..]).peekable();
+    if fields.peek().is_none() {
+        return record;
+    }
+    std::iter::once(&record[..]).chain(fields).collect::<Vec<_>>().concat().into()
 }
 
 fn wire_key(key: &ServiceKey) -> wire::ServiceKey {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use localnet_proto::{
     Digest, Service,
-    v1::{EndpointKey, Record, encode},
+    v1::{EndpointKey, encode},
 };
 
 /// At least this many removed endpoints of a Service are remembered.
@@ -36,18 +36,17 @@ pub(super) struct Records {
 pub(super) struct EndpointRecord {
     /// The revision of the last change.
     pub(super) rev: u64,
-    pub(super) key: EndpointKey,
-    pub(super) record: Record,
+    pub(super) of: encode::Tail,
 }
 
 impl Records {
     /// The records of a Service that is new in revision `rev`.
     pub(super) fn new(rev: u64, floor: u64, service: &Service) -> Self {
-        let endpoints = encode::endpoints(service).map(|(key, record)| Arc::new(EndpointRecord { rev, key, record }));
+        let endpoints = encode::endpoints(service).map(|of| Arc::new(EndpointRecord { rev, of }));
         Self::of(floor, rev, encode::head(service), endpoints.collect(), Vec::new())
     }
 
-    /// The records after a change of the Service in revision `rev`.
+    /// The records after a change of the Service in revision `rev`. If nothing has changed, they are equal to these.
     pub(super) fn changed(&self, rev: u64, service: &Service) -> Self {
         let head = encode::head(service);
         let head_rev = if head == self.head { self.head_rev } else { rev };
@@ -56,18 +55,18 @@ impl Records {
         let mut gone = Vec::new();
         let mut before = self.endpoints.iter().peekable();
         let endpoints: Vec<_> = encode::endpoints(service)
-            .map(|(key, record)| {
-                while let Some(older) = before.next_if(|older| older.key < key) {
-                    gone.push((rev, older.key));
+            .map(|of| {
+                while let Some(older) = before.next_if(|older| older.of.key < of.key) {
+                    gone.push((rev, older.of.key));
                 }
-                match before.next_if(|older| older.key == key) {
-                    Some(same) if same.record == record => Arc::clone(same),
-                    _ => Arc::new(EndpointRecord { rev, key, record }),
+                match before.next_if(|older| older.of.key == of.key) {
+                    Some(same) if same.of == of => Arc::clone(same),
+                    _ => Arc::new(EndpointRecord { rev, of }),
                 }
             })
             .collect();
-        gone.extend(before.map(|older| (rev, older.key)));
-        let again = |key: &EndpointKey| endpoints.binary_search_by_key(key, |endpoint| endpoint.key).is_ok();
+        gone.extend(before.map(|older| (rev, older.of.key)));
+        let again = |key: &EndpointKey| endpoints.binary_search_by_key(key, |endpoint| endpoint.of.key).is_ok();
         let mut removed: Vec<_> = self.removed.iter().filter(|(_, key)| !again(key)).copied().chain(gone).collect();
         let excess = removed.len().saturating_sub(endpoints.len().max(FEWEST_REMOVED));
         if let Some((forgotten, _)) = removed.drain(..excess).next_back() {
@@ -83,7 +82,7 @@ impl Records {
         endpoints: Box<[Arc<EndpointRecord>]>,
         removed: Vec<(u64, EndpointKey)>,
     ) -> Self {
-        let sum = endpoints.iter().fold(head.record.digest, |sum, endpoint| sum.and(endpoint.record.digest));
+        let sum = endpoints.iter().fold(head.record.digest, |sum, endpoint| sum.and(endpoint.of.record.digest));
         Self { floor, head_rev, head, sum, endpoints, removed }
     }
 }
@@ -115,7 +114,7 @@ mod tests {
     }
 
     fn revisions(records: &Records) -> Vec<((u8, u32), u64)> {
-        records.endpoints.iter().map(|endpoint| (key(&endpoint.key), endpoint.rev)).collect()
+        records.endpoints.iter().map(|endpoint| (key(&endpoint.of.key), endpoint.rev)).collect()
     }
 
     fn removed(records: &Records) -> Vec<(u64, (u8, u32))> {

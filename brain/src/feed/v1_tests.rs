@@ -1,11 +1,16 @@
 //! Tests that readers of `localnetv1` and of the draft `localnet.v1` end with the same state, whatever the history and however
 //! they read; and that an answer contains only what has changed.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use localnet_proto::{
-    Endpoint, EndpointPort, Node, Port, Scopes, Service, ServiceKey, Snapshot, SourceFilter, Verdict, WhenEmpty,
-    v1::{self, Answer, Reader, wire::NextStateResponse},
+    Endpoint, EndpointPort, Facts, Node, Origin, Port, Scopes, Service, ServiceKey, Snapshot, SourceFilter, TargetRef,
+    Verdict, WhenEmpty,
+    v1::{self, Answer, Metadata, PUBLISHED, Reader, wire::NextStateResponse},
 };
 use proptest::{collection::vec, prelude::*};
 use prost::Message as _;
@@ -13,12 +18,17 @@ use prost::Message as _;
 use super::{Feed, Selection, State};
 use localnet_cluster::localize::Localized;
 
-/// A reader of every kind: it understands everything, understands nothing, or observes. All select all annotations.
-const SELECTIONS: [Selection; 3] = [
-    Selection { observes: false, source_filters: true, annotations: [true; 2] },
-    Selection { observes: false, source_filters: false, annotations: [true; 2] },
-    Selection { observes: true, source_filters: false, annotations: [true; 2] },
-];
+/// A reader of every kind: it understands everything, understands nothing, or observes. All select everything.
+fn selections() -> [Selection; 3] {
+    let annotations = PUBLISHED.into_iter().chain(["note"]).map(|key| (Metadata::Annotation, key.into()));
+    let metadata: BTreeSet<_> = annotations.chain([(Metadata::Label, "app".into())]).collect();
+    [(false, true), (false, false), (true, false)].map(|(observes, source_filters)| Selection {
+        observes,
+        source_filters,
+        metadata: metadata.clone(),
+        details: true,
+    })
+}
 
 /// A reader, its state, and what it selects.
 #[derive(Clone, Debug)]
@@ -53,7 +63,8 @@ fn withheld(service: &Arc<Service>) -> Arc<Service> {
         return Arc::clone(service);
     }
     let drop = WhenEmpty { internal: Verdict::Drop, external: Verdict::Drop };
-    let mut service = Service { endpoints: Vec::new(), source_filters: Vec::new(), ..Service::clone(service) };
+    let facts = service.facts.as_deref().map(|facts| Facts { origins: BTreeMap::new(), ..facts.clone() }.into());
+    let mut service = Service { endpoints: Vec::new(), source_filters: Vec::new(), facts, ..Service::clone(service) };
     service.ports.iter_mut().for_each(|port| (port.when_empty_v4, port.when_empty_v6) = (drop, drop));
     service.into()
 }
@@ -80,7 +91,24 @@ fn endpoint(last: u8, version: u16) -> Endpoint {
 /// The version of a Service: its port, its endpoints (several may have one address), and whether it has a source filter.
 type Version = (u16, Vec<(u8, u16)>, bool);
 
-fn service(name: &str, (port, endpoints, filtered): Version) -> Arc<Service> {
+/// The facts in a version; 0 for none.
+fn facts(name: &str, endpoints: &[Endpoint], version: u8) -> Option<Arc<Facts>> {
+    let origin = |address: IpAddr| {
+        let target = TargetRef { name: format!("{name}-{address}").into(), ..TargetRef::default() };
+        Origin { node: format!("node-{version}").into(), zone: Arc::default(), target: Some(target.into()) }
+    };
+    let places = endpoints.iter().map(|endpoint| (endpoint.address, endpoint.ports[0].clone()));
+    let facts = Facts {
+        uid: format!("uid of {name}").into(),
+        app_protocols: BTreeMap::from([("".into(), "h2c".into())]),
+        labels: BTreeMap::from([("app".into(), name.into())]),
+        annotations: BTreeMap::from([("note".into(), version.to_string().into())]),
+        origins: places.map(|place| (place.clone(), origin(place.0))).collect(),
+    };
+    (version > 0).then(|| facts.into())
+}
+
+fn service(name: &str, (port, endpoints, filtered): Version, facts_version: u8) -> Arc<Service> {
     let target = [192, 0, 2, 1].into();
     let mut endpoints: Vec<_> = endpoints.into_iter().map(|(last, version)| endpoint(last, version)).collect();
     endpoints.sort_unstable();
@@ -91,6 +119,7 @@ fn service(name: &str, (port, endpoints, filtered): Version) -> Arc<Service> {
         source_filters: filtered.then_some(filter).into_iter().collect(),
         ipvs_scheduler: (port == 2).then(|| "mh".into()),
         preserve_destination: port == 3,
+        facts: facts(name, &endpoints, facts_version),
         endpoints,
         ..Service::new(ServiceKey::new("default", name), vec![[10, 96, 0, 1].into()])
     })
@@ -103,7 +132,7 @@ fn publish(feed: &Feed, services: impl IntoIterator<Item = Arc<Service>>) {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Publish(Vec<(u8, Option<Version>)>, Option<u8>),
+    Publish(Vec<(u8, Option<(Version, u8)>)>, Option<u8>),
     /// The reader reads the newest state, from the one that it has or in full.
     Read {
         reader: usize,
@@ -115,11 +144,11 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let version = (1..4_u16, vec((0..4_u8, 0..2_u16), 0..5), prop::bool::weighted(0.2));
-    let change = (0..4_u8, prop::option::weighted(0.8, version));
+    let change = (0..4_u8, prop::option::weighted(0.8, (version, 0..3_u8)));
     let publish = (vec(change, 0..4), prop::option::weighted(0.2, 0..3_u8));
     prop_oneof![
         3 => publish.prop_map(|(services, zone)| Step::Publish(services, zone)),
-        2 => (0..SELECTIONS.len(), prop::bool::weighted(0.2)).prop_map(|(reader, full)| Step::Read { reader, full }),
+        2 => (0..3_usize, prop::bool::weighted(0.2)).prop_map(|(reader, full)| Step::Read { reader, full }),
         2 => any::<prop::sample::Index>().prop_map(Step::Resume),
     ]
 }
@@ -127,11 +156,11 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #[test]
     fn both_packages_have_the_same_states(history in vec(step(), 1..40)) {
-        let feed = Feed::with_records(7);
+        let feed = Feed::with_records(7, Arc::default());
         feed.publish(Localized::default());
         let mut state = Snapshot { revision: feed.state().revision(), ..Snapshot::default() };
         let mut older = Snapshot::default();
-        let mut readers = SELECTIONS.each_ref().map(V1::new);
+        let mut readers = selections().each_ref().map(V1::new);
         let mut interrupted: Vec<V1> = readers.to_vec();
         for step in history {
             let newest = feed.state();
@@ -140,7 +169,7 @@ proptest! {
                     let mut localized = Localized::default();
                     for (name, version) in changes.into_iter().collect::<BTreeMap<_, _>>() {
                         let (name, key) = (name.to_string(), ServiceKey::new("default", name.to_string()));
-                        let service = version.map(|version| service(&name, version));
+                        let service = version.map(|(version, facts)| service(&name, version, facts));
                         match &service {
                             Some(service) => state.services.insert(key.clone(), Arc::clone(service)),
                             None => state.services.remove(&key),
@@ -168,7 +197,9 @@ proptest! {
                 }
             }
             older.apply(feed.state().update(older.revision, true).unwrap());
-            prop_assert_eq!(&older.services, &state.services, "a reader of localnetv1 has the same Services");
+            let mut without_facts = state.services.clone();
+            without_facts.values_mut().for_each(|service| Arc::make_mut(service).facts = None);
+            prop_assert_eq!(&older.services, &without_facts, "a reader of localnetv1 has the same Services");
             prop_assert_eq!(&older.node, &state.node);
         }
     }
@@ -180,7 +211,7 @@ fn large(many: u16, versions: &[u16]) -> Arc<Service> {
         address: [10, 1, (number >> 8) as u8, number as u8].into(),
         ..endpoint(0, versions.contains(&number).into())
     });
-    let service = service("web", (80, Vec::new(), false));
+    let service = service("web", (80, Vec::new(), false), 0);
     Service { endpoints: endpoints.collect(), ..Service::clone(&service) }.into()
 }
 
@@ -190,7 +221,7 @@ fn bytes(messages: &[NextStateResponse]) -> usize {
 
 #[test]
 fn a_changed_endpoint_is_sent_alone() {
-    let (feed, mut reader) = (Feed::with_records(7), V1::new(&SELECTIONS[0]));
+    let (feed, mut reader) = (Feed::with_records(7, Arc::default()), V1::new(&selections()[0]));
     publish(&feed, [large(5000, &[])]);
     let full = reader.read(&feed.state(), false);
     assert!(full.len() > 2 && full.iter().all(|message| message.encoded_len() < 80 << 10), "{} messages", full.len());
@@ -225,40 +256,73 @@ fn updates(messages: &[NextStateResponse]) -> Vec<(&str, bool)> {
 
 #[test]
 fn a_service_is_replaced_only_if_removals_may_be_missing() {
-    let (feed, mut reader) = (Feed::with_records(7), V1::new(&SELECTIONS[1]));
-    publish(&feed, [service("a", (1, vec![(1, 0), (2, 0)], false))]);
+    let (feed, mut reader) = (Feed::with_records(7, Arc::default()), V1::new(&selections()[1]));
+    publish(&feed, [service("a", (1, vec![(1, 0), (2, 0)], false), 0)]);
     assert_eq!(updates(&reader.read(&feed.state(), false)), [("a", false)], "a full state");
-    publish(&feed, [service("b", (1, vec![(1, 0)], false))]);
+    publish(&feed, [service("b", (1, vec![(1, 0)], false), 0)]);
     assert_eq!(updates(&reader.read(&feed.state(), false)), [("b", false)], "a new Service");
     let removed = vec![(ServiceKey::new("default", "a"), None)];
     feed.publish(Localized { services: removed, ..Localized::default() });
-    publish(&feed, [service("a", (1, vec![(1, 0)], false))]);
+    publish(&feed, [service("a", (1, vec![(1, 0)], false), 0)]);
     assert_eq!(updates(&reader.read(&feed.state(), false)), [("a", true)], "deleted and created again");
-    publish(&feed, [service("a", (1, vec![(1, 0)], true))]);
+    publish(&feed, [service("a", (1, vec![(1, 0)], true), 0)]);
     assert_eq!(updates(&reader.read(&feed.state(), false)), [("a", true)], "its requirements have changed");
     assert_eq!(reader.reader.withheld().count(), 1);
-    publish(&feed, [service("a", (1, vec![(2, 0)], true))]);
+    publish(&feed, [service("a", (1, vec![(2, 0)], true), 0)]);
     let changes = reader.read(&feed.state(), false);
     assert_eq!(updates(&changes), [("a", false)], "it is still withheld");
     assert!(changes[0].services[0].endpoints.is_empty());
 }
 
 #[test]
-fn annotations_are_sent_only_if_selected() {
-    let feed = Feed::with_records(7);
-    publish(&feed, [service("a", (2, vec![], false))]);
-    let read = |annotations| {
-        let mut reader = V1::new(&Selection { annotations, ..SELECTIONS[0].clone() });
-        reader.read(&feed.state(), false)[0].services[0].service.clone().unwrap().annotations
+fn metadata_and_details_are_sent_only_if_selected() {
+    let feed = Feed::with_records(7, Arc::default());
+    let facts = facts("a", &[endpoint(1, 0)], 1);
+    publish(&feed, [Service { facts, ..Service::clone(&service("a", (2, vec![(1, 0)], false), 0)) }.into()]);
+    let read = |metadata: &[(Metadata, &str)], details| {
+        let metadata = metadata.iter().map(|(kind, key)| (*kind, (*key).into())).collect();
+        let mut reader = V1::new(&Selection { metadata, details, ..Selection::default() });
+        let mut answer = reader.read(&feed.state(), false);
+        let update = answer.remove(0).services.remove(0);
+        let service = update.service.unwrap();
+        let texts = |map: BTreeMap<String, String>| map.into_iter().map(|(key, value)| format!("{key}={value}"));
+        let texts: Vec<_> = texts(service.labels).chain(texts(service.annotations)).collect();
+        (service.uid, texts.join(" "), update.endpoints[0].details.as_ref().map(|details| details.node_name.clone()))
     };
-    assert!(read([false, true]).is_empty());
-    assert_eq!(read([true, false]), [("localnet.dev/ipvs-scheduler".to_owned(), "mh".to_owned())].into());
+    let uid = "uid of a".to_owned();
+    assert_eq!(read(&[], false), (uid.clone(), String::new(), None));
+    let note = (Metadata::Annotation, "note");
+    assert_eq!(read(&[(Metadata::Label, "note"), note], false), (uid.clone(), "note=1".to_owned(), None));
+    let scheduler = (Metadata::Annotation, "localnet.dev/ipvs-scheduler");
+    let all = read(&[(Metadata::Label, "app"), note, scheduler], true);
+    assert_eq!(all, (uid, "app=a localnet.dev/ipvs-scheduler=mh note=1".to_owned(), Some("node-1".to_owned())));
+}
+
+/// Readers of `localnetv1` do not get facts, so for them the Service does not change.
+#[test]
+fn a_change_of_the_facts_alone_reaches_the_readers_of_the_draft() {
+    let (feed, mut reader) = (Feed::with_records(7, Arc::default()), V1::new(&selections()[0]));
+    let version = (1, vec![(1, 0), (2, 0)], false);
+    publish(&feed, [service("a", version.clone(), 1)]);
+    reader.read(&feed.state(), false);
+    publish(&feed, [service("a", version.clone(), 1)]);
+    assert_eq!(feed.state().revision().rev, 1, "nothing has changed");
+    let digest = feed.state().digest();
+    publish(&feed, [service("a", version.clone(), 2)]);
+    assert_eq!((feed.state().revision().rev, feed.state().digest()), (2, digest));
+    reader.read(&feed.state(), false);
+    assert_eq!(reader.state.services.into_values().next(), Some(service("a", version, 2)));
+
+    let old = Feed::new(7);
+    publish(&old, [service("a", (1, vec![], false), 1)]);
+    publish(&old, [service("a", (1, vec![], false), 2)]);
+    assert_eq!(old.state().revision().rev, 1, "a brain without the draft makes no revision");
 }
 
 #[test]
 fn a_feed_that_keeps_no_records_has_no_messages() {
     let feed = Feed::new(7);
-    publish(&feed, [service("a", (1, vec![], false))]);
-    assert!(!feed.keeps_records());
+    publish(&feed, [service("a", (1, vec![], false), 0)]);
+    assert!(feed.published().is_none());
     assert!(feed.state().messages(None, Selection::default(), Default::default()).is_none());
 }

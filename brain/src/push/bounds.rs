@@ -324,6 +324,7 @@ fn slices(pushed: &PushedService, key: &ServiceKey, found: &mut Found<'_>) -> Ve
             conditions,
             zone_hints: [].into(),
             node_hints: [].into(),
+            target: None,
         });
     }
     let slice = |(position, ((family, names), endpoints)): (usize, (Shape<'_>, Vec<SliceEndpoint>))| {

@@ -52,7 +52,7 @@ impl Routes {
         stalls: Stalls,
         stop: CancellationToken,
     ) -> Self {
-        let draft = state.views.own().feed().keeps_records();
+        let draft = state.views.own().feed().published().is_some();
         let reflection = || {
             let services = tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(DESCRIPTORS)

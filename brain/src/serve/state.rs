@@ -11,7 +11,7 @@ use futures::{TryFutureExt as _, TryStreamExt as _};
 use localnet_proto::{
     Revision,
     v1::{
-        ErrorInfo, PUBLISHED,
+        ErrorInfo, Metadata, PUBLISHED,
         wire::{Capability, ErrorReason, NextStateRequest, Reader, ReaderRole},
     },
 };
@@ -26,6 +26,7 @@ use crate::{
     feed::{Selection, State},
     views::{Refused, Views},
 };
+use localnet_cluster::objects::Publish;
 
 /// Maximum size of a request, in bytes: 64 keys of at most 317 bytes, and some more.
 const LARGEST_REQUEST: usize = 32 << 10;
@@ -56,8 +57,10 @@ impl NextState {
     }
 
     async fn answer(self, request: NextStateRequest) -> Result<Messages, Status> {
-        let selection = selection(&request)?;
-        let reader = self.views.own().feed().metrics().reader();
+        let own = self.views.own();
+        let published = own.feed().published().ok_or_else(|| failed("", "its brain keeps no records"))?;
+        let selection = selection(&request, published)?;
+        let reader = own.feed().metrics().reader();
         let held = token::revision(&request.token, &selection);
         let state = tokio::select! {
             biased;
@@ -110,11 +113,11 @@ impl ServerStreamingService<NextStateRequest> for NextState {
     }
 }
 
-/// What the reader gets.
+/// What the reader gets. Besides the annotations in [`PUBLISHED`], it may select what the operator has published.
 ///
 /// # Errors
 /// Returns `INVALID_REQUEST` or `NOT_PUBLISHED`.
-fn selection(request: &NextStateRequest) -> Result<Selection, Status> {
+fn selection(request: &NextStateRequest, published: &Publish) -> Result<Selection, Status> {
     let reader = request.reader.clone().unwrap_or_default();
     check_reader(&reader)?;
     if request.token.len() > LONGEST_TOKEN {
@@ -124,19 +127,20 @@ fn selection(request: &NextStateRequest) -> Result<Selection, Status> {
     if metadata.label_keys.len() + metadata.annotation_keys.len() > MOST_KEYS {
         return Err(invalid("metadata", "selects more than 64 labels and annotations"));
     }
-    if let Some(key) = metadata.label_keys.first() {
+    if let Some(key) = metadata.label_keys.iter().find(|key| !published.labels.contains(key)) {
         return Err(not_published("metadata.label_keys", key));
     }
-    if let Some(key) = metadata.annotation_keys.iter().find(|key| !PUBLISHED.contains(&key.as_str())) {
+    let is_published = |key: &String| PUBLISHED.contains(&key.as_str()) || published.annotations.contains(key);
+    if let Some(key) = metadata.annotation_keys.iter().find(|key| !is_published(key)) {
         return Err(not_published("metadata.annotation_keys", key));
     }
-    if request.endpoint_details {
-        return Err(not_published("endpoint_details", ""));
-    }
+    let labels = metadata.label_keys.into_iter().map(|key| (Metadata::Label, key.into()));
+    let annotations = metadata.annotation_keys.into_iter().map(|key| (Metadata::Annotation, key.into()));
     Ok(Selection {
         observes: reader.role() == ReaderRole::Observer,
         source_filters: reader.capabilities.contains(&Capability::SourceFilters.into()),
-        annotations: PUBLISHED.map(|name| metadata.annotation_keys.iter().any(|key| key == name)),
+        metadata: labels.chain(annotations).collect(),
+        details: request.endpoint_details,
     })
 }
 
@@ -158,8 +162,7 @@ fn invalid(field: &str, problem: &str) -> Status {
 
 fn not_published(field: &str, key: &str) -> Status {
     let info = ErrorInfo::new(ErrorReason::NotPublished).with("field", field).with("key", key);
-    let key = if key.is_empty() { String::new() } else { format!(" {key:?}") };
-    info.status(format!("{field}{key} is not published by this brain; do not request it"))
+    info.status(format!("{field} {key:?} is not published by this brain; do not request it"))
 }
 
 fn failed(node: &str, error: impl std::fmt::Display) -> Status {
@@ -184,7 +187,8 @@ mod tests {
 
     /// The reason and the metadata with which a request is refused, or what the reader gets.
     fn selected(request: &NextStateRequest) -> Result<Selection, (ErrorReason, Vec<String>)> {
-        selection(request).map_err(|status| {
+        let publish = Publish { labels: vec!["app".to_owned()], annotations: vec!["note".to_owned()] };
+        selection(request, &publish).map_err(|status| {
             let info = ErrorInfo::of(&status).expect("each error has a reason");
             assert_eq!(status.code(), ErrorInfo::code(info.reason));
             (info.reason, info.metadata.into_values().collect())
@@ -195,6 +199,17 @@ mod tests {
         let annotation_keys = keys.iter().map(|key| (*key).to_owned()).collect();
         let metadata = MetadataSelector { annotation_keys, ..MetadataSelector::default() };
         NextStateRequest { metadata: Some(metadata), ..NextStateRequest::default() }
+    }
+
+    fn labels(keys: &[&str]) -> NextStateRequest {
+        let label_keys = keys.iter().map(|key| (*key).to_owned()).collect();
+        let metadata = MetadataSelector { label_keys, ..MetadataSelector::default() };
+        NextStateRequest { metadata: Some(metadata), ..NextStateRequest::default() }
+    }
+
+    fn selected_keys(keys: &[(Metadata, &str)]) -> Selection {
+        let metadata = keys.iter().map(|(kind, key)| (*kind, (*key).into())).collect();
+        Selection { metadata, ..Selection::default() }
     }
 
     #[test]
@@ -208,7 +223,15 @@ mod tests {
             (reader(ReaderRole::Backend, &[0, 99]), Selection::default()),
             (reader(ReaderRole::Backend, &[1]), Selection { source_filters: true, ..Selection::default() }),
             (reader(ReaderRole::Observer, &[]), Selection { observes: true, ..Selection::default() }),
-            (annotations(&["preserve-destination"]), Selection { annotations: [false, true], ..Selection::default() }),
+            (
+                annotations(&["preserve-destination", "note", "note"]),
+                selected_keys(&[(Metadata::Annotation, "note"), (Metadata::Annotation, "preserve-destination")]),
+            ),
+            (labels(&["app"]), selected_keys(&[(Metadata::Label, "app")])),
+            (
+                NextStateRequest { endpoint_details: true, ..NextStateRequest::default() },
+                Selection { details: true, ..Selection::default() },
+            ),
         ];
         for (request, expected) in rows {
             assert_eq!(selected(&request), Ok(expected), "{request:?}");
@@ -222,7 +245,6 @@ mod tests {
             ..NextStateRequest::default()
         };
         assert!(selected(&named(&"a".repeat(63), "1.0 (é)")).is_ok());
-        let labels = MetadataSelector { label_keys: vec!["app".to_owned()], ..MetadataSelector::default() };
         let rows = [
             (named("Nft", ""), ErrorReason::InvalidRequest, "reader.name"),
             (named(&"a".repeat(64), ""), ErrorReason::InvalidRequest, "reader.name"),
@@ -234,16 +256,7 @@ mod tests {
             ),
             (annotations(&["preserve-destination"; 65]), ErrorReason::InvalidRequest, "metadata"),
             (annotations(&["preserve-destination", "x"]), ErrorReason::NotPublished, "metadata.annotation_keys"),
-            (
-                NextStateRequest { metadata: Some(labels), ..NextStateRequest::default() },
-                ErrorReason::NotPublished,
-                "metadata.label_keys",
-            ),
-            (
-                NextStateRequest { endpoint_details: true, ..NextStateRequest::default() },
-                ErrorReason::NotPublished,
-                "endpoint_details",
-            ),
+            (labels(&["note"]), ErrorReason::NotPublished, "metadata.label_keys"),
         ];
         for (request, reason, field) in rows {
             let (found, metadata) = selected(&request).unwrap_err();

@@ -9,7 +9,7 @@ use localnet_brain::{
     reports::Reports,
     serve::{self, Listener, Options, ServerState},
 };
-use localnet_cluster::localize::Localized;
+use localnet_cluster::{localize::Localized, objects::Publish};
 use localnet_proto::{
     Address, Node, Port, Revision, Service, ServiceKey, Update,
     decode::Assembler,
@@ -71,9 +71,14 @@ impl Server {
 
     /// A server that also serves the draft of `localnet.v1`.
     pub(crate) async fn draft() -> Self {
+        Self::publishing(Publish::default()).await
+    }
+
+    /// The same, with labels and annotations that readers may select.
+    pub(crate) async fn publishing(publish: Publish) -> Self {
         let folder = TempDir::new().unwrap();
         let address = Address::Unix(folder.path().join("brain.sock"));
-        Self::start(address, &Options::default(), folder, Feed::with_records(INSTANCE)).await
+        Self::start(address, &Options::default(), folder, Feed::with_records(INSTANCE, publish.into())).await
     }
 
     pub(crate) async fn tcp(options: &Options) -> Self {

@@ -1,12 +1,14 @@
 //! Tests of `StateService.NextState` of the draft `localnet.v1`: what it answers, and when.
 
 use futures::FutureExt as _;
+use localnet_cluster::objects::Publish;
 use localnet_proto::{
-    Change, Revision, Service, ServiceKey, Snapshot, SourceFilter, Update,
+    Change, Endpoint, EndpointPort, Facts, Origin, Revision, Scopes, Service, ServiceKey, Snapshot, SourceFilter,
+    Update,
     v1::{
         Answer, ErrorInfo, Reader,
         wire::{
-            self, Capability, ErrorReason, NextStateRequest, NextStateResponse,
+            self, Capability, ErrorReason, MetadataSelector, NextStateRequest, NextStateResponse,
             state_service_client::StateServiceClient,
         },
     },
@@ -147,15 +149,47 @@ async fn errors_have_reasons() {
     let own = NextStateRequest { node_name: "node-a".to_owned(), ..client.request() };
     assert_eq!(client.answered(own).await.unwrap(), full(&server));
 
-    let details = NextStateRequest { endpoint_details: true, ..NextStateRequest::default() };
-    let expected = ErrorInfo::new(ErrorReason::NotPublished).with("field", "endpoint_details").with("key", "");
-    assert_eq!(refused(&mut client, details).await, (Code::PermissionDenied, expected));
+    let metadata = MetadataSelector { label_keys: vec!["app".to_owned()], ..MetadataSelector::default() };
+    let labels = NextStateRequest { metadata: Some(metadata), ..NextStateRequest::default() };
+    let expected = ErrorInfo::new(ErrorReason::NotPublished).with("field", "metadata.label_keys").with("key", "app");
+    assert_eq!(refused(&mut client, labels).await, (Code::PermissionDenied, expected));
 
     let waiting = client.call(client.request()).await.unwrap();
     server.begin_shutdown();
     let status = collected(waiting).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(ErrorInfo::of(&status), Some(ErrorInfo::new(ErrorReason::ShuttingDown)));
+    server.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_reader_gets_the_metadata_and_details_that_it_selects() {
+    let server = Server::publishing(Publish { labels: vec!["app".to_owned()], annotations: Vec::new() }).await;
+    let mut web = Service::clone(&service("a", 1, 0));
+    let port = EndpointPort { name: "".into(), port: 8080 };
+    let place = ([10, 1, 0, 1].into(), port.clone());
+    web.endpoints = vec![Endpoint {
+        address: place.0,
+        ports: vec![port],
+        local: false,
+        hostname: None,
+        scopes: Scopes { internal: true, ..Scopes::default() },
+        weight: None,
+    }];
+    let origin = Origin { node: "node-b".into(), ..Origin::default() };
+    let labels = [("app".into(), "web".into())].into();
+    let facts = Facts { uid: "1".into(), labels, origins: [(place, origin)].into(), ..Facts::default() };
+    web.facts = facts.known();
+    server.feed.publish(applied([web.clone().into()]));
+    let metadata = MetadataSelector { label_keys: vec!["app".to_owned()], ..MetadataSelector::default() };
+    let mut client = Client::of(&server).await;
+    let selected = NextStateRequest { metadata: Some(metadata), endpoint_details: true, ..client.request() };
+    let Update::Full(state) = client.answered(selected).await.unwrap() else { panic!("no token") };
+    assert_eq!(*state.services[&web.key], web);
+    let mut client = Client::of(&server).await;
+    let Update::Full(state) = client.read().await else { panic!("no token") };
+    let facts = Facts { uid: "1".into(), ..Facts::default() }.known();
+    assert_eq!(*state.services[&web.key], Service { facts, ..web });
     server.shutdown().await;
 }
 

@@ -37,6 +37,8 @@ pub(super) struct Candidate<'a> {
     pub(super) hostname: Option<&'a Arc<str>>,
     pub(super) zone_hints: &'a [Arc<str>],
     pub(super) node_hints: &'a [Arc<str>],
+    /// The endpoint in its slice.
+    pub(super) of: &'a SliceEndpoint,
     /// The share of new connections relative to other endpoints; 0 if the endpoint gets none as long as others may get them.
     pub(super) weight: u32,
     /// The slice and the position in it, to choose between duplicates.
@@ -105,6 +107,7 @@ pub(super) fn merge<'a>(
                 hostname: endpoint.hostname.as_ref(),
                 zone_hints: &endpoint.zone_hints,
                 node_hints: &endpoint.node_hints,
+                of: endpoint,
                 weight: of_slice * weights.of_zone(endpoint),
                 source: (&*slice.name, Reverse(position)),
             };

@@ -13,6 +13,7 @@
 mod candidates;
 mod categorize;
 mod endpoints;
+mod facts;
 mod front;
 mod health;
 mod node;
@@ -162,6 +163,7 @@ pub fn service<'a>(
     };
     let policy = Policy::of(object);
     let (ports, endpoints) = endpoints::endpoints(ports, &families, &front, policy, &candidates, here);
+    let facts = facts::facts(object, &ports, &endpoints, &candidates);
     let service = Service {
         key: object.key(),
         kind: object.kind.as_str().to_owned(),
@@ -178,6 +180,7 @@ pub fn service<'a>(
         preserve_destination: object.preserve_destination,
         close_after: close_after(object, &mut skips),
         hash: hash(object, &mut skips),
+        facts,
         endpoints,
     };
     if let Some(bytes) = encode::too_large(&service) {

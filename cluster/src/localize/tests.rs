@@ -489,7 +489,7 @@ mod any_object {
             zone in prop::option::of(prop_oneof!["zone-a", "zone-b"].prop_map(Into::into)),
         ) -> SliceEndpoint {
             let conditions = Conditions { ready, serving, terminating };
-            SliceEndpoint { address, hostname: None, node, zone, conditions, zone_hints, node_hints }
+            SliceEndpoint { address, hostname: None, node, zone, conditions, zone_hints, node_hints, target: None }
         }
     }
 

@@ -7,6 +7,7 @@
 mod address;
 mod conditions;
 mod event;
+mod publish;
 pub mod reduce;
 
 use std::{
@@ -17,10 +18,11 @@ use std::{
 
 use ipnet::IpNet;
 use localnet_core::Diagnostic;
-use localnet_proto::{Affinity, Family, HashBy, ServiceKey};
+use localnet_proto::{Affinity, Facts, Family, HashBy, ServiceKey, TargetRef};
 
 pub use conditions::Conditions;
 pub use event::{Event, Kind, Object};
+pub use publish::Publish;
 
 /// Annotations of a Service that kube-proxy does not know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -107,6 +109,9 @@ pub struct ServiceObject {
     pub preserve_destination: bool,
     /// Annotations that kube-proxy does not know. `None` if there are none.
     pub extensions: Option<Box<Extensions>>,
+    /// What only readers of the draft `localnet.v1` get, without the origins of endpoints. `None` if the brain does not serve
+    /// them.
+    pub facts: Option<Arc<Facts>>,
     /// `metadata.resourceVersion`, if it is a number. Only the history of changes uses it, and it is not part of the object's
     /// content.
     pub version: Option<NonZeroU64>,
@@ -198,6 +203,8 @@ pub struct SliceEndpoint {
     pub zone_hints: Box<[Arc<str>]>,
     /// `hints.forNodes`.
     pub node_hints: Box<[Arc<str>]>,
+    /// `targetRef`. `None` if the brain does not serve readers of the draft `localnet.v1`, who alone get it.
+    pub target: Option<Arc<TargetRef>>,
 }
 
 /// A Node.

@@ -27,8 +27,8 @@ use k8s_openapi::{
 use localnet_proto::{Affinity, Family, HashBy, Protocol};
 
 use super::{
-    Extensions, NodeObject, Parsed, ServiceCidrObject, ServiceObject, ServicePort, ServiceType, SliceEndpoint,
-    SliceObject, SlicePort, address,
+    Extensions, NodeObject, Parsed, Publish, ServiceCidrObject, ServiceObject, ServicePort, ServiceType, SliceEndpoint,
+    SliceObject, SlicePort, address, publish,
 };
 
 /// Label of a Service that another proxy serves instead of the ordinary service proxy. The value is the other proxy's name.
@@ -66,6 +66,23 @@ const MOST_SHOWN: usize = 100;
 /// The default timeout of session affinity in the API server.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 
+/// Reduces a Service, but keeps what `publish` lets readers of the draft `localnet.v1` ask for.
+pub fn service(service: Service, publish: Option<&Publish>) -> ServiceObject {
+    let facts = publish.map(|publish| publish.facts(&service).into());
+    ServiceObject { facts, ..service.into() }
+}
+
+/// Reduces an EndpointSlice, but keeps the objects behind its endpoints if there is `publish`.
+pub fn slice(mut slice: EndpointSlice, publish: Option<&Publish>) -> SliceObject {
+    let endpoints = slice.endpoints.iter_mut().flatten();
+    let targets: Vec<_> = endpoints.map(|endpoint| endpoint.target_ref.take().filter(|_| publish.is_some())).collect();
+    let mut slice = SliceObject::from(slice);
+    for (endpoint, target) in slice.endpoints.iter_mut().zip(targets) {
+        endpoint.target = target.map(publish::target);
+    }
+    slice
+}
+
 impl From<Service> for ServiceObject {
     fn from(service: Service) -> Self {
         let spec = service.spec.unwrap_or_default();
@@ -102,6 +119,7 @@ impl From<Service> for ServiceObject {
                 annotations.get(PRESERVE_DESTINATION).is_some_and(|value| value == "true")
             }),
             extensions: extensions(service.metadata.annotations.as_ref()),
+            facts: None,
             ports: spec.ports.into_iter().flatten().map(Into::into).collect(),
         }
     }
@@ -239,6 +257,7 @@ impl From<Endpoint> for SliceEndpoint {
             conditions: endpoint.conditions.unwrap_or_default().into(),
             zone_hints: hints.for_zones.into_iter().flatten().map(|zone| zone.name.into()).collect(),
             node_hints: hints.for_nodes.into_iter().flatten().map(|node| node.name.into()).collect(),
+            target: None,
         }
     }
 }

@@ -3,14 +3,14 @@
 //! The wire format only grows, so a newer brain may send values that this reader does not know. The comments in the proto files say
 //! what each of them means to such a reader.
 
-use std::{fmt::Display, net::IpAddr, str::FromStr};
+use std::{collections::BTreeMap, fmt::Display, net::IpAddr, str::FromStr, sync::Arc};
 
 use super::{EndpointKey, PUBLISHED, wire};
 use crate::{
     convert::{DecodeError, Names, service_error},
     model::{
-        Affinity, Endpoint, EndpointPort, Family, HashBy, Node, Port, Protocol, Revision, Scopes, Service, ServiceKey,
-        SourceFilter, Verdict, WhenEmpty,
+        Affinity, Endpoint, EndpointPort, Facts, Family, HashBy, Node, Origin, Port, Protocol, Revision, Scopes,
+        Service, ServiceKey, SourceFilter, TargetRef, Verdict, WhenEmpty,
     },
 };
 
@@ -53,7 +53,7 @@ pub fn service_key(key: Option<&wire::ServiceKey>) -> Result<ServiceKey, DecodeE
     Ok(ServiceKey::new(&*key.namespace, &*key.name))
 }
 
-/// The Service of a record, without endpoints.
+/// The Service of a record, without endpoints and their origins.
 ///
 /// # Errors
 /// Returns an error if a field has an invalid value.
@@ -85,7 +85,20 @@ pub(super) fn service(key: &ServiceKey, record: &wire::Service, names: &mut Name
         close_after: record.close_connections_after_seconds,
         hash: hash(record.hash),
         endpoints: Vec::new(),
+        facts: facts(record, names).known(),
     })
+}
+
+fn facts(record: &wire::Service, names: &mut Names) -> Facts {
+    let protocols = record.ports.iter().filter(|port| !port.app_protocol.is_empty());
+    let annotations = record.annotations.iter().filter(|(key, _)| !PUBLISHED.contains(&key.as_str()));
+    Facts {
+        uid: record.uid.as_str().into(),
+        app_protocols: protocols.map(|port| (names.shared(&port.name), names.shared(&port.app_protocol))).collect(),
+        labels: record.labels.iter().map(|(key, value)| (names.shared(key), value.as_str().into())).collect(),
+        annotations: annotations.map(|(key, value)| (names.shared(key), value.as_str().into())).collect(),
+        origins: BTreeMap::new(),
+    }
 }
 
 /// The key of an endpoint.
@@ -120,6 +133,18 @@ pub(super) fn endpoint(
         weight: Endpoint::weighing(record.weight.unwrap_or(1)),
     };
     Ok((key, endpoint))
+}
+
+/// Where an endpoint comes from. The default if the record has no details.
+pub(super) fn origin(record: &wire::Endpoint, names: &mut Names) -> Origin {
+    let Some(details) = &record.details else { return Origin::default() };
+    let target = details.target_ref.as_ref().map(|target| TargetRef {
+        kind: target.kind.as_str().into(),
+        namespace: target.namespace.as_str().into(),
+        name: target.name.as_str().into(),
+        uid: target.uid.as_str().into(),
+    });
+    Origin { node: names.shared(&details.node_name), zone: names.shared(&details.zone), target: target.map(Arc::new) }
 }
 
 pub(super) fn answer_error(field: &'static str, problem: impl Display) -> DecodeError {

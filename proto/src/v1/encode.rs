@@ -1,18 +1,21 @@
 //! Encodes records: model → wire.
 //!
-//! A record begins with its digest: the hash of its key and its content, and of the annotations that a reader may select. The
-//! digest of a state is the sum of the digests of its records, whatever a reader has selected.
+//! A record begins with its digest: the hash of its key and its content, and of everything that a reader may select. The digest of
+//! a state is the sum of the digests of its records, whatever a reader has selected.
 
-use std::{collections::BTreeMap, hash::Hasher as _, num::NonZeroU32};
+use std::{collections::BTreeMap, hash::Hasher as _, num::NonZeroU32, sync::Arc};
 
 use bytes::Bytes;
 use prost::Message;
 use twox_hash::XxHash64;
 
-use super::{EndpointKey, PUBLISHED, Record, wire};
+use super::{EndpointKey, Metadata, PUBLISHED, Record, wire};
 use crate::{
     digest::Digest,
-    model::{Endpoint, HashBy, Node, Port, Protocol, Scopes, Service, ServiceKey, Snapshot, Verdict, WhenEmpty},
+    model::{
+        Endpoint, EndpointPort, Facts, HashBy, Node, Origin, Port, Protocol, Scopes, Service, ServiceKey, Snapshot,
+        Verdict, WhenEmpty,
+    },
 };
 
 /// The key of the field `digest` in each record: number 1, 64 bits. Eight bytes follow.
@@ -21,13 +24,34 @@ const DIGEST: u8 = 1 << 3 | 1;
 /// The record of a Service without its endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The record without annotations.
+    /// The record without labels and annotations.
     pub record: Record,
     /// What a reader must understand to serve the Service; sorted.
     pub requires: Vec<wire::Capability>,
-    /// The annotations that a reader may select, in the order of [`PUBLISHED`]: bytes to append to the record. Empty if the
-    /// Service lacks the annotation.
-    pub annotations: [Bytes; PUBLISHED.len()],
+    /// The labels and annotations that a reader may select, sorted.
+    pub selectable: Box<[Selectable]>,
+}
+
+/// A label or an annotation that a reader may select.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selectable {
+    /// Whether it is a label or an annotation.
+    pub kind: Metadata,
+    /// The key.
+    pub key: Arc<str>,
+    /// The bytes to append to the record.
+    pub bytes: Bytes,
+}
+
+/// The record of an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tail {
+    /// Identifies the endpoint.
+    pub key: EndpointKey,
+    /// The record without details.
+    pub record: Record,
+    /// The details that a reader may select: bytes to append to the record. Empty if there are none.
+    pub details: Bytes,
 }
 
 /// The record of the facts about the node.
@@ -41,24 +65,19 @@ pub fn node(node: &Node) -> Record {
         service_cidrs: text(&node.service_cidrs),
         ..Default::default()
     };
-    record(None, &content, &[])
+    record(None, &content, [])
 }
 
 /// The record of a Service without its endpoints.
 pub fn head(service: &Service) -> Head {
-    let values = [service.ipvs_scheduler.as_deref(), service.preserve_destination.then_some("true")];
-    let mut annotations = PUBLISHED.map(|_| Bytes::new());
-    for ((bytes, name), value) in annotations.iter_mut().zip(PUBLISHED).zip(values) {
-        let Some(value) = value else { continue };
-        let annotations = BTreeMap::from([(name.to_owned(), value.to_owned())]);
-        *bytes = wire::Service { annotations, ..Default::default() }.encode_to_vec().into();
-    }
     let requires = requires(service);
+    let facts = service.facts.as_deref();
     let content = wire::Service {
+        uid: facts.map_or(String::new(), |facts| facts.uid.to_string()),
         r#type: kind(&service.kind).into(),
         requires: requires.iter().map(|capability| (*capability).into()).collect(),
         addresses: addresses(service),
-        ports: service.ports.iter().map(port).collect(),
+        ports: service.ports.iter().map(|of| port(of, facts)).collect(),
         internal_policy: policy(service.internal_traffic_to_local).into(),
         external_policy: policy(service.external_traffic_to_local).into(),
         client_ip_affinity: service
@@ -70,17 +89,43 @@ pub fn head(service: &Service) -> Head {
         source_filters: service.source_filters.iter().map(filter).collect(),
         ..Default::default()
     };
-    Head { record: record(Some(&service.key), &content, &annotations), requires, annotations }
+    let selectable = selectable(service);
+    let record = record(Some(&service.key), &content, selectable.iter().map(|of| &of.bytes));
+    Head { record, requires, selectable }
+}
+
+/// The labels and annotations of a Service that a reader may select, sorted.
+fn selectable(service: &Service) -> Box<[Selectable]> {
+    let mut all: BTreeMap<(Metadata, Arc<str>), &str> = BTreeMap::new();
+    if let Some(facts) = &service.facts {
+        let labels = facts.labels.iter().map(|label| (Metadata::Label, label));
+        let annotations = facts.annotations.iter().map(|annotation| (Metadata::Annotation, annotation));
+        all.extend(labels.chain(annotations).map(|(kind, (key, value))| ((kind, Arc::clone(key)), &**value)));
+    }
+    let values = [service.ipvs_scheduler.as_deref(), service.preserve_destination.then_some("true")];
+    let always = PUBLISHED.into_iter().zip(values);
+    all.extend(always.filter_map(|(key, value)| Some(((Metadata::Annotation, key.into()), value?))));
+    let encoded = all.into_iter().map(|((kind, key), value)| {
+        let one = BTreeMap::from([(key.to_string(), value.to_owned())]);
+        let service = match kind {
+            Metadata::Label => wire::Service { labels: one, ..Default::default() },
+            Metadata::Annotation => wire::Service { annotations: one, ..Default::default() },
+        };
+        Selectable { kind, key, bytes: service.encode_to_vec().into() }
+    });
+    encoded.collect()
 }
 
 /// The records of a Service's endpoints, sorted by key. The endpoints of the Service must be sorted.
-pub fn endpoints(service: &Service) -> impl Iterator<Item = (EndpointKey, Record)> {
+pub fn endpoints(service: &Service) -> impl Iterator<Item = Tail> {
     let mut last: Option<EndpointKey> = None;
     service.endpoints.iter().map(move |endpoint| {
         let same = last.filter(|last| last.address == endpoint.address);
         let key = EndpointKey { address: endpoint.address, ordinal: same.map_or(0, |last| last.ordinal + 1) };
         last = Some(key);
-        (key, record(Some(&service.key), &content(endpoint, key), &[]))
+        let details = details(service.facts.as_deref(), endpoint);
+        let record = record(Some(&service.key), &content(endpoint, key), [&details]);
+        Tail { key, record, details }
     })
 }
 
@@ -101,12 +146,16 @@ pub fn withheld(head: &Record, sum: Digest) -> Bytes {
 /// The digest of a whole state: the sum of the digests of its records.
 pub fn digest(state: &Snapshot) -> Digest {
     let of = |service: &Service| {
-        endpoints(service).fold(head(service).record.digest, |sum, (_, endpoint)| sum.and(endpoint.digest))
+        endpoints(service).fold(head(service).record.digest, |sum, endpoint| sum.and(endpoint.record.digest))
     };
     state.services.values().fold(node(&state.node).digest, |sum, service| sum.and(of(service)))
 }
 
-fn record(key: Option<&ServiceKey>, content: &impl Message, published: &[Bytes]) -> Record {
+fn record<'a>(
+    key: Option<&ServiceKey>,
+    content: &impl Message,
+    selectable: impl IntoIterator<Item = &'a Bytes>,
+) -> Record {
     let content = content.encode_to_vec();
     let mut hash = XxHash64::with_seed(0);
     for name in key.iter().flat_map(|key| [&key.namespace, &key.name]) {
@@ -115,7 +164,7 @@ fn record(key: Option<&ServiceKey>, content: &impl Message, published: &[Bytes])
         hash.write_u8(b'/');
     }
     hash.write(&content);
-    published.iter().for_each(|annotation| hash.write(annotation));
+    selectable.into_iter().for_each(|bytes| hash.write(bytes));
     let digest = Digest(hash.finish());
     let bytes = [&[DIGEST][..], &digest.0.to_le_bytes(), &content].concat().into();
     Record { digest, bytes }
@@ -168,7 +217,7 @@ fn filter(filter: &crate::model::SourceFilter) -> wire::SourceFilter {
     }
 }
 
-fn port(port: &Port) -> wire::ServicePort {
+fn port(port: &Port, facts: Option<&Facts>) -> wire::ServicePort {
     let protocol = match port.protocol {
         Protocol::Tcp => wire::Protocol::Tcp,
         Protocol::Udp => wire::Protocol::Udp,
@@ -179,9 +228,11 @@ fn port(port: &Port) -> wire::ServicePort {
         protocol: protocol.into(),
         number: port.port.into(),
         node_port: port.node_port.map_or(0, u32::from),
+        app_protocol: facts
+            .and_then(|facts| facts.app_protocols.get(&port.name))
+            .map_or(String::new(), ToString::to_string),
         when_empty_ipv4: when_empty(port.when_empty_v4),
         when_empty_ipv6: when_empty(port.when_empty_v6),
-        ..Default::default()
     }
 }
 
@@ -195,10 +246,7 @@ fn when_empty(when_empty: WhenEmpty) -> Option<wire::WhenEmpty> {
 }
 
 fn content(endpoint: &Endpoint, key: EndpointKey) -> wire::Endpoint {
-    let port = |port: &crate::model::EndpointPort| wire::EndpointPort {
-        name: port.name.to_string(),
-        number: port.port.into(),
-    };
+    let port = |port: &EndpointPort| wire::EndpointPort { name: port.name.to_string(), number: port.port.into() };
     wire::Endpoint {
         address: key.address.to_string(),
         ordinal: key.ordinal,
@@ -209,6 +257,25 @@ fn content(endpoint: &Endpoint, key: EndpointKey) -> wire::Endpoint {
         weight: endpoint.weight.map(NonZeroU32::get),
         ..Default::default()
     }
+}
+
+/// The details of an endpoint: what the origins of its ports agree on.
+fn details(facts: Option<&Facts>, endpoint: &Endpoint) -> Bytes {
+    let origin = |port| facts?.origins.get(&(endpoint.address, EndpointPort::clone(port)));
+    let known = endpoint.ports.iter().map(|port| origin(port).cloned().unwrap_or_default());
+    let origin = known.reduce(|common, other| common.common(&other)).unwrap_or_default();
+    if origin == Origin::default() {
+        return Bytes::new();
+    }
+    let target_ref = origin.target.map(|target| wire::TargetRef {
+        kind: target.kind.to_string(),
+        namespace: target.namespace.to_string(),
+        name: target.name.to_string(),
+        uid: target.uid.to_string(),
+    });
+    let details =
+        wire::EndpointDetails { node_name: origin.node.to_string(), zone: origin.zone.to_string(), target_ref };
+    wire::Endpoint { details: Some(details), ..Default::default() }.encode_to_vec().into()
 }
 
 fn scopes(Scopes { internal, external, short_circuit, established }: Scopes) -> Vec<i32> {

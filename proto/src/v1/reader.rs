@@ -9,7 +9,7 @@ use super::{EndpointKey, decode, wire};
 use crate::{
     convert::{DecodeError, Names},
     digest::Digest,
-    model::{Endpoint, Node, Service, ServiceKey, Snapshot},
+    model::{Endpoint, Facts, Node, Origin, Service, ServiceKey, Snapshot},
     update::{Change, Update},
 };
 
@@ -36,22 +36,34 @@ pub struct Reader {
 
 #[derive(Clone, Debug)]
 struct Held {
-    /// The Service without its endpoints.
+    /// The Service without its endpoints and their origins.
     service: Service,
     withheld: bool,
     digest: Digest,
-    endpoints: BTreeMap<EndpointKey, (Endpoint, Digest)>,
+    endpoints: BTreeMap<EndpointKey, HeldEndpoint>,
+}
+
+#[derive(Clone, Debug)]
+struct HeldEndpoint {
+    endpoint: Endpoint,
+    digest: Digest,
+    origin: Origin,
 }
 
 impl Held {
     /// The sum of the digests of the Service and its endpoints.
     fn sum(&self) -> Digest {
-        self.endpoints.values().fold(self.digest, |sum, (_, digest)| sum.and(*digest))
+        self.endpoints.values().fold(self.digest, |sum, endpoint| sum.and(endpoint.digest))
     }
 
     fn whole(&self) -> Service {
-        let endpoints = self.endpoints.values().map(|(endpoint, _)| endpoint.clone()).collect();
-        Service { endpoints, ..self.service.clone() }
+        let endpoints = self.endpoints.values().map(|held| held.endpoint.clone()).collect();
+        let known = self.endpoints.values().filter(|held| held.origin != Origin::default());
+        let origins = known.flat_map(|HeldEndpoint { endpoint, origin, .. }| {
+            endpoint.ports.iter().map(|port| ((endpoint.address, port.clone()), origin.clone()))
+        });
+        let facts = Facts { origins: origins.collect(), ..self.service.facts.as_deref().cloned().unwrap_or_default() };
+        Service { endpoints, facts: facts.known(), ..self.service.clone() }
     }
 }
 
@@ -176,15 +188,18 @@ impl Reader {
         let mut digest = self.digest;
         for gone in &update.removed_endpoints {
             let gone = decode::endpoint_key(&key, &gone.address, gone.ordinal)?;
-            if let Some((_, before)) = held.endpoints.remove(&gone) {
-                digest = digest.without(before);
+            if let Some(before) = held.endpoints.remove(&gone) {
+                digest = digest.without(before.digest);
             }
         }
         for record in &update.endpoints {
             let (name, endpoint) = decode::endpoint(&key, record, &mut self.names)?;
-            let now = Digest(record.digest);
-            let before = held.endpoints.insert(name, (endpoint, now));
-            digest = digest.without(before.map_or(Digest::default(), |(_, digest)| digest)).and(now);
+            let origin = decode::origin(record, &mut self.names);
+            let now = HeldEndpoint { endpoint, digest: Digest(record.digest), origin };
+            digest = digest.and(now.digest);
+            if let Some(before) = held.endpoints.insert(name, now) {
+                digest = digest.without(before.digest);
+            }
         }
         self.digest = digest;
         Ok(key)

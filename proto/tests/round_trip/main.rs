@@ -95,6 +95,7 @@ fn service() -> impl Strategy<Value = Service> {
                 .and_then(|seconds| [None, Some(HashBy::Source), Some(HashBy::Connection)][seconds as usize % 3]),
             ipvs_scheduler: options.4,
             endpoints,
+            facts: None,
         },
     )
 }

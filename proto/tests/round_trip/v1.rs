@@ -1,12 +1,13 @@
 //! Records of the draft `localnet.v1`.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use localnet_proto::{
-    Change, Revision, Service, ServiceKey, Snapshot, SourceFilter, Update,
+    Change, Endpoint, EndpointPort, Facts, Origin, Revision, Service, ServiceKey, Snapshot, SourceFilter, TargetRef,
+    Update,
     v1::{
         Answer, Reader, Rejected,
-        encode::{self, Head},
+        encode::{self, Head, Tail},
         wire::{
             self, AddressKind, Begin, Capability, Commit, NextStateResponse, ServiceAddress, ServicePort, ServiceUpdate,
         },
@@ -17,14 +18,44 @@ use prost::Message as _;
 
 use crate::snapshot;
 
-/// The record of a Service with all annotations.
-fn service_record(Head { record, annotations, .. }: &Head) -> wire::Service {
-    let parts: Vec<&[u8]> = std::iter::once(&record.bytes).chain(annotations).map(|bytes| &bytes[..]).collect();
+/// The record of a Service with all labels and annotations.
+fn service_record(Head { record, selectable, .. }: &Head) -> wire::Service {
+    let selectable = selectable.iter().map(|of| &of.bytes);
+    let parts: Vec<&[u8]> = std::iter::once(&record.bytes).chain(selectable).map(|bytes| &bytes[..]).collect();
     wire::Service::decode(&*parts.concat()).unwrap()
 }
 
+/// The record of an endpoint with its details.
+fn endpoint_record(Tail { record, details, .. }: Tail) -> wire::Endpoint {
+    wire::Endpoint::decode(&*[record.bytes, details].concat()).unwrap()
+}
+
+/// The state with facts about each Service.
+fn with_facts(mut state: Snapshot) -> Snapshot {
+    for service in state.services.values_mut().map(Arc::make_mut) {
+        let origin = |address: IpAddr| {
+            let target = TargetRef { kind: "Pod".into(), name: address.to_string().into(), ..TargetRef::default() };
+            let zone = if address.is_ipv4() { "a".into() } else { "".into() };
+            Origin { node: "node-b".into(), zone, target: address.is_ipv4().then(|| target.into()) }
+        };
+        let places = service
+            .endpoints
+            .iter()
+            .flat_map(|endpoint| endpoint.ports.iter().map(move |port| (endpoint.address, port.clone())));
+        let facts = Facts {
+            uid: format!("uid of {}", service.key).into(),
+            app_protocols: service.ports.iter().take(1).map(|port| (port.name.clone(), "h2c".into())).collect(),
+            labels: [("app".into(), "".into()), ("tier".into(), service.key.name.clone())].into(),
+            annotations: [("app".into(), "web".into())].into(),
+            origins: places.map(|place| (place.clone(), origin(place.0))).collect(),
+        };
+        service.facts = facts.known();
+    }
+    state
+}
+
 fn update(service: &Service) -> ServiceUpdate {
-    let endpoints = encode::endpoints(service).map(|(_, record)| wire::Endpoint::decode(record.bytes).unwrap());
+    let endpoints = encode::endpoints(service).map(endpoint_record);
     ServiceUpdate {
         key: Some(key(&service.key)),
         service: Some(service_record(&encode::head(service))),
@@ -67,7 +98,7 @@ fn accepted(
 
 proptest! {
     #[test]
-    fn full_states_round_trip(snapshot in snapshot()) {
+    fn full_states_round_trip(snapshot in snapshot().prop_map(with_facts)) {
         let mut reader = Reader::default();
         let update = accepted(&mut reader, full(&snapshot));
         prop_assert_eq!(update, Ok(Some(Update::Full(snapshot.clone()))));
@@ -160,6 +191,32 @@ fn replace_discards_the_endpoints_of_a_service() {
     assert_eq!(accepted(&mut reader, [message]), Ok(Some(expected)));
 }
 
+/// Two Pods in the node's network may serve different ports of one address.
+#[test]
+fn an_endpoint_has_the_details_on_which_its_ports_agree() {
+    let port = |number: u16| EndpointPort { name: number.to_string().into(), port: number };
+    let address: IpAddr = [10, 1, 0, 1].into();
+    let origin = |pod: &str| {
+        let target = TargetRef { name: pod.into(), ..TargetRef::default() };
+        Origin { node: "a".into(), zone: Arc::default(), target: Some(target.into()) }
+    };
+    let details = |origins: &[(u16, Origin)]| {
+        let origins = origins.iter().map(|(number, origin)| ((address, port(*number)), origin.clone())).collect();
+        let endpoint = Endpoint {
+            ports: vec![port(1), port(2)],
+            ..state().services.into_values().next().unwrap().endpoints[0].clone()
+        };
+        let facts = Facts { origins, ..Facts::default() }.known();
+        let service = Service { endpoints: vec![endpoint], facts, ..Service::default() };
+        let tail = encode::endpoints(&service).next().unwrap();
+        endpoint_record(tail).details.map(|details| (details.node_name, details.target_ref.map(|target| target.name)))
+    };
+    assert_eq!(details(&[]), None);
+    assert_eq!(details(&[(1, origin("x")), (2, origin("x"))]), Some(("a".into(), Some("x".into()))));
+    assert_eq!(details(&[(1, origin("x")), (2, origin("y"))]), Some(("a".into(), None)));
+    assert_eq!(details(&[(2, origin("y"))]), None, "port 1 has no origin");
+}
+
 #[test]
 fn the_error_for_an_invalid_record_names_the_field() {
     let service = |change: &dyn Fn(&mut wire::Service)| {
@@ -221,7 +278,7 @@ fn a_withheld_service_has_the_digests_that_it_replaces() {
     let state = Snapshot { services: [(service.key.clone(), Arc::new(service.clone()))].into(), ..state() };
     let head = encode::head(&service);
     assert_eq!(head.requires, [Capability::SourceFilters]);
-    let sum = encode::endpoints(&service).fold(head.record.digest, |sum, (_, endpoint)| sum.and(endpoint.digest));
+    let sum = encode::endpoints(&service).fold(head.record.digest, |sum, endpoint| sum.and(endpoint.record.digest));
     let withheld = wire::Service::decode(encode::withheld(&head.record, sum)).unwrap();
 
     let mut messages = full(&state);

@@ -33,7 +33,7 @@ use super::{
     problems, reading,
 };
 use crate::stamp::Stamp;
-use localnet_cluster::objects::{Event, Kind, Object, ServiceType};
+use localnet_cluster::objects::{Event, Kind, Object, Publish, ServiceType};
 
 /// If a file changed less than this time before it was read, it is read again even if its stamp is unchanged. The file
 /// may have changed twice within one tick of the clock that stamps it.
@@ -48,6 +48,7 @@ pub(super) struct Contents {
     listed: bool,
     /// The device that contains the path.
     device: Option<u64>,
+    publish: Option<Arc<Publish>>,
 }
 
 /// A file that was read.
@@ -196,6 +197,11 @@ impl News {
 }
 
 impl Contents {
+    /// Nothing was read yet. `publish` is what readers of the draft `localnet.v1` may select.
+    pub(super) fn new(publish: Option<Arc<Publish>>) -> Self {
+        Self { publish, ..Self::default() }
+    }
+
     /// Reads the changes. If any file cannot be read, returns all problems instead. Must be called on a thread of
     /// `super::thread`, because reading needs its large stack.
     pub(super) fn read(&self, path: &Path, now: SystemTime) -> Result<News, Vec<Diagnostic>> {
@@ -265,7 +271,7 @@ impl Contents {
                     return Text { lines_before, ..(*text).clone() };
                 }
                 news.parsed += 1;
-                let reading = reading::read(document, file);
+                let reading = reading::read(document, file, self.publish.as_deref());
                 problems.extend(reading.problems);
                 let ignored = reading.ignored.into_iter().map(|(line, kind)| (line - lines_before, kind)).collect();
                 let found = reading.found.iter();

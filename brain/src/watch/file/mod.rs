@@ -19,4 +19,4 @@ mod watcher;
 
 pub(crate) use checks::is_label_value;
 pub use load::{Loaded, load};
-pub use watcher::run;
+pub use watcher::{Files, run};

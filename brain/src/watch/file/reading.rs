@@ -24,7 +24,7 @@ use super::{
     checks,
     limits::{DEEPEST, options},
 };
-use localnet_cluster::objects::{Kind, Object};
+use localnet_cluster::objects::{Kind, Object, Publish, reduce};
 
 /// An object and its first line.
 #[derive(Debug)]
@@ -83,10 +83,10 @@ fn is_plain(word: &str) -> bool {
         && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"./-".contains(&byte))
 }
 
-/// Reads the objects of a document.
-pub(super) fn read(document: Document<'_>, file: &Arc<Path>) -> Reading {
+/// Reads the objects of a document. `publish` is what readers of the draft `localnet.v1` may select.
+pub(super) fn read(document: Document<'_>, file: &Arc<Path>, publish: Option<&Publish>) -> Reading {
     let text = document.text;
-    let mut reader = Reader { lines_before: document.lines_before, file, reading: Reading::default() };
+    let mut reader = Reader { lines_before: document.lines_before, file, publish, reading: Reading::default() };
     // An ignored document is not parsed, so it need not be within the limits of the parser.
     if let Some(Meaning::Ignored(what)) = quick_meaning(text) {
         let empty = |line: &&str| line.trim().is_empty() || line.starts_with(['#', '%', '-']);
@@ -115,6 +115,7 @@ pub(super) fn read(document: Document<'_>, file: &Arc<Path>) -> Reading {
 struct Reader<'a> {
     lines_before: u64,
     file: &'a Arc<Path>,
+    publish: Option<&'a Publish>,
     reading: Reading,
 }
 
@@ -160,11 +161,11 @@ impl Reader<'_> {
             Kind::Service => typed(tree).map(|mut service: Service| {
                 default_namespace(&mut service.metadata.namespace);
                 problems = checks::choices(&service);
-                Object::Service(service.into())
+                Object::Service(reduce::service(service, self.publish))
             }),
             Kind::Slice => typed(tree).map(|mut slice: EndpointSlice| {
                 default_namespace(&mut slice.metadata.namespace);
-                Object::Slice(slice.into())
+                Object::Slice(reduce::slice(slice, self.publish))
             }),
             Kind::Node => typed(tree).map(|node: Node| Object::Node(node.into())),
             Kind::ServiceCidr => typed(tree).map(|cidr: ServiceCIDR| Object::ServiceCidr(cidr.into())),

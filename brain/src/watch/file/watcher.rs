@@ -30,7 +30,7 @@ use crate::{
     batch::{Batch, Origin},
     metrics::Troubles,
 };
-use localnet_cluster::objects::Event;
+use localnet_cluster::objects::{Event, Publish};
 
 /// Events that follow each other within this time belong to the same change.
 const SETTLE: Duration = Duration::from_millis(5);
@@ -55,44 +55,53 @@ const PACE: Pace = Pace { check: Duration::from_secs(10), quiet: Duration::from_
 /// The first delay before a failed read is retried. It doubles with each failure.
 const RETRY: Duration = Duration::from_millis(100);
 
+/// What to read.
+#[derive(Clone, Debug)]
+pub struct Files {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// The Node whose absence is logged; `None` if another source may have the Node.
+    pub node_name: Option<String>,
+    /// What readers of the draft `localnet.v1` may select; `None` if the brain does not serve the draft.
+    pub publish: Option<Arc<Publish>>,
+}
+
 /// Sends the content of the path, and then each change to it, until `shutdown`. If the first read fails,
 /// this returns an error. If a later read fails, the failure is logged and recorded as a trouble, and the previous
-/// state remains. `node_name` is the Node whose absence is logged; `None` if another source may have the Node.
+/// state remains.
 pub async fn run(
-    path: PathBuf,
-    node_name: Option<&str>,
+    files: Files,
     output: (mpsc::Sender<Batch>, Troubles),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    run_at(PACE, path, node_name, output, shutdown).await
+    run_at(PACE, files, output, shutdown).await
 }
 
 pub(super) async fn run_at(
     pace: Pace,
-    path: PathBuf,
-    node_name: Option<&str>,
+    files: Files,
     output: (mpsc::Sender<Batch>, Troubles),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     // Shutdown must not wait for a read.
     tokio::select! {
         () = shutdown.cancelled() => Ok(()),
-        ended = follow(pace, path, node_name, output) => ended,
+        ended = follow(pace, files, output) => ended,
     }
 }
 
 async fn follow(
     pace: Pace,
-    path: PathBuf,
-    node_name: Option<&str>,
+    Files { path, node_name, publish }: Files,
     (sender, troubles): (mpsc::Sender<Batch>, Troubles),
 ) -> anyhow::Result<()> {
+    let node_name = node_name.as_deref();
     let path = std::path::absolute(&path).with_context(|| format!("{}: cannot be found", path.display()))?;
     let changed = Arc::new(Notify::new());
     // Watching starts before reading. Otherwise a change between the two would be missed.
     let mut watch = Watch::new(&path, Arc::clone(&changed))?;
     watch.arm();
-    let mut contents = Arc::new(Contents::default());
+    let mut contents = Arc::new(Contents::new(publish));
     let (mut seen, read) = read(&path, &contents).await;
     let mut warnings = LoggedWarnings::default();
     let events = match read {

@@ -55,7 +55,7 @@ pub(super) struct Follow {
 impl Follow {
     /// Follows the kind until the receiver of the events is dropped. Reduces objects as soon as they arrive, to save
     /// memory.
-    pub(super) async fn run<K>(self, reduce: fn(K) -> Object)
+    pub(super) async fn run<K>(self, reduce: impl Fn(K) -> Object)
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
     {
@@ -96,7 +96,7 @@ impl Follow {
                 match next {
                     Some(Ok(step)) => {
                         let failed = health.take(&step);
-                        batch.extend(intake.take(step, reduce));
+                        batch.extend(intake.take(step, &reduce));
                         if failed.is_some() || batch.len() >= BATCH {
                             break failed;
                         }
@@ -157,7 +157,7 @@ impl Intake {
         Self { kind, absent, api, listed, unreadable, unreadable_listed, synced: false, awaited_until: None }
     }
 
-    fn take<K>(&mut self, step: Step<K>, reduce: fn(K) -> Object) -> Option<Event> {
+    fn take<K>(&mut self, step: Step<K>, reduce: impl Fn(K) -> Object) -> Option<Event> {
         match step {
             Step::Page { items, first, last } => {
                 if first {

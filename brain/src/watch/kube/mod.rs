@@ -35,7 +35,7 @@ use localnet_cluster::{
     Options,
     objects::{
         Event, Kind, Object,
-        reduce::{HEADLESS, SERVICE_PROXY_NAME},
+        reduce::{self, HEADLESS, SERVICE_PROXY_NAME},
     },
 };
 
@@ -83,9 +83,11 @@ fn watches(api: &ApiServer, options: &Options, events: &mpsc::Sender<Batch>) -> 
     let follow = |kind, absent, selectors| Follow { api: api.clone(), kind, absent, selectors, events: events.clone() };
 
     let services = follow(Kind::Service, Absent::Empty, services(options));
-    watches.spawn(services.run(|service: Service| Object::Service(service.into())));
+    let publish = options.publish.clone();
+    watches.spawn(services.run(move |service: Service| Object::Service(reduce::service(service, publish.as_deref()))));
     let slices = follow(Kind::Slice, Absent::Empty, slices());
-    watches.spawn(slices.run(|slice: EndpointSlice| Object::Slice(slice.into())));
+    let publish = options.publish.clone();
+    watches.spawn(slices.run(move |slice: EndpointSlice| Object::Slice(reduce::slice(slice, publish.as_deref()))));
     let node = follow(Kind::Node, Absent::Awaited { name: options.node_name.clone() }, node(options));
     watches.spawn(node.run(|node: Node| Object::Node(node.into())));
     if options.canary.is_some() {

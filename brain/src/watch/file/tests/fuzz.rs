@@ -41,7 +41,7 @@ fn fuzz_yaml() {
             cluster.handle(Event::Replace { kind, objects: Vec::new() });
         }
         for document in yaml::documents(text) {
-            let reading = reading::read(document, &file);
+            let reading = reading::read(document, &file, None);
             message += &format!("{} {:?}", reading.found.len(), reading.problems);
             for found in reading.found {
                 cluster.handle(Event::Apply(found.object));

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         run,
-        watcher::{Pace, run_at},
+        watcher::{Files, Pace, run_at},
     },
     WEB,
 };
@@ -55,6 +55,10 @@ impl World {
     }
 }
 
+fn files(path: &Path) -> Files {
+    Files { path: path.to_owned(), node_name: Some("node-1".to_owned()), publish: None }
+}
+
 /// A source that watches a path.
 struct Source {
     world: World,
@@ -69,8 +73,8 @@ impl Source {
         let (sender, batches) = mpsc::channel(4);
         let (stop, troubles) = (CancellationToken::new(), Troubles::default());
         let task = {
-            let (path, stop, output) = (path.to_owned(), stop.clone(), (sender, troubles.clone()));
-            tokio::spawn(async move { run(path, Some("node-1"), output, stop).await })
+            let (stop, output) = (stop.clone(), (sender, troubles.clone()));
+            tokio::spawn(run(files(path), output, stop))
         };
         Self { world: World::default(), batches, troubles, stop, task }
     }
@@ -81,8 +85,8 @@ impl Source {
         let (stop, troubles) = (CancellationToken::new(), Troubles::default());
         let pace = Pace { check: Duration::from_millis(20), quiet: Duration::from_millis(5) };
         let task = {
-            let (path, stop, output) = (path.to_owned(), stop.clone(), (sender, troubles.clone()));
-            tokio::spawn(async move { run_at(pace, path, Some("node-1"), output, stop).await })
+            let (stop, output) = (stop.clone(), (sender, troubles.clone()));
+            tokio::spawn(run_at(pace, files(path), output, stop))
         };
         Self { world: World::default(), batches, troubles, stop, task }
     }
