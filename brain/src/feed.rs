@@ -282,6 +282,12 @@ impl State {
         Messages::new(self.clone(), since, selection, (base, token))
     }
 
+    /// How many Services are withheld from a reader of `localnet.v1`.
+    pub fn withheld(&self, selection: &Selection) -> usize {
+        let heads = self.services.values().filter_map(|entry| entry.records.as_deref()).map(|records| &records.head);
+        heads.filter(|head| selection.withholds(head)).count()
+    }
+
     /// The decoded [`answer`](Self::answer), for a reader in this process.
     ///
     /// # Errors

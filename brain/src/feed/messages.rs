@@ -43,7 +43,7 @@ impl Selection {
         }
     }
 
-    fn withholds(&self, head: &encode::Head) -> bool {
+    pub(super) fn withholds(&self, head: &encode::Head) -> bool {
         !self.observes && !head.requires.iter().all(|capability| self.understands(*capability))
     }
 

@@ -17,6 +17,7 @@ use localnet_proto::{
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status, body::Body, server::ServerStreamingService};
+use tracing::{debug, warn};
 
 use super::{
     stall::{PATIENCE, Stalls},
@@ -69,6 +70,9 @@ impl NextState {
             }
             state = self.differing(&request.node_name, held) => state?,
         };
+        if held.is_none() {
+            log(&request.reader.unwrap_or_default(), state.withheld(&selection));
+        }
         let tokens = (request.token, token::token(state.revision(), &selection));
         let messages = state.messages(held.filter(|_| !request.full), selection, tokens);
         let messages = messages.ok_or_else(|| failed(&request.node_name, "its brain keeps no records"))?;
@@ -153,6 +157,20 @@ fn check_reader(reader: &Reader) -> Result<(), Status> {
         return Err(invalid("reader.version", "is not a version: at most 63 printable characters"));
     }
     Ok(())
+}
+
+/// Logs a reader that gets a full state because it has none, and how many Services it does not get.
+fn log(Reader { name, version, .. }: &Reader, withheld: usize) {
+    if withheld > 0 {
+        warn!(
+            reader = name,
+            version,
+            withheld,
+            "withholding Services from a reader that does not understand their restrictions; upgrade the reader"
+        );
+    } else {
+        debug!(reader = name, version, "a reader of localnet.v1 gets the full state");
+    }
 }
 
 fn invalid(field: &str, problem: &str) -> Status {
