@@ -7,21 +7,10 @@ use std::{
 
 use clap::ValueEnum;
 use ipnet::IpNet;
+pub use localnet_core::Mode;
 use serde::{Serialize, Serializer};
 
 localnet_core::names! {
-    /// `mode`: the kernel subsystem that is programmed.
-    Mode {
-        /// Rules of ip_tables.
-        Iptables = "iptables",
-        /// Virtual servers of IPVS.
-        Ipvs = "ipvs",
-        /// Rules of nf_tables.
-        Nftables = "nftables",
-        /// The Host Networking Service of Windows.
-        Kernelspace = "kernelspace",
-    }
-
     /// The version of a document, as in `apiVersion` after the group.
     Version {
         /// The version that kube-proxy v1.37 reads.
@@ -76,7 +65,7 @@ macro_rules! serialize_as_text {
     )* };
 }
 
-serialize_as_text! { Mode Version LogFormat IpFamilyPolicy DetectLocalMode MinorVersion }
+serialize_as_text! { Version LogFormat IpFamilyPolicy DetectLocalMode MinorVersion }
 
 /// The operating system of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -7,18 +7,23 @@
 //!   port.
 //! - [`HashBy`]: by which properties of a connection its endpoint is chosen.
 //! - [`names!`]: declares an enum whose values have names.
-//! - [`yaml`]: the documents of a YAML text, the lines of their fields, and the errors of the parser.
+//! - [`Mode`]: the kernel subsystem that a backend programs, as kube-proxy names it.
+//! - `yaml`: the documents of a YAML text, the lines of their fields, and the errors of the parser. Only with the feature
+//!   `yaml`.
 
 pub mod diagnostic;
 mod family;
 mod hash_by;
+mod mode;
 mod names;
 mod protocol;
 mod service_key;
+#[cfg(feature = "yaml")]
 pub mod yaml;
 
 pub use diagnostic::{Code, Diagnostic, Object, Severity, Subject};
 pub use family::{ByFamily, Family};
 pub use hash_by::HashBy;
+pub use mode::Mode;
 pub use protocol::Protocol;
 pub use service_key::{InvalidServiceKey, ServiceKey};

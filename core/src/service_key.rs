@@ -1,6 +1,6 @@
 //! [`ServiceKey`]: the name of a Service.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{error::Error, fmt, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -27,9 +27,16 @@ impl fmt::Display for ServiceKey {
 }
 
 /// The error for a string that is not of the form `namespace/name`.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not of the form namespace/name")]
+#[derive(Debug, PartialEq, Eq)]
 pub struct InvalidServiceKey(String);
+
+impl fmt::Display for InvalidServiceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is not of the form namespace/name", self.0)
+    }
+}
+
+impl Error for InvalidServiceKey {}
 
 impl FromStr for ServiceKey {
     type Err = InvalidServiceKey;
