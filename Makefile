@@ -149,7 +149,7 @@ mutants: ## Invert each decision of the brain and check that a unit test notices
 
 bless: deps helm ## Rewrite the expectations (golden files) and generated docs; read the diff before you commit it
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-core --test page
-	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test descriptor
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test generated --test descriptor
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-config --test defaults --test page
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-brain --test cases
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-brain --lib the_page_lists_every_metric

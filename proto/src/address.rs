@@ -1,7 +1,7 @@
 //! The address of a brain, in the syntax of Docker's hosts: `unix:///run/localnet/brain.sock`, `tcp://127.0.0.1:12090` or
 //! `npipe:////./pipe/localnet`.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{error::Error, fmt, path::PathBuf, str::FromStr};
 
 /// The default address of a brain.
 #[cfg(windows)]
@@ -28,14 +28,23 @@ pub enum Address {
 }
 
 /// The error for a string that is not a valid [`Address`].
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error(
-    "{text:?}: {problem}; expected unix:///absolute/path or tcp://host:port (or, on Windows, npipe:////./pipe/name)"
-)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct InvalidAddress {
     text: String,
     problem: &'static str,
 }
+
+impl fmt::Display for InvalidAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { text, problem } = self;
+        write!(
+            f,
+            "{text:?}: {problem}; expected unix:///absolute/path or tcp://host:port (or, on Windows, npipe:////./pipe/name)"
+        )
+    }
+}
+
+impl Error for InvalidAddress {}
 
 impl FromStr for Address {
     type Err = InvalidAddress;

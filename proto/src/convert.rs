@@ -2,7 +2,8 @@
 
 use std::{
     collections::BTreeSet,
-    fmt::Display,
+    error::Error,
+    fmt::{self, Display},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     num::NonZeroU32,
     str::FromStr,
@@ -21,8 +22,7 @@ use crate::{
 };
 
 /// The error for an answer of the brain that is not a valid state.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{object}: {field}: {problem}")]
+#[derive(Debug, PartialEq, Eq)]
 pub struct DecodeError {
     /// The invalid object: `service ns/name`, `node` or `answer`.
     pub object: String,
@@ -31,6 +31,15 @@ pub struct DecodeError {
     /// What is wrong with the field's value.
     pub problem: String,
 }
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { object, field, problem } = self;
+        write!(f, "{object}: {field}: {problem}")
+    }
+}
+
+impl Error for DecodeError {}
 
 impl From<&Node> for wire::NodeState {
     fn from(node: &Node) -> Self {

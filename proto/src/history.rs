@@ -7,7 +7,7 @@
 //!
 //! A patch contains both versions of what differs, so a reader can go in both directions, and notices if a patch does not fit.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, error::Error, fmt, sync::Arc};
 
 use bytes::Bytes;
 use prost::Message as _;
@@ -86,18 +86,30 @@ pub fn hunks(old: &[Bytes], new: &[Bytes]) -> Vec<Hunk> {
 }
 
 /// The error for a change that does not fit the state, or that is not a valid state.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Broken {
     /// The history does not belong to the state, or is damaged.
-    #[error("the change to revision {0} does not fit the state: the history is damaged or belongs to another brain")]
     Misfit(u64),
     /// The previous state is not recorded.
-    #[error("the state before revision {0} is not recorded")]
     Whole(u64),
     /// A record cannot be decoded.
-    #[error("revision {0}: {1}")]
     Record(u64, DecodeError),
 }
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Misfit(revision) => write!(
+                f,
+                "the change to revision {revision} does not fit the state: the history is damaged or belongs to another brain"
+            ),
+            Self::Whole(revision) => write!(f, "the state before revision {revision} is not recorded"),
+            Self::Record(revision, error) => write!(f, "revision {revision}: {error}"),
+        }
+    }
+}
+
+impl Error for Broken {}
 
 /// A part of a state before and after a step: a Service, or the node.
 #[derive(Clone, Debug, PartialEq)]

@@ -45,36 +45,33 @@ pub use update::{Change, Changes, Update};
 /// Types and services generated from `localnetv1.proto`.
 #[expect(clippy::all, clippy::allow_attributes, reason = "generated code; the proto file documents it")]
 pub mod wire {
-    tonic::include_proto!("localnetv1");
+    include!("generated/localnetv1.rs");
 }
 
 /// The RPC `Watch` under the package name of newer versions of KPNG, generated from `localv1.proto`.
 #[expect(clippy::allow_attributes, reason = "generated code; the proto file documents it")]
 pub mod localv1 {
-    tonic::include_proto!("localv1");
+    include!("generated/localv1.rs");
 }
 /// The API through which other programs push Services, generated from `localnet/source/v1alpha1/source.proto`.
 #[expect(clippy::allow_attributes, reason = "generated code; the proto file documents it")]
 pub mod source {
-    tonic::include_proto!("localnet.source.v1alpha1");
+    include!("generated/localnet.source.v1alpha1.rs");
 }
 
 /// The history of the state, generated from `historyv1alpha1.proto`. [`history`] contains it as well.
 #[expect(clippy::allow_attributes, reason = "generated code; the proto file documents it")]
 mod historyv1alpha1 {
-    tonic::include_proto!("historyv1alpha1");
+    include!("generated/historyv1alpha1.rs");
 }
 /// The content of a sysdump, generated from `sysdumpv1alpha1.proto`. [`sysdump`] contains it as well.
 mod sysdumpv1alpha1 {
-    tonic::include_proto!("sysdumpv1alpha1");
+    include!("generated/sysdumpv1alpha1.rs");
 }
 /// The traffic of Services, generated from `trafficv1alpha1.proto`.
 #[expect(clippy::allow_attributes, reason = "generated code; the proto file documents it")]
 pub mod traffic {
-    tonic::include_proto!("trafficv1alpha1");
+    include!("generated/trafficv1alpha1.rs");
 }
 // The generated code of these packages refers to the package `localnetv1`.
 use wire as localnetv1;
-
-/// The serialized `FileDescriptorSet` of all proto files, comments included, for gRPC reflection.
-pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/localnetv1.binpb"));

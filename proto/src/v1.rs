@@ -27,11 +27,8 @@ use crate::digest::Digest;
 /// Types and services generated from the files in `proto/localnet/v1`.
 #[expect(clippy::allow_attributes, reason = "generated code; the proto files document it")]
 pub mod wire {
-    tonic::include_proto!("localnet.v1");
+    include!("generated/localnet.v1.rs");
 }
-
-/// The serialized `FileDescriptorSet` of `localnet.v1`, comments included, for gRPC reflection.
-pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/localnet.v1.binpb"));
 
 /// The annotations of Services that a reader may always select. The model has a field for each.
 pub const PUBLISHED: [&str; 2] = ["localnet.dev/ipvs-scheduler", "preserve-destination"];

@@ -2,12 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod compiled;
+
 use std::{collections::BTreeMap, env, fs};
 
-use prost::Message as _;
 use prost_types::{
-    DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet,
-    ServiceDescriptorProto, field_descriptor_proto::Label,
+    DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorProto, ServiceDescriptorProto,
+    field_descriptor_proto::Label,
 };
 
 /// A page that describes a package.
@@ -15,13 +16,13 @@ struct Page {
     /// The file in `docs`.
     name: &'static str,
     package: &'static str,
-    descriptors: &'static [u8],
+    files: &'static [&'static str],
     head: &'static str,
 }
 
 const PAGES: [Page; 2] = [
-    Page { name: "api.md", package: "localnetv1", descriptors: localnet_proto::DESCRIPTORS, head: HEAD },
-    Page { name: "api-v1.md", package: "localnet.v1", descriptors: localnet_proto::v1::DESCRIPTORS, head: DRAFT_HEAD },
+    Page { name: "api.md", package: "localnetv1", files: &compiled::FILES, head: HEAD },
+    Page { name: "api-v1.md", package: "localnet.v1", files: &compiled::DRAFT, head: DRAFT_HEAD },
 ];
 
 const HEAD: &str = "# The API
@@ -146,7 +147,7 @@ fn values(number: i32, values: &EnumDescriptorProto, comments: &Comments) -> Str
 
 impl Page {
     fn text(&self) -> String {
-        let set = FileDescriptorSet::decode(self.descriptors).unwrap();
+        let set = compiled::descriptors(self.files);
         let [mut services, mut messages, mut enums] = [String::new(), String::new(), String::new()];
         // The files that others import come first, but the most important one is the last.
         for file in set.file.iter().rev().filter(|file| file.package() == self.package) {

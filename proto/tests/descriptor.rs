@@ -3,10 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod compiled;
+
 use std::{collections::BTreeSet, env, fs};
 
-use prost::Message as _;
-use prost_types::{DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet};
+use prost_types::{DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorProto};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/localnetv1.golden.txt");
 
@@ -31,8 +32,8 @@ fn the_wire_format_only_grows() {
 
 #[test]
 fn every_message_field_and_value_is_documented() {
-    let set = FileDescriptorSet::decode(localnet_proto::DESCRIPTORS).unwrap();
-    let draft = FileDescriptorSet::decode(localnet_proto::v1::DESCRIPTORS).unwrap();
+    let set = compiled::descriptors(&compiled::FILES);
+    let draft = compiled::descriptors(&compiled::DRAFT);
     for (package, fewest) in [("localnetv1", 80), ("localnet.source.v1alpha1", 60), ("localnet.v1", 120)] {
         let (mut count, mut bare) = (0, Vec::new());
         for file in set.file.iter().chain(&draft.file).filter(|file| file.package() == package) {
@@ -139,12 +140,12 @@ fn upper_snake(name: &str) -> String {
 
 #[test]
 fn the_draft_follows_the_standard_names() {
-    let draft = FileDescriptorSet::decode(localnet_proto::v1::DESCRIPTORS).unwrap();
+    let draft = compiled::descriptors(&compiled::DRAFT);
     assert_eq!(draft.file.len(), 5);
     for file in &draft.file {
         assert_eq!(violations(file), Vec::<String>::new(), "{}", file.name());
     }
-    let older = FileDescriptorSet::decode(localnet_proto::DESCRIPTORS).unwrap();
+    let older = compiled::descriptors(&compiled::FILES);
     let older = older.file.iter().find(|file| file.package() == "localnetv1").unwrap();
     let rules: BTreeSet<String> =
         violations(older).iter().filter_map(|found| Some(found.split_once(':')?.0.to_owned())).collect();
@@ -196,7 +197,7 @@ fn paths(file: &FileDescriptorProto) -> Vec<(String, Vec<i32>)> {
 
 /// One line for each property that a reader of the wire format depends on.
 fn descriptor_lines() -> BTreeSet<String> {
-    let set = FileDescriptorSet::decode(localnet_proto::DESCRIPTORS).unwrap();
+    let set = compiled::descriptors(&compiled::FILES);
     let mut lines = BTreeSet::new();
     for file in set.file.iter().filter(|file| !file.package().contains("alpha")) {
         let package = file.package();

@@ -3,11 +3,10 @@
 
 use bytes::Bytes;
 use localnet_proto::{
-    DESCRIPTORS,
     history::history_server,
     localv1,
     traffic::traffic_server::TrafficServer,
-    v1::{self, wire::state_service_server},
+    v1::wire::state_service_server,
     wire::{backends_server::BackendsServer, endpoints_server, reasons_server::ReasonsServer},
 };
 use tokio_util::sync::CancellationToken;
@@ -29,6 +28,11 @@ const STATE: &str = state_service_server::SERVICE_NAME;
 
 /// The name of the service that serves the history.
 const HISTORY: &str = history_server::SERVICE_NAME;
+
+/// The serialized `FileDescriptorSet` of the packages that are always served, comments included, for gRPC reflection.
+const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/localnetv1.binpb"));
+/// The same of the draft of `localnet.v1`.
+const DRAFT_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/localnet.v1.binpb"));
 
 /// Maximum size of a report, in bytes. A report contains the parts of Services that a backend skipped, and there can be
 /// many.
@@ -57,7 +61,7 @@ impl Routes {
             let services = tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(DESCRIPTORS)
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
-            if draft { services.register_encoded_file_descriptor_set(v1::DESCRIPTORS) } else { services }
+            if draft { services.register_encoded_file_descriptor_set(DRAFT_DESCRIPTORS) } else { services }
         };
         let others = service::Routes::new(health)
             .add_service(BackendsServer::new(state.reports.clone()).max_decoding_message_size(LARGEST_REPORT))

@@ -2,6 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    error::Error,
+    fmt,
     sync::Arc,
 };
 
@@ -68,14 +70,36 @@ impl Held {
 }
 
 /// Why an answer was not applied. The reader then has no state and no token: the next answer is a full state.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Rejected {
     /// A field of the answer has an invalid value.
-    #[error("the answer is invalid: {0}")]
-    Invalid(#[from] DecodeError),
+    Invalid(DecodeError),
     /// The reader has lost something.
-    #[error("the state is incomplete: {0}; reading it again")]
     Lost(&'static str),
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Invalid(error) => write!(f, "the answer is invalid: {error}"),
+            Self::Lost(what) => write!(f, "the state is incomplete: {what}; reading it again"),
+        }
+    }
+}
+
+impl Error for Rejected {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Invalid(error) => Some(error),
+            Self::Lost(_) => None,
+        }
+    }
+}
+
+impl From<DecodeError> for Rejected {
+    fn from(error: DecodeError) -> Self {
+        Self::Invalid(error)
+    }
 }
 
 impl Reader {

@@ -1,9 +1,8 @@
-//! Compiles the proto files without a system protoc, and keeps the descriptors (with comments) for reflection.
+//! Compiles the proto files without a system protoc to their descriptors (with comments), for reflection.
 
 use std::{env, error::Error, fs, path::PathBuf};
 
-use prost::Message as _;
-
+const FOLDER: &str = "../proto";
 const FILES: [&str; 6] = [
     "localnetv1.proto",
     "localv1.proto",
@@ -26,20 +25,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     for (files, name) in [(&FILES[..], "localnetv1.binpb"), (&DRAFT, "localnet.v1.binpb")] {
         for file in files {
-            println!("cargo:rerun-if-changed={file}");
+            println!("cargo:rerun-if-changed={FOLDER}/{file}");
         }
-        let descriptors = protox::Compiler::new(["."])?
+        let descriptors = protox::Compiler::new([FOLDER])?
             .include_imports(true)
             .include_source_info(true)
             .open_files(files)?
-            .file_descriptor_set();
-        fs::write(out.join(name), descriptors.encode_to_vec())?;
-        tonic_prost_build::configure()
-            .build_transport(false)
-            .bytes(".historyv1alpha1")
-            .bytes(".sysdumpv1alpha1")
-            .btree_map(".localnet.v1")
-            .compile_fds(descriptors)?;
+            .encode_file_descriptor_set();
+        fs::write(out.join(name), descriptors)?;
     }
     Ok(())
 }
