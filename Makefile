@@ -126,6 +126,7 @@ lint: ## Check formatting, clippy and documentation, and run `make deny`
 	$(CARGO) fmt --all --check
 	rustfmt --check --edition 2024 backend-ebpf/programs/main.rs
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked -p localnet-client --no-default-features --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet --lib --examples --bin localnet-bench --bin localnet-demo
 	@$(MAKE) --no-print-directory deny
 

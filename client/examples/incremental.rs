@@ -3,33 +3,24 @@
 //! ```text
 //! incremental --api unix:///run/localnet/brain.sock --dump FILE
 //! ```
+//!
+//! It needs neither of the library's features: `default-features = false`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    env, fs, io,
     mem::take,
     path::PathBuf,
-    process::ExitCode,
 };
 
-use anyhow::Context as _;
-use clap::Parser;
+use anyhow::{Context as _, bail};
 use localnet_client::{
-    Node, Options, Revision, Scopes, Service, ServiceKey, Synced, args,
-    args::ClientArgs,
+    DEFAULT_ADDRESS, Node, Options, Revision, Scopes, Service, ServiceKey, Synced,
+    grpc::Brain,
     incremental::{Adapter, Listener, PortEndpoint},
-    telemetry,
+    run,
 };
-
-#[derive(Parser)]
-#[command(about = "Keep a file with the state of the node")]
-struct Arguments {
-    #[command(flatten)]
-    client: ClientArgs,
-    /// The file
-    #[arg(long, value_name = "FILE")]
-    dump: PathBuf,
-}
+use tokio::signal;
 
 /// The lines of each Service and of its endpoints. Each commit writes them to the file. A real backend would program a
 /// kernel instead.
@@ -139,15 +130,23 @@ impl Listener for Lines {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
-    let Arguments { client, dump } = Arguments::parse();
-    if let Err(error) = telemetry::init(client.log_format.unwrap_or_default(), "info", None) {
-        return args::exit(Err(error));
+async fn main() -> anyhow::Result<()> {
+    tracing_subscriber::fmt().with_writer(io::stderr).init();
+    let (mut api, mut dump) = (DEFAULT_ADDRESS.parse()?, None);
+    let mut arguments = env::args().skip(1);
+    while let Some(flag) = arguments.next() {
+        let value = arguments.next().with_context(|| format!("{flag} needs a value"))?;
+        match &*flag {
+            "--api" => api = value.parse()?,
+            "--dump" => dump = Some(PathBuf::from(value)),
+            _ => bail!("unknown flag {flag}"),
+        }
     }
-    let file = Adapter::new(Lines::of(dump));
-    let result = match client.source() {
-        Ok(source) => args::run(file, source, Options { report: false, ..client.options() }).await,
-        Err(error) => Err(error),
-    };
-    args::exit(result)
+    let file = Adapter::new(Lines::of(dump.context("--dump FILE is missing")?));
+    let options = Options { report: false, ..Options::default() };
+    #[cfg(unix)]
+    let mut stop = signal::unix::signal(signal::unix::SignalKind::terminate())?;
+    #[cfg(windows)]
+    let mut stop = signal::windows::ctrl_c()?;
+    run(file, Brain::new(api, None)?, options, async { _ = stop.recv().await }).await
 }

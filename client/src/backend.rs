@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use localnet_config::Mode;
-use localnet_core::Diagnostic;
+use localnet_core::{Diagnostic, Mode};
 use localnet_proto::{Changes, Family, ServiceKey, Snapshot};
 use tokio::sync::watch;
 

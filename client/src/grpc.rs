@@ -1,12 +1,15 @@
 //! [`Brain`]: the source that reads from a brain over gRPC. The transport is a unix socket, TCP or, on Windows, a named
 //! pipe.
 
+mod channel;
 mod local;
+#[cfg(feature = "tls")]
 mod tls;
 
-use std::{io, path::PathBuf, sync::Arc, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
 use anyhow::Context as _;
+use http::uri::{Authority, Scheme};
 use localnet_proto::{
     Address, Revision, ServiceKey, Update,
     decode::Assembler,
@@ -16,23 +19,18 @@ use localnet_proto::{
     traffic::{NodeTraffic, TrafficReport, TrafficRequest, traffic_client::TrafficClient},
     wire,
 };
-use tokio::time::timeout;
-use tonic::{
-    Code, Status, Streaming,
-    transport::{Channel, Endpoint, Uri},
-};
+use tokio::{net::TcpStream, time::timeout};
+use tonic::{Code, Status, Streaming};
 use wire::{backends_client::BackendsClient, endpoints_client::EndpointsClient, reasons_client::ReasonsClient};
 
+use self::channel::Channel;
 use crate::source::{Report, Source, SourceError};
 
-/// How often an idle connection is pinged. It is closed if no answer arrives within [`PING_TIMEOUT`].
-const PING_INTERVAL: Duration = Duration::from_secs(10);
-const PING_TIMEOUT: Duration = Duration::from_secs(5);
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The largest accepted message. The brain's messages are far smaller, so a peer that sends more is not a brain.
 const MAX_MESSAGE: usize = 16 << 20;
 
-/// Files for TLS on TCP. They are read each time the client connects. If they are unusable at that time, the client logs
+/// Files for TLS on TCP; with the feature `tls`. They are read each time the client connects. If they are unusable at that time, the client logs
 /// a warning and uses the last usable contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
@@ -50,32 +48,33 @@ pub struct Brain {
 }
 
 impl Brain {
-    /// The brain at `address`. Does not connect yet. Must be called in a tokio runtime.
+    /// The brain at `address`. Does not connect yet.
     ///
     /// # Errors
-    /// Returns an error if this system cannot connect to such an address, or if a TLS file cannot be read.
+    /// Returns an error if this system cannot connect to such an address, or if a TLS file cannot be read. Without the
+    /// feature `tls`, returns an error if there are TLS files.
     pub fn new(address: Address, tls: Option<&TlsFiles>) -> anyhow::Result<Self> {
         let channel = match &address {
-            Address::Unix(_) | Address::Pipe(_) => {
-                local::channel(&address, &configured(Endpoint::from_static("http://localhost")))?
-            }
+            Address::Unix(_) | Address::Pipe(_) => local::channel(&address)?,
             Address::Tcp { host, port } => {
-                let uri = address.to_string().replacen("tcp", "http", 1);
-                let endpoint = Endpoint::from_shared(uri).with_context(|| format!("invalid address {address}"))?;
-                let endpoint = configured(endpoint);
+                let authority = address.to_string().replacen("tcp://", "", 1);
+                let authority: Authority = authority.parse().with_context(|| format!("invalid address {address}"))?;
+                let (host, port) = (host.clone(), *port);
                 match tls {
+                    #[cfg(feature = "tls")]
                     Some(files) => {
-                        let origin = address.to_string().replacen("tcp", "https", 1);
-                        let endpoint = endpoint
-                            .origin(origin.parse::<Uri>().with_context(|| format!("invalid address {address}"))?);
-                        let tls = Arc::new(tls::Tls::load(files.clone()).context("failed to load the TLS files")?);
-                        let (host, port) = (host.clone(), *port);
-                        local::connecting(&endpoint, move || {
-                            let (tls, host) = (Arc::clone(&tls), host.clone());
+                        let tls = tls::Tls::load(files.clone()).context("failed to load the TLS files")?;
+                        let tls = std::sync::Arc::new(tls);
+                        Channel::new(Scheme::HTTPS, authority, move || {
+                            let (tls, host) = (std::sync::Arc::clone(&tls), host.clone());
                             async move { tls.connect(&host, port).await }
                         })
                     }
-                    None => endpoint.connect_lazy(),
+                    #[cfg(not(feature = "tls"))]
+                    Some(_) => anyhow::bail!(
+                        "this program is built without TLS: the crate localnet-client lacks its feature `tls`"
+                    ),
+                    None => Channel::new(Scheme::HTTP, authority, move || connect(host.clone(), port)),
                 }
             }
         };
@@ -183,12 +182,11 @@ impl Source for Brain {
     }
 }
 
-fn configured(endpoint: Endpoint) -> Endpoint {
-    endpoint
-        .connect_timeout(Duration::from_secs(5))
-        .http2_keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT)
-        .keep_alive_while_idle(true)
+/// Opens a connection over TCP.
+async fn connect(host: String, port: u16) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect((&*host, port)).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }
 
 /// Waits until the brain has accepted a report.
@@ -223,7 +221,6 @@ fn is_out_of_files(error: &io::Error) -> bool {
 }
 
 fn failed(status: &Status) -> SourceError {
-    // tonic's own message is only "transport error"; its causes describe the problem.
     let mut texts: Vec<String> = vec![status.message().to_owned()];
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {
@@ -235,7 +232,7 @@ fn failed(status: &Status) -> SourceError {
         texts.push(error.to_string());
         cause = error.source();
     }
-    texts.retain(|text| !text.is_empty() && text != "transport error");
+    texts.retain(|text| !text.is_empty());
     texts.dedup();
     let text = texts.join(": ");
     match status.code() {

@@ -7,8 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use localnet_config::Mode;
-use localnet_core::Diagnostic;
+use localnet_core::{Diagnostic, Mode};
 use localnet_proto::{Changes, Node, Protocol, Revision, Scopes, Service, ServiceKey, Snapshot};
 use tokio::sync::watch;
 

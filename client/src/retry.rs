@@ -1,9 +1,12 @@
 //! Delays before retries: of a failed attempt, and of services that the kernel refused.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    hash::{BuildHasher as _, RandomState},
+    time::Duration,
+};
 
 use localnet_proto::ServiceKey;
-use rand::Rng as _;
 use tokio::time::Instant;
 
 /// Doubling delays with jitter, from 100 ms up to a limit.
@@ -29,7 +32,9 @@ impl Backoff {
     pub(crate) fn next(&mut self) -> Duration {
         let full = FIRST.saturating_mul(1 << self.failures.min(20)).min(self.limit);
         self.failures = self.failures.saturating_add(1);
-        rand::rng().random_range(full / 2..=full)
+        // Each `RandomState` has another random key, so a hash is a random number.
+        let random = RandomState::new().hash_one(());
+        full.mul_f64(0.5 + 0.5 * (random as f64 / u64::MAX as f64))
     }
 }
 
@@ -118,6 +123,9 @@ mod tests {
             let delay = backoff.next().as_millis();
             assert!((expected / 2..=expected).contains(&delay), "{delay} ms, up to {expected} expected");
         }
+        // With random delays, the readers of a brain do not all return at once.
+        let last: BTreeSet<_> = (0..10).map(|_| backoff.next()).collect();
+        assert!(last.len() > 1, "{last:?}");
         backoff.reset();
         assert!(backoff.next() <= FIRST);
     }

@@ -24,6 +24,7 @@ mod lacks;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    error::Error,
     fmt,
     io::{self, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -114,9 +115,17 @@ impl Entry {
 pub struct Served(pub BTreeMap<VipKey, Entry>);
 
 /// The error for a line with invalid syntax.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cannot read {0:?}: expected ADDRESS PROTOCOL PORT, then one of: -> ENDPOINT…, reject, drop, affinity SECONDS")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadLine(String);
+
+impl fmt::Display for BadLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let form = "ADDRESS PROTOCOL PORT, then one of: -> ENDPOINT…, reject, drop, affinity SECONDS";
+        write!(f, "cannot read {:?}: expected {form}", self.0)
+    }
+}
+
+impl Error for BadLine {}
 
 impl Served {
     /// Parses the output of a `dump` command.

@@ -1,7 +1,8 @@
 //! [`Source`]: delivers the state of the node.
 
-use localnet_config::Mode;
-use localnet_core::{Code, Diagnostic};
+use std::{error::Error, fmt};
+
+use localnet_core::{Code, Diagnostic, Mode};
 use localnet_proto::{Digest, Family, Revision, Update, traffic::TrafficReport, wire};
 
 use crate::{
@@ -38,21 +39,32 @@ pub trait Source: Send + Sync {
 }
 
 /// Why a call failed. After a failure, the kernel's state stays unchanged, and the caller retries.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceError {
     /// No process answers at the address.
-    #[error("the brain is unavailable: {0}; check that localnet-brain runs and serves this address")]
     Unreachable(String),
     /// The stream broke before its end. The items that it had delivered are discarded.
-    #[error("the stream was interrupted: {0}")]
     Broken(String),
     /// The peer sent an invalid state.
-    #[error("the brain sent an invalid state: {0}")]
     Invalid(String),
     /// The peer answers but refuses the request. Sending the same request again cannot succeed.
-    #[error("the brain refused the request: {0}")]
     Refused(String),
 }
+
+impl fmt::Display for SourceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreachable(why) => {
+                write!(f, "the brain is unavailable: {why}; check that localnet-brain runs and serves this address")
+            }
+            Self::Broken(why) => write!(f, "the stream was interrupted: {why}"),
+            Self::Invalid(why) => write!(f, "the brain sent an invalid state: {why}"),
+            Self::Refused(why) => write!(f, "the brain refused the request: {why}"),
+        }
+    }
+}
+
+impl Error for SourceError {}
 
 /// The progress of a backend.
 #[derive(Clone, Debug, Default, PartialEq)]

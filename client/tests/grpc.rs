@@ -5,7 +5,10 @@ use std::{
     fs,
     net::IpAddr,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use localnet_client::{
@@ -25,7 +28,7 @@ use tokio_rustls::{
     TlsAcceptor,
     rustls::{self, pki_types::CertificateDer},
 };
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
 use tonic::{Request, Response, Status, transport::Server};
 use wire::{
     backends_server::{Backends, BackendsServer},
@@ -116,6 +119,28 @@ async fn answers_become_updates_and_broken_ones_are_discarded() {
     *peer.items.lock().await = Vec::new();
     let empty = brain.next(revision, true).await;
     assert_eq!(empty, Err(SourceError::Invalid("answer: Next: the answer is empty".to_owned())));
+}
+
+#[tokio::test]
+async fn all_calls_share_one_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("brain.sock");
+    let accepted = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&accepted);
+    let listener = UnixListenerStream::new(UnixListener::bind(&path).unwrap()).map(move |stream| {
+        count.fetch_add(1, Ordering::Relaxed);
+        stream
+    });
+    let peer = Peer::default();
+    *peer.items.lock().await = full(4);
+    let server =
+        Server::builder().add_service(EndpointsServer::new(peer.clone())).add_service(BackendsServer::new(peer));
+    tokio::spawn(async move { server.serve_with_incoming(listener).await.unwrap() });
+    let brain = Brain::new(Address::Unix(path), None).unwrap();
+    let (clone, have, report) = (brain.clone(), Revision::default(), Report::default());
+    let (first, second, report) = tokio::join!(brain.next(have, false), clone.next(have, false), brain.report(&report));
+    assert!(first.is_ok() && first == second && report.is_ok(), "{first:?} {second:?} {report:?}");
+    assert_eq!(accepted.load(Ordering::Relaxed), 1);
 }
 
 /// An authority, and the files of a client with a certificate from it.

@@ -59,8 +59,7 @@ impl Tls {
     /// Returns an error if the brain cannot be reached, or if one side does not trust the other.
     pub(super) async fn connect(&self, host: &str, port: u16) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-        let stream = TcpStream::connect((host, port)).await?;
-        stream.set_nodelay(true)?;
+        let stream = super::connect(host.to_owned(), port).await?;
         TlsConnector::from(self.newest()).connect(name, stream).await
     }
 

@@ -3,14 +3,14 @@
 
 use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr};
 
-use clap::ValueEnum;
 use localnet_proto::{Affinity, Protocol, Verdict};
 
 use super::{Entry, To};
 use crate::vips::{Exposure, Vip, VipKey};
 
 /// Something that a kernel may be unable to hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "program", derive(clap::ValueEnum))]
 pub enum Lack {
     /// Verdicts for destinations without endpoints: the kernel neither rejects nor drops packets to them.
     Verdicts,
@@ -84,8 +84,11 @@ fn most_frequent_port(endpoints: &[SocketAddr]) -> Option<u16> {
 mod tests {
     use super::*;
 
+    #[cfg(feature = "program")]
     #[test]
     fn only_known_words_are_accepted() {
+        use clap::ValueEnum as _;
+
         let words = ["verdicts", "scopes", "seconds", "ports", "host-network", "sources", "outside"];
         let lacks: Result<Vec<Lack>, String> = words.iter().map(|word| Lack::from_str(word, false)).collect();
         assert_eq!(lacks.as_deref(), Ok(Lack::value_variants()));

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ipnet::IpNet;
+#[cfg(feature = "program")]
 use localnet_config::DetectLocalMode;
 
 /// How a backend programs the node.
@@ -32,6 +33,7 @@ impl Default for Config {
 
 impl Config {
     /// The values of kube-proxy's configuration.
+    #[cfg(feature = "program")]
     pub fn of(config: &localnet_config::Config) -> Self {
         let local = &config.detect_local;
         Self {

@@ -1,6 +1,6 @@
 //! [`Effective`]: the configuration in effect. A backend reports it to the brain, and readers of the report decode it.
 
-use std::net::IpAddr;
+use std::{error::Error, fmt, net::IpAddr};
 
 use localnet_proto::wire::{BackendConfiguration, DetectLocal, IpSet};
 
@@ -41,14 +41,22 @@ impl From<&Effective> for BackendConfiguration {
 }
 
 /// The error for a reported configuration that this version cannot decode.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field} is {value:?}, which this version does not know")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
     /// The name of the field.
     pub field: &'static str,
     /// The value of the field.
     pub value: String,
 }
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { field, value } = self;
+        write!(f, "{field} is {value:?}, which this version does not know")
+    }
+}
+
+impl Error for Unreadable {}
 
 impl TryFrom<&BackendConfiguration> for Effective {
     type Error = Unreadable;

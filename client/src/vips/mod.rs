@@ -18,6 +18,7 @@
 mod config;
 mod effective;
 mod facts;
+#[cfg(feature = "program")]
 pub mod flags;
 pub mod hashing;
 pub mod node_ports;

@@ -1,9 +1,10 @@
 //! Tests the images and the Debian package, made of the programs that are built for tests: their content, that builds are
-//! reproducible, and that programs start from them. Also tests the scripts that make a release.
+//! reproducible, and that programs start from them. Also tests the packages of crates, and the scripts that make a release.
 //!
 //! `make images` verifies that the programs of a release are static, small and reproducible.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod crates;
 mod debian;
 mod images;
 mod release;
