@@ -4,7 +4,7 @@
 //! incremental --api unix:///run/localnet/brain.sock --dump FILE
 //! ```
 //!
-//! It needs neither of the library's features: `default-features = false`.
+//! It needs neither of the library's features: `localnet-client = { version = "0.1", default-features = false }`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -19,6 +19,12 @@ insecure=
 plain=
 [ -z "${PLAIN_HTTP-}" ] || insecure=--dest-tls-verify=false plain=--plain-http
 
+# Crates that are published already stay: crates.io accepts each version once. The others must build from their packages before anything is published.
+for crate in $(cargo metadata --no-deps --format-version 1 | jq -r '.packages[] | select(.publish != []) | .name'); do
+    cargo info --registry crates-io "$crate@$version" >/dev/null 2>&1 || set -- "$@" --package "$crate"
+done
+[ $# -eq 0 ] || cargo publish --dry-run --locked "$@"
+
 # What built the release, from which source: the predicate of SLSA for GitHub's workflows.
 jq -n '
     env as $e
@@ -66,8 +72,4 @@ gh release view "v$version" >/dev/null 2>&1 || gh release create "v$version" --v
 gh release upload "v$version" --clobber "$dist"/files/*
 gh release edit "v$version" --draft=false
 
-# Crates that are published already stay: crates.io accepts each version once.
-for crate in $(cargo metadata --no-deps --format-version 1 | jq -r '.packages[] | select(.publish != []) | .name'); do
-    cargo info --registry crates-io "$crate@$version" >/dev/null 2>&1 || set -- "$@" --package "$crate"
-done
-[ $# -eq 0 ] || cargo publish --locked "$@"
+[ $# -eq 0 ] || cargo publish --no-verify --locked "$@"
