@@ -16,7 +16,6 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashSet, btree_map::Entry},
     net::IpAddr,
-    sync::Arc,
 };
 
 use localnet_core::Code;
@@ -34,9 +33,6 @@ pub(super) struct Candidate<'a> {
     pub(super) conditions: Conditions,
     /// Whether the endpoint is on this node.
     pub(super) local: bool,
-    pub(super) hostname: Option<&'a Arc<str>>,
-    pub(super) zone_hints: &'a [Arc<str>],
-    pub(super) node_hints: &'a [Arc<str>],
     /// The endpoint in its slice.
     pub(super) of: &'a SliceEndpoint,
     /// The share of new connections relative to other endpoints; 0 if the endpoint gets none as long as others may get them.
@@ -104,9 +100,6 @@ pub(super) fn merge<'a>(
             let candidate = Candidate {
                 conditions: endpoint.conditions,
                 local: endpoint.node.as_ref().is_some_and(|node| *node == here.name && !node.is_empty()),
-                hostname: endpoint.hostname.as_ref(),
-                zone_hints: &endpoint.zone_hints,
-                node_hints: &endpoint.node_hints,
                 of: endpoint,
                 weight: of_slice * weights.of_zone(endpoint),
                 source: (&*slice.name, Reverse(position)),

@@ -75,7 +75,7 @@ fn insert<'a>(
 ) {
     let weight = Endpoint::weighing(candidate.weight);
     for count in 0.. {
-        match groups.entry((address, candidate.local, candidate.hostname, scopes, weight, count)) {
+        match groups.entry((address, candidate.local, candidate.of.hostname.as_ref(), scopes, weight, count)) {
             Entry::Vacant(vacant) => {
                 vacant.insert(vec![port]);
                 return;

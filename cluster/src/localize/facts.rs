@@ -8,7 +8,7 @@ use super::candidates::Candidates;
 use crate::objects::{ServiceObject, SliceEndpoint};
 
 /// The facts about a Service and its endpoints. `None` if nothing is known, or if the brain does not serve such readers.
-/// `candidates` are the endpoints of each of `ports`.
+/// `ports` are sorted by name, and `candidates` are the endpoints of each of them.
 pub(super) fn facts(
     object: &ServiceObject,
     ports: &[Port],
@@ -16,11 +16,11 @@ pub(super) fn facts(
     candidates: &Candidates<'_>,
 ) -> Option<Arc<Facts>> {
     let mut facts = Facts::clone(object.facts.as_ref()?);
-    let is_served = |name: &str| ports.iter().any(|port| *port.name == *name);
-    facts.app_protocols.retain(|name, _| is_served(name));
+    let position = |name: &str| ports.binary_search_by(|port| (*port.name).cmp(name)).ok();
+    facts.app_protocols.retain(|name, _| position(name).is_some());
     for endpoint in endpoints {
         for port in &endpoint.ports {
-            let of_port = ports.binary_search_by(|of| of.name.cmp(&port.name)).ok().and_then(|at| candidates.get(at));
+            let of_port = position(&port.name).and_then(|at| candidates.get(at));
             let Some(candidate) = of_port.and_then(|of| of.get(&(endpoint.address, port.port))) else { continue };
             let origin = origin(candidate.of);
             if origin != Origin::default() {

@@ -120,8 +120,8 @@ fn offer<'a>(mode: Mode, mut ready: impl Iterator<Item = &'a Candidate<'a>> + Cl
 fn hints<'a>(mode: Mode, endpoint: &Candidate<'a>) -> &'a [Arc<str>] {
     match mode {
         Mode::Everywhere => &[],
-        Mode::SameNode => endpoint.node_hints,
-        Mode::SameZone => endpoint.zone_hints,
+        Mode::SameNode => &endpoint.of.node_hints,
+        Mode::SameZone => &endpoint.of.zone_hints,
     }
 }
 
@@ -164,8 +164,8 @@ pub(super) fn explain<'a>(
 pub(super) fn admits(mode: Mode, endpoint: &Candidate<'_>, here: &Here) -> bool {
     match mode {
         Mode::Everywhere => true,
-        Mode::SameNode => endpoint.node_hints.contains(&here.name),
+        Mode::SameNode => endpoint.of.node_hints.contains(&here.name),
         // A node without a zone never matches, not even an empty hint.
-        Mode::SameZone => !here.zone.is_empty() && endpoint.zone_hints.contains(&here.zone),
+        Mode::SameZone => !here.zone.is_empty() && endpoint.of.zone_hints.contains(&here.zone),
     }
 }

@@ -74,8 +74,11 @@ pub fn service(service: Service, publish: Option<&Publish>) -> ServiceObject {
 
 /// Reduces an EndpointSlice, but keeps the objects behind its endpoints if there is `publish`.
 pub fn slice(mut slice: EndpointSlice, publish: Option<&Publish>) -> SliceObject {
+    if publish.is_none() {
+        return slice.into();
+    }
     let endpoints = slice.endpoints.iter_mut().flatten();
-    let targets: Vec<_> = endpoints.map(|endpoint| endpoint.target_ref.take().filter(|_| publish.is_some())).collect();
+    let targets: Vec<_> = endpoints.map(|endpoint| endpoint.target_ref.take()).collect();
     let mut slice = SliceObject::from(slice);
     for (endpoint, target) in slice.endpoints.iter_mut().zip(targets) {
         endpoint.target = target.map(publish::target);
