@@ -8,6 +8,12 @@ use k8s_openapi::{
 };
 use localnet_proto::{Facts, TargetRef};
 
+/// Maximum size, in bytes, of all published labels of a Service with their keys; the same of its annotations, and of its application
+/// protocols. The API server accepts no more annotations for one object. Objects of other sources, such as files, may have more.
+const MOST: usize = 256 << 10;
+/// Maximum length, in bytes, of a UID and of the fields of a target. The API server accepts no longer names.
+const LONGEST_NAME: usize = 253;
+
 /// The labels and annotations of Services that readers may select. Each list contains exact keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Publish {
@@ -18,17 +24,17 @@ pub struct Publish {
 }
 
 impl Publish {
-    /// The facts about a Service, without the origins of its endpoints.
+    /// The facts about a Service, without the origins of its endpoints. What exceeds the limits is left out, like what is unknown.
     pub(super) fn facts(&self, service: &Service) -> Facts {
         let ObjectMeta { uid, labels, annotations, .. } = &service.metadata;
         let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
         let protocols = ports.filter_map(|port| {
             let protocol = port.app_protocol.as_deref().filter(|protocol| !protocol.is_empty())?;
-            Some((port.name.as_deref().unwrap_or_default().into(), protocol.into()))
+            Some((port.name.as_deref().unwrap_or_default(), protocol))
         });
         Facts {
-            uid: uid.as_deref().unwrap_or_default().into(),
-            app_protocols: protocols.collect(),
+            uid: name(uid.as_deref()),
+            app_protocols: limited(protocols),
             labels: selected(labels.as_ref(), &self.labels),
             annotations: selected(annotations.as_ref(), &self.annotations),
             origins: BTreeMap::new(),
@@ -38,14 +44,32 @@ impl Publish {
 
 /// The object behind an endpoint.
 pub(super) fn target(reference: ObjectReference) -> Arc<TargetRef> {
-    let text = |text: Option<String>| text.unwrap_or_default().into();
-    let ObjectReference { kind, namespace, name, uid, .. } = reference;
-    Arc::new(TargetRef { kind: text(kind), namespace: text(namespace), name: text(name), uid: text(uid) })
+    let ObjectReference { kind, namespace, name: of, uid, .. } = reference;
+    Arc::new(TargetRef {
+        kind: name(kind.as_deref()),
+        namespace: name(namespace.as_deref()),
+        name: name(of.as_deref()),
+        uid: name(uid.as_deref()),
+    })
 }
 
 fn selected(all: Option<&BTreeMap<String, String>>, keys: &[String]) -> BTreeMap<Arc<str>, Arc<str>> {
-    let value = |key: &String| Some((key.as_str().into(), all?.get(key)?.as_str().into()));
-    keys.iter().filter_map(value).collect()
+    limited(keys.iter().filter_map(|key| Some((key.as_str(), all?.get(key)?.as_str()))))
+}
+
+/// The entries, without those that do not fit into [`MOST`] bytes after the previous ones.
+fn limited<'a>(entries: impl IntoIterator<Item = (&'a str, &'a str)>) -> BTreeMap<Arc<str>, Arc<str>> {
+    let mut room = MOST;
+    let fitting = entries.into_iter().filter(|(key, value)| {
+        let rest = room.checked_sub(key.len() + value.len());
+        room = rest.unwrap_or(room);
+        rest.is_some()
+    });
+    fitting.map(|(key, value)| (key.into(), value.into())).collect()
+}
+
+fn name<T: for<'a> From<&'a str>>(text: Option<&str>) -> T {
+    text.filter(|text| text.len() <= LONGEST_NAME).unwrap_or_default().into()
 }
 
 #[cfg(test)]
@@ -80,6 +104,34 @@ mod tests {
         let maps = [&facts.labels, &facts.annotations, &facts.app_protocols].map(texts);
         assert_eq!(maps, ["app=web", "note=a", "h=kubernetes.io/h2c"]);
         assert_eq!(reduce::service(service, None).facts, None);
+    }
+
+    /// A file may contain such a Service. Without limits, its record would exceed what readers accept.
+    #[test]
+    fn oversized_metadata_is_left_out() {
+        let (large, half) = ("x".repeat(MOST), "x".repeat(MOST / 2));
+        let port = |name: &str, protocol: &str| json!({"name": name, "port": 80, "appProtocol": protocol});
+        let object = json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {
+                "name": "web", "uid": "x".repeat(LONGEST_NAME + 1), "labels": {"a": large, "b": "small"},
+                "annotations": {"a": half, "b": half, "c": "small"},
+            },
+            "spec": {"ports": [port("h", &large), port("i", "small")]},
+        });
+        let keys = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect();
+        let publish = Publish { labels: keys(&["a", "b"]), annotations: keys(&["a", "b", "c"]) };
+        let facts = publish.facts(&serde_json::from_value(object).unwrap());
+        let lengths = |map: &BTreeMap<Arc<str>, Arc<str>>| {
+            map.iter().map(|(key, value)| (key.to_string(), value.len())).collect::<Vec<_>>()
+        };
+        let of = |key: &str, length| (key.to_owned(), length);
+        assert_eq!(lengths(&facts.labels), [of("b", 5)]);
+        assert_eq!(lengths(&facts.annotations), [of("a", MOST / 2), of("c", 5)]);
+        assert_eq!(lengths(&facts.app_protocols), [of("i", 5)]);
+        assert_eq!(&*facts.uid, "");
+        let reference = ObjectReference { name: Some(large), kind: Some("Pod".to_owned()), ..Default::default() };
+        assert_eq!(*target(reference), TargetRef { kind: "Pod".into(), ..TargetRef::default() });
     }
 
     #[test]
