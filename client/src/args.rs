@@ -71,7 +71,7 @@ impl TlsArgs {
 }
 
 impl ClientArgs {
-    /// The brain that the flags name as the source of the state. Must be called in a tokio runtime.
+    /// The brain that the flags name as the source of the state. Does not connect yet.
     ///
     /// # Errors
     /// Returns an error if a TLS file cannot be read, or if `--tls-ca` is given for an address that does not use TLS.

@@ -1,8 +1,8 @@
 //! [`Channel`]: one HTTP/2 connection to the brain, which all calls share. The first request opens it, and so does the first
 //! request after it broke.
 //!
-//! tonic has such a channel, too, but its channel also balances, limits and queues requests to several servers. The crates for
-//! that would be a tenth of all crates that a backend needs (decision 38).
+//! tonic has such a channel, too, but its channel also balances, limits and queues requests to several servers. That needs five
+//! more crates (decision 38).
 
 use std::{
     fmt, io,
@@ -23,6 +23,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::Mutex,
+    task::JoinHandle,
     time::timeout,
 };
 use tonic::{Status, body::Body};
@@ -32,12 +33,13 @@ use tracing::debug;
 /// How often an idle connection is pinged. It is closed if no answer arrives within [`PING_TIMEOUT`].
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an attempt to connect may take, including DNS and the TLS handshake.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("localnet-client/", env!("CARGO_PKG_VERSION")));
 
-type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-type Connected = Pending<io::Result<Box<dyn Stream>>>;
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type Connecting = BoxFuture<io::Result<Box<dyn Stream>>>;
 
 /// The stream that a connection uses.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -51,9 +53,26 @@ pub(super) struct Channel(Arc<Shared>);
 struct Shared {
     scheme: Scheme,
     authority: Authority,
-    connect: Box<dyn Fn() -> Connected + Send + Sync>,
+    connect: Box<dyn Fn() -> Connecting + Send + Sync>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
     /// The connection that was opened last; `None` before the first one.
-    open: Mutex<Option<SendRequest<Body>>>,
+    open: Option<SendRequest<Body>>,
+    /// The attempt to open the next connection.
+    attempt: Option<Attempt>,
+}
+
+/// A task that opens a connection. It continues if the call that started it is cancelled, because other calls may wait for it.
+/// It ends when the channel is dropped.
+struct Attempt(JoinHandle<Result<SendRequest<Body>, Status>>);
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl Channel {
@@ -67,11 +86,11 @@ impl Channel {
         F: Future<Output = io::Result<S>> + Send + 'static,
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let connect = move || -> Connected {
-            let connected = connect();
-            Box::pin(async move { Ok(Box::new(connected.await?) as Box<dyn Stream>) })
+        let connect = move || -> Connecting {
+            let connecting = connect();
+            Box::pin(async move { Ok(Box::new(connecting.await?) as Box<dyn Stream>) })
         };
-        Self(Arc::new(Shared { scheme, authority, connect: Box::new(connect), open: Mutex::new(None) }))
+        Self(Arc::new(Shared { scheme, authority, connect: Box::new(connect), state: Mutex::default() }))
     }
 }
 
@@ -87,33 +106,45 @@ impl Shared {
 
     /// The open connection, or a new one. Requests that arrive meanwhile wait for it.
     async fn connection(&self) -> Result<SendRequest<Body>, Status> {
-        let mut open = self.open.lock().await;
-        if let Some(connection) = open.as_ref().filter(|connection| !connection.is_closed()) {
+        let mut state = self.state.lock().await;
+        // The calls that waited for this attempt were cancelled. If it failed, that may be long ago.
+        if let Some(mut attempt) = state.attempt.take_if(|attempt| attempt.0.is_finished()) {
+            state.open = (&mut attempt.0).await.ok().and_then(Result::ok);
+        }
+        if let Some(connection) = state.open.as_ref().filter(|connection| !connection.is_closed()) {
             return Ok(connection.clone());
         }
-        let late = || io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {CONNECT_TIMEOUT:?}"));
-        let connected = timeout(CONNECT_TIMEOUT, (self.connect)()).await.unwrap_or_else(|_| Err(late()));
-        let stream = connected.map_err(|error| {
-            let mut status = Status::unavailable(error.to_string());
-            status.set_source(Arc::new(error));
-            status
-        })?;
-        let (connection, driver) = http2::Builder::new(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .keep_alive_interval(PING_INTERVAL)
-            .keep_alive_timeout(PING_TIMEOUT)
-            .keep_alive_while_idle(true)
-            .handshake(TokioIo::new(stream))
-            .await
-            .map_err(status)?;
-        // Ends with the connection, or after the channel and its answers are dropped.
-        tokio::spawn(async move {
-            if let Err(error) = driver.await {
-                debug!(error = &error as &dyn std::error::Error, "the connection to the brain broke");
-            }
-        });
-        Ok(open.insert(connection).clone())
+        let attempt = state.attempt.get_or_insert_with(|| Attempt(tokio::spawn(open((self.connect)()))));
+        let opened = (&mut attempt.0).await.unwrap_or_else(|error| Err(Status::internal(error.to_string())));
+        state.attempt = None;
+        Ok(state.open.insert(opened?).clone())
     }
+}
+
+/// Waits for the stream, and opens a connection on it.
+async fn open(connecting: Connecting) -> Result<SendRequest<Body>, Status> {
+    let late = || io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {CONNECT_TIMEOUT:?}"));
+    let connected = timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| Err(late()));
+    let stream = connected.map_err(|error| {
+        let mut status = Status::unavailable(error.to_string());
+        status.set_source(Arc::new(error));
+        status
+    })?;
+    let (connection, driver) = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(true)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(status)?;
+    // Ends with the connection, or after the channel and its answers are dropped.
+    tokio::spawn(async move {
+        if let Err(error) = driver.await {
+            debug!(error = &error as &dyn std::error::Error, "the connection to the brain broke");
+        }
+    });
+    Ok(connection)
 }
 
 /// The status for an error of the connection.
@@ -140,7 +171,7 @@ impl fmt::Debug for Channel {
 impl Service<Request<Body>> for Channel {
     type Response = Response<Body>;
     type Error = Status;
-    type Future = Pending<Result<Response<Body>, Status>>;
+    type Future = BoxFuture<Result<Response<Body>, Status>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
         Poll::Ready(Ok(()))
@@ -154,31 +185,123 @@ impl Service<Request<Body>> for Channel {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    };
 
-    use tokio::time::Instant;
+    use tokio::{
+        io::DuplexStream,
+        time::{Instant, sleep},
+    };
     use tonic::Code;
 
     use super::*;
 
+    /// Longer than any test here takes on the paused clock.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn channel<F>(connect: impl Fn() -> F + Send + Sync + 'static) -> Channel
+    where
+        F: Future<Output = io::Result<DuplexStream>> + Send + 'static,
+    {
+        Channel::new(Scheme::HTTP, Authority::from_static("brain"), connect)
+    }
+
+    /// A channel whose first connection leads to a silent peer, the other stream. Every other connection fails. Each needs
+    /// `delay`.
+    fn silent(delay: Duration) -> (Channel, DuplexStream) {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        let streams = Mutex::new(Some(ours));
+        let channel = channel(move || {
+            let stream = streams.lock().unwrap().take();
+            async move {
+                sleep(delay).await;
+                stream.ok_or_else(|| io::Error::other("no second connection"))
+            }
+        });
+        (channel, theirs)
+    }
+
+    /// The status with which a call fails.
+    async fn call(channel: &Channel) -> Status {
+        let request = Request::builder().uri("/package.Service/Method").body(Body::empty()).unwrap();
+        let answer = timeout(LIMIT, channel.clone().call(request)).await.expect("the call ends");
+        answer.map(drop).unwrap_err()
+    }
+
     /// A host that loses power closes no connection.
     #[tokio::test(start_paused = true)]
     async fn a_silent_brain_is_noticed_and_the_next_call_connects_again() {
-        let (ours, _theirs) = tokio::io::duplex(1 << 16);
-        let streams = Mutex::new(Some(ours));
-        let mut channel = Channel::new(Scheme::HTTP, Authority::from_static("brain"), move || {
-            let stream = streams.lock().unwrap().take();
-            async move { stream.ok_or_else(|| io::Error::other("no second connection")) }
-        });
-        let mut call = async || {
-            let request = Request::builder().uri("/package.Service/Method").body(Body::empty()).unwrap();
-            let status = channel.call(request).await.map(drop).unwrap_err();
-            assert_eq!(status.code(), Code::Unavailable, "{status:?}");
-            status
-        };
+        let (channel, _theirs) = silent(Duration::ZERO);
         let begun = Instant::now();
-        call().await;
+        let status = call(&channel).await;
+        assert_eq!(status.code(), Code::Unavailable, "{status:?}");
         assert!(begun.elapsed() < PING_INTERVAL + 2 * PING_TIMEOUT);
-        assert_eq!(call().await.message(), "no second connection");
+        assert_eq!(call(&channel).await.message(), "no second connection");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_brain_is_noticed_between_calls() {
+        let (channel, _theirs) = silent(Duration::ZERO);
+        timeout(Duration::from_secs(1), call(&channel)).await.expect_err("nobody answers");
+        sleep(PING_INTERVAL + 2 * PING_TIMEOUT).await;
+        assert_eq!(call(&channel).await.message(), "no second connection");
+    }
+
+    /// A channel that needs one second to fail, and the number of its attempts.
+    fn failing() -> (Channel, Arc<AtomicUsize>) {
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&attempts);
+        let channel = channel(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            async {
+                sleep(Duration::from_secs(1)).await;
+                Err(io::Error::other("refused"))
+            }
+        });
+        (channel, attempts)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cancelled_call_does_not_abort_the_attempt_that_another_call_waits_for() {
+        let (channel, attempts) = failing();
+        let begun = Instant::now();
+        let (cancelled, status) = tokio::join!(timeout(Duration::from_millis(900), call(&channel)), call(&channel));
+        assert!(cancelled.is_err());
+        assert_eq!((status.message(), attempts.load(Ordering::Relaxed)), ("refused", 1));
+        assert!(begun.elapsed() < Duration::from_millis(1100), "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_uses_the_connection_that_a_cancelled_call_requested_but_not_its_old_failure() {
+        let (channel, attempts) = failing();
+        timeout(Duration::from_millis(900), call(&channel)).await.expect_err("it was cancelled");
+        sleep(Duration::from_secs(9)).await;
+        assert_eq!((call(&channel).await.message(), attempts.load(Ordering::Relaxed)), ("refused", 2));
+
+        let (channel, _theirs) = silent(Duration::from_secs(1));
+        timeout(Duration::from_millis(900), call(&channel)).await.expect_err("it was cancelled");
+        sleep(Duration::from_secs(1)).await;
+        let status = call(&channel).await;
+        assert!(status.message() != "no second connection", "{status:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_ends_with_the_channel() {
+        let held = Arc::new(());
+        let of_attempt = Mutex::new(Some(Arc::clone(&held)));
+        let channel = channel(move || {
+            let held = of_attempt.lock().unwrap().take();
+            async move {
+                let _held = held;
+                std::future::pending().await
+            }
+        });
+        timeout(Duration::from_secs(1), call(&channel)).await.expect_err("it does not connect");
+        assert_eq!(Arc::strong_count(&held), 2);
+        drop(channel);
+        sleep(Duration::from_millis(1)).await;
+        assert_eq!(Arc::strong_count(&held), 1);
     }
 }
