@@ -6,7 +6,7 @@ mod local;
 #[cfg(feature = "tls")]
 mod tls;
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::Context as _;
 use http::uri::{Authority, Scheme};
@@ -19,19 +19,22 @@ use localnet_proto::{
     traffic::{NodeTraffic, TrafficReport, TrafficRequest, traffic_client::TrafficClient},
     wire,
 };
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{
+    net::{TcpStream, lookup_host},
+    time::timeout,
+};
 use tonic::{Code, Status, Streaming};
 use wire::{backends_client::BackendsClient, endpoints_client::EndpointsClient, reasons_client::ReasonsClient};
 
-use self::channel::Channel;
+use self::channel::{CONNECT_TIMEOUT, Channel};
 use crate::source::{Report, Source, SourceError};
 
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The largest accepted message. The brain's messages are far smaller, so a peer that sends more is not a brain.
 const MAX_MESSAGE: usize = 16 << 20;
 
-/// Files for TLS on TCP; with the feature `tls`. They are read each time the client connects. If they are unusable at that time, the client logs
-/// a warning and uses the last usable contents.
+/// Files for TLS on TCP, which needs the feature `tls`. They are read each time the client connects. If they are unusable at
+/// that time, the client logs a warning and uses the last usable contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// Certificates of the authorities that may have issued the brain's certificate.
@@ -52,7 +55,7 @@ impl Brain {
     ///
     /// # Errors
     /// Returns an error if this system cannot connect to such an address, or if a TLS file cannot be read. Without the
-    /// feature `tls`, returns an error if there are TLS files.
+    /// feature `tls`, returns an error if there are TLS files for an address on TCP.
     pub fn new(address: Address, tls: Option<&TlsFiles>) -> anyhow::Result<Self> {
         let channel = match &address {
             Address::Unix(_) | Address::Pipe(_) => local::channel(&address)?,
@@ -182,11 +185,33 @@ impl Source for Brain {
     }
 }
 
-/// Opens a connection over TCP.
+/// Opens a connection over TCP to an address of the host.
 async fn connect(host: String, port: u16) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect((&*host, port)).await?;
+    let addresses: Vec<_> = lookup_host((&*host, port)).await?.collect();
+    let stream = first(&addresses, TcpStream::connect).await?;
     stream.set_nodelay(true)?;
     Ok(stream)
+}
+
+/// Connects to the first address that accepts. Each has an equal share of [`CONNECT_TIMEOUT`], so that one which does not answer
+/// leaves time for the others. One more share is for DNS and the TLS handshake.
+async fn first<S, F>(addresses: &[SocketAddr], connect: impl Fn(SocketAddr) -> F) -> io::Result<S>
+where
+    F: Future<Output = io::Result<S>>,
+{
+    let shares = u32::try_from(addresses.len()).unwrap_or(u32::MAX).saturating_add(1);
+    let share = CONNECT_TIMEOUT / shares;
+    let mut errors = Vec::new();
+    for address in addresses {
+        match timeout(share, connect(*address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            // The other addresses would need a descriptor, too. The caller looks for the code of this error.
+            Ok(Err(error)) if is_out_of_files(&error) => return Err(error),
+            Ok(Err(error)) => errors.push(format!("{address}: {error}")),
+            Err(_) => errors.push(format!("{address}: no answer within {} ms", share.as_millis())),
+        }
+    }
+    Err(io::Error::other(if errors.is_empty() { "the host has no address".to_owned() } else { errors.join("; ") }))
 }
 
 /// Waits until the brain has accepted a report.
@@ -243,7 +268,35 @@ fn failed(status: &Status) -> SourceError {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
+
+    /// Connects to addresses by their port: 1 does not answer, 2 refuses, 3 accepts, and 4 finds no descriptor.
+    async fn port(address: SocketAddr) -> io::Result<u16> {
+        match address.port() {
+            1 => std::future::pending().await,
+            2 => Err(io::ErrorKind::ConnectionRefused.into()),
+            4 => Err(io::Error::from_raw_os_error(24)),
+            port => Ok(port),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_address_is_tried_if_one_refuses_or_does_not_answer() {
+        let at = |ports: &[u16]| -> Vec<_> { ports.iter().map(|port| ([192, 0, 2, 1], *port).into()).collect() };
+        let begun = Instant::now();
+        assert_eq!(first(&at(&[1, 2, 3]), port).await.unwrap(), 3);
+        assert!(begun.elapsed().abs_diff(CONNECT_TIMEOUT / 4) < Duration::from_millis(2), "{:?}", begun.elapsed());
+
+        let begun = Instant::now();
+        let texts = "192.0.2.1:2: connection refused; 192.0.2.1:1: no answer within 1666 ms";
+        assert_eq!(first(&at(&[2, 1]), port).await.unwrap_err().to_string(), texts);
+        assert!(begun.elapsed() < CONNECT_TIMEOUT);
+        assert_eq!(first(&[], port).await.unwrap_err().to_string(), "the host has no address");
+        #[cfg(unix)]
+        assert!(is_out_of_files(&first(&at(&[4, 3]), port).await.unwrap_err()));
+    }
 
     /// A process with a limit of 12 descriptors printed "no state from the brain: Too many open files", which seemed to
     /// blame the brain.
