@@ -4,7 +4,7 @@
 //! incremental --api unix:///run/localnet/brain.sock --dump FILE
 //! ```
 //!
-//! It needs neither of the library's features: `localnet-client = { version = "0.1", default-features = false }`.
+//! It needs neither of the library's features: `cargo add localnet-client --no-default-features`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,6 @@ use localnet_client::{
     incremental::{Adapter, Listener, PortEndpoint},
     run,
 };
-use tokio::signal;
 
 /// The lines of each Service and of its endpoints. Each commit writes them to the file. A real backend would program a
 /// kernel instead.
@@ -129,6 +128,30 @@ impl Listener for Lines {
     }
 }
 
+/// Resolves when the program should end: on SIGTERM, SIGINT or SIGHUP (its terminal was closed).
+#[cfg(unix)]
+fn stopped() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    })
+}
+
+/// Resolves when the program should end: on Ctrl-C.
+#[cfg(windows)]
+fn stopped() -> io::Result<impl Future<Output = ()>> {
+    let mut pressed = tokio::signal::windows::ctrl_c()?;
+    Ok(async move { _ = pressed.recv().await })
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     tracing_subscriber::fmt().with_writer(io::stderr).init();
@@ -144,9 +167,5 @@ async fn main() -> anyhow::Result<()> {
     }
     let file = Adapter::new(Lines::of(dump.context("--dump FILE is missing")?));
     let options = Options { report: false, ..Options::default() };
-    #[cfg(unix)]
-    let mut stop = signal::unix::signal(signal::unix::SignalKind::terminate())?;
-    #[cfg(windows)]
-    let mut stop = signal::windows::ctrl_c()?;
-    run(file, Brain::new(api, None)?, options, async { _ = stop.recv().await }).await
+    run(file, Brain::new(api, None)?, options, stopped()?).await
 }
