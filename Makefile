@@ -127,6 +127,8 @@ lint: ## Check formatting, clippy and documentation, and run `make deny`
 	rustfmt --check --edition 2024 backend-ebpf/programs/main.rs
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked -p localnet-client --no-default-features --all-targets -- -D warnings
+	@# --all-targets also turns on the features that only tests need.
+	$(CARGO) check --locked -p localnet-client --no-default-features --lib
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet --lib --examples --bin localnet-bench --bin localnet-demo
 	@$(MAKE) --no-print-directory deny
 
