@@ -23,6 +23,7 @@ mod v1_tests;
 mod walk;
 
 use std::{
+    collections::BTreeMap,
     ops::Bound,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -36,6 +37,7 @@ use localnet_proto::{
     decode::{Assembler, DecodeError},
     encode,
     history::records as history_records,
+    v1::wire::Capability,
 };
 use prost::Message as _;
 use tokio::sync::watch;
@@ -156,8 +158,8 @@ impl Feed {
     }
 
     /// What readers of `localnet.v1` may select. `None` if the feed keeps no records, so that they cannot be served.
-    pub fn published(&self) -> Option<&Publish> {
-        self.0.publish.as_deref()
+    pub fn published(&self) -> Option<&Arc<Publish>> {
+        self.0.publish.as_ref()
     }
 
     /// The facts behind the health answers. The receiver is notified of each change.
@@ -194,6 +196,8 @@ pub struct State {
     digest: Digest,
     /// The sum of the digests of all records. `None` if the feed keeps no records.
     records: Option<Digest>,
+    /// How many Services require these capabilities. Services that require none are not counted.
+    requiring: BTreeMap<Box<[Capability]>, usize>,
     /// The oldest revision from which a delta can start: the tombstones of all later removals still exist.
     floor: u64,
     node: Arc<NodeEntry>,
@@ -220,6 +224,7 @@ impl State {
             revision: Revision { instance, rev: 0 },
             digest: node.digest(),
             records: node.record.as_ref().map(|record| record.digest),
+            requiring: BTreeMap::new(),
             floor: 1,
             node,
             services: OrdMap::new(),
@@ -284,8 +289,8 @@ impl State {
 
     /// How many Services are withheld from a reader of `localnet.v1`.
     pub fn withheld(&self, selection: &Selection) -> usize {
-        let heads = self.services.values().filter_map(|entry| entry.records.as_deref()).map(|records| &records.head);
-        heads.filter(|head| selection.withholds(head)).count()
+        let withheld = self.requiring.iter().filter(|(requires, _)| selection.withholds(requires));
+        withheld.map(|(_, services)| services).sum()
     }
 
     /// The decoded [`answer`](Self::answer), for a reader in this process.
@@ -318,7 +323,11 @@ impl State {
         let encoded = |entry: &Arc<Entry>| Some(Encoded(Arc::clone(entry)));
         let differing = before.diff(&self.services).filter_map(|differs| match differs {
             DiffItem::Add(key, now) => Some((key.clone(), None, encoded(now))),
-            DiffItem::Update { old: (_, before), new: (_, now) } if before.items == now.items => None,
+            DiffItem::Update { old: (_, before), new: (_, now) }
+                if now.records.is_some() && before.items == now.items =>
+            {
+                None
+            }
             DiffItem::Update { old: (key, before), new: (_, now) } => {
                 Some((key.clone(), encoded(before), encoded(now)))
             }
@@ -387,10 +396,13 @@ impl State {
             None => Records::new(rev, if self.removed.contains_key(&key) { rev } else { 0 }, service),
         });
         // The encoding is deterministic, so two Services are equal if and only if their bytes are equal.
-        if before.is_some_and(|before| before.items == items && was == records.as_ref()) {
+        let same = before.filter(|before| before.items == items);
+        if same.is_some() && was == records.as_ref() {
             return false;
         }
+        let items_rev = same.map_or(rev, |same| same.items_rev);
         let digests = (was.map(|was| was.sum), records.as_ref().map(|records| records.sum));
+        let required = requirements(was).to_vec();
         self.digest = self.digest.and(Digest::of_items(&items));
         if let Some(before) = before {
             self.digest = self.digest.without(before.digest());
@@ -399,7 +411,9 @@ impl State {
             self.removals.remove(&(removed, key.clone()));
         }
         self.exchange_records(digests.0, digests.1);
-        let entry = Arc::new(Entry { rev, items, counts: Counts::of(service), records: records.map(Box::new) });
+        self.exchange_requirements(&required, requirements(records.as_ref()));
+        let entry =
+            Arc::new(Entry { rev, items_rev, items, counts: Counts::of(service), records: records.map(Box::new) });
         self.changed.insert((rev, key.clone()), Arc::clone(&entry));
         self.services.insert(key, entry);
         true
@@ -409,6 +423,7 @@ impl State {
         let Some(before) = self.services.remove(&key) else { return false };
         self.digest = self.digest.without(before.digest());
         self.exchange_records(before.records.as_ref().map(|records| records.sum), None);
+        self.exchange_requirements(requirements(before.records.as_deref()), &[]);
         self.changed.remove(&(before.rev, key.clone()));
         self.removed.insert(key.clone(), rev);
         self.removals.insert((rev, key));
@@ -421,6 +436,16 @@ impl State {
         self.records = self.records.map(exchanged);
     }
 
+    /// Counts a Service that requires the capabilities `now` instead of `before`.
+    fn exchange_requirements(&mut self, before: &[Capability], now: &[Capability]) {
+        if let Some(services) = self.requiring.get_mut(before) {
+            *services -= 1;
+        }
+        if !now.is_empty() {
+            *self.requiring.entry(now.into()).or_default() += 1;
+        }
+    }
+
     /// Drops the oldest tombstones. A reader of an older state then gets the full state.
     fn forget(&mut self) {
         while self.removals.len() > TOMBSTONES
@@ -430,6 +455,10 @@ impl State {
             self.floor = rev;
         }
     }
+}
+
+fn requirements(records: Option<&Records>) -> &[Capability] {
+    records.map_or(&[], |records| &records.head.requires)
 }
 
 /// The smallest possible key of an entry that is newer than `since`.

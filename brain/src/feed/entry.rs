@@ -19,6 +19,8 @@ use super::{counts::Counts, records::Records};
 pub(super) struct Entry {
     /// The revision in which the Service last changed.
     pub(super) rev: u64,
+    /// The revision in which `items` last changed. Older than `rev` if only the records have changed since.
+    pub(super) items_rev: u64,
     pub(super) items: Box<[Bytes]>,
     pub(super) counts: Counts,
     /// `None` if the feed keeps no records.

@@ -51,7 +51,9 @@ impl Iterator for Items {
             }
             match self.walk.next()? {
                 Part::Node => return Some(self.walk.state().node.encoded.clone()),
-                Part::Service(_, entry) => self.current = Some((entry, 0)),
+                // Readers of `localnetv1` do not get the records.
+                Part::Service(entry) if entry.items_rev <= self.walk.since() => {}
+                Part::Service(entry) => self.current = Some((entry, 0)),
                 Part::Removed(key) => return Some(encode::removed_item(&key).encode_to_vec().into()),
             }
         }

@@ -15,8 +15,8 @@ use super::{
     walk::{Part, Walk},
 };
 
-/// A message that has reached this size in bytes gets no further record. The largest message therefore has this size and that of
-/// one record, which the limit for items of `localnetv1` bounds.
+/// A message that has reached this size in bytes gets no further record, and no record is split. The largest message therefore has
+/// this size and that of one record: as much as an item of `localnetv1` may have, and what `cluster/src/objects/publish.rs` allows.
 const MESSAGE_BYTES: usize = 64 << 10;
 
 /// An upper bound for the bytes of an update, and of a removed endpoint, apart from names and records.
@@ -43,15 +43,19 @@ impl Selection {
         }
     }
 
-    pub(super) fn withholds(&self, head: &encode::Head) -> bool {
-        !self.observes && !head.requires.iter().all(|capability| self.understands(*capability))
+    /// Whether the reader does not get Services that require these capabilities.
+    pub(super) fn withholds(&self, requires: &[wire::Capability]) -> bool {
+        !self.observes && !requires.iter().all(|capability| self.understands(*capability))
     }
 
     /// The record of a Service for this reader.
     fn head(&self, records: &Records) -> Bytes {
         let head = &records.head;
-        let record =
-            if self.withholds(head) { encode::withheld(&head.record, records.sum) } else { head.record.bytes.clone() };
+        let record = if self.withholds(&head.requires) {
+            encode::withheld(&head.record, records.sum)
+        } else {
+            head.record.bytes.clone()
+        };
         let wanted = head.selectable.iter().filter(|of| self.metadata.contains(&(of.kind, Arc::clone(&of.key))));
         extended(record, wanted.map(|of| &of.bytes))
     }
@@ -78,7 +82,6 @@ pub struct Messages {
 /// The Service that is being sent.
 #[derive(Debug)]
 struct Cursor {
-    key: ServiceKey,
     entry: Arc<Entry>,
     /// How many removed endpoints, and how many endpoints, were looked at. `None` before the first update.
     place: Option<(usize, usize)>,
@@ -109,12 +112,14 @@ impl Messages {
     /// The next update of the Service that is being sent, at most about `room` bytes, and its size.
     fn update(&mut self, mut cursor: Cursor, room: usize) -> (raw::ServiceUpdate, usize) {
         let since = self.walk.since();
-        let mut update = raw::ServiceUpdate { key: Some(wire_key(&cursor.key)), ..raw::ServiceUpdate::default() };
-        let mut size = cursor.key.namespace.len() + cursor.key.name.len() + FEW_BYTES;
+        // The walk does not continue before the Service was sent.
+        let key = self.walk.key().map(wire_key);
+        let mut size = key.as_ref().map_or(0, |key| key.namespace.len() + key.name.len()) + FEW_BYTES;
+        let mut update = raw::ServiceUpdate { key, ..raw::ServiceUpdate::default() };
         let entry = Arc::clone(&cursor.entry);
         // A feed that keeps records has them for each Service.
         let Some(records) = &entry.records else { return (update, size) };
-        let withheld = self.selection.withholds(&records.head);
+        let withheld = self.selection.withholds(&records.head.requires);
         let replace = since > 0 && since < records.floor;
         let newer = if replace { 0 } else { since };
         let (mut gone, mut sent) = match cursor.place {
@@ -177,7 +182,7 @@ impl Iterator for Messages {
                 continue;
             }
             match self.walk.next() {
-                Some(Part::Service(key, entry)) => self.current = Some(Cursor { key, entry, place: None }),
+                Some(Part::Service(entry)) => self.current = Some(Cursor { entry, place: None }),
                 Some(Part::Removed(key)) => {
                     size += key.namespace.len() + key.name.len() + FEW_BYTES;
                     let key = Some(wire_key(&key));

@@ -17,13 +17,16 @@ pub(super) struct Walk {
     /// Only changes after this revision are found. 0 for a full state.
     since: u64,
     stage: Stage,
+    /// The key of the last Service that was found.
+    key: Option<ServiceKey>,
 }
 
 /// A part of an answer.
 #[derive(Debug)]
 pub(super) enum Part {
     Node,
-    Service(ServiceKey, Arc<Entry>),
+    /// [`Walk::key`] returns its key.
+    Service(Arc<Entry>),
     Removed(ServiceKey),
 }
 
@@ -32,8 +35,8 @@ enum Stage {
     Node,
     /// The Services to send, sorted by name.
     Few(vec::IntoIter<(ServiceKey, Arc<Entry>)>),
-    /// The Services after this key that have changed after `since`.
-    All(Option<ServiceKey>),
+    /// The Services after the last one that have changed after `since`.
+    All,
     /// The removed Services, starting at this key.
     Removed((u64, ServiceKey)),
     End,
@@ -42,7 +45,7 @@ enum Stage {
 impl Walk {
     /// The changes of `state` since a revision, or the full state if `since` is `None`.
     pub(super) fn new(state: State, since: Option<u64>) -> Self {
-        Self { state, since: since.unwrap_or(0), stage: Stage::Node }
+        Self { state, since: since.unwrap_or(0), stage: Stage::Node, key: None }
     }
 
     pub(super) fn state(&self) -> &State {
@@ -54,13 +57,18 @@ impl Walk {
         self.since
     }
 
+    /// The key of the last Service that was found, until the next call of [`next`](Self::next).
+    pub(super) fn key(&self) -> Option<&ServiceKey> {
+        self.key.as_ref()
+    }
+
     fn services(&self) -> Stage {
         if self.since > 0 && self.state.changed_since(self.since).take(FEW + 1).count() <= FEW {
             let changed = self.state.changed_since(self.since);
             let few: BTreeMap<_, _> = changed.map(|((_, key), entry)| (key.clone(), Arc::clone(entry))).collect();
             Stage::Few(few.into_iter().collect::<Vec<_>>().into_iter())
         } else {
-            Stage::All(None)
+            Stage::All
         }
     }
 
@@ -84,17 +92,20 @@ impl Iterator for Walk {
                     }
                 }
                 Stage::Few(entries) => match entries.next() {
-                    Some((key, entry)) => return Some(Part::Service(key, entry)),
+                    Some((key, entry)) => {
+                        self.key = Some(key);
+                        return Some(Part::Service(entry));
+                    }
                     None => self.stage = self.removals(),
                 },
-                Stage::All(after) => {
-                    let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+                Stage::All => {
+                    let from = self.key.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
                     let mut rest = self.state.services.range::<_, ServiceKey>((from, Bound::Unbounded));
                     match rest.find(|(_, entry)| entry.rev > self.since) {
                         Some((key, entry)) => {
                             let (key, entry) = (key.clone(), Arc::clone(entry));
-                            *after = Some(key.clone());
-                            return Some(Part::Service(key, entry));
+                            self.key = Some(key);
+                            return Some(Part::Service(entry));
                         }
                         None => self.stage = self.removals(),
                     }
