@@ -18,7 +18,7 @@ use crate::{
     feed::Feed,
     serve,
     source::{self, Source},
-    watch::file::is_label_value,
+    watch::file::{is_label_key, is_label_value},
 };
 use localnet_cluster::{
     self as cluster,
@@ -185,10 +185,10 @@ pub struct DraftArgs {
     #[arg(long)]
     pub draft_v1: bool,
     /// Key of a label of Services that readers of localnet.v1 may select; may be given several times
-    #[arg(long, value_name = "KEY", requires = "draft_v1")]
+    #[arg(long, value_name = "KEY", requires = "draft_v1", value_parser = metadata_key)]
     pub publish_label: Vec<String>,
     /// Key of an annotation of Services that readers of localnet.v1 may select; may be given several times
-    #[arg(long, value_name = "KEY", requires = "draft_v1")]
+    #[arg(long, value_name = "KEY", requires = "draft_v1", value_parser = metadata_key)]
     pub publish_annotation: Vec<String>,
 }
 
@@ -254,6 +254,16 @@ fn view_name(text: &str) -> Result<String, &'static str> {
 fn label_value(text: &str) -> Result<String, &'static str> {
     let good = !text.is_empty() && is_label_value(text);
     if good { Ok(text.to_owned()) } else { Err("not a label value: at most 63 letters, digits, '-', '_', '.'") }
+}
+
+/// Parses the key of a label or an annotation. Kubernetes ignores the case of annotations' keys when it checks them.
+fn metadata_key(text: &str) -> Result<String, &'static str> {
+    let good = is_label_key(&text.to_ascii_lowercase());
+    if good {
+        Ok(text.to_owned())
+    } else {
+        Err("not a key; write it like app or example.com/app, and repeat the flag for each key")
+    }
 }
 
 /// Parses a mode of kube-proxy on Linux.
@@ -365,6 +375,17 @@ mod tests {
     }
 
     #[test]
+    fn keys_of_labels_and_annotations_are_parsed() {
+        let line = "--source kube --draft-v1 --publish-label app.kubernetes.io/name --publish-label tier --publish-annotation Example.com/A_b";
+        let Publish { labels, annotations } = Publish::clone(&parse(line).unwrap().draft.publish().unwrap());
+        assert_eq!(
+            (labels, annotations),
+            (vec!["app.kubernetes.io/name".to_owned(), "tier".to_owned()], vec!["Example.com/A_b".to_owned()])
+        );
+        assert_eq!(parse("--source kube").unwrap().draft.publish(), None);
+    }
+
+    #[test]
     fn groups_are_resolved_by_name() {
         let group = |name| Arguments::try_parse_from(["localnet-brain", "--source=kube", "--socket-group", name]);
         assert_eq!(group("root").unwrap().serve.options.socket_gid, Some(0));
@@ -389,6 +410,10 @@ mod tests {
             "--source kube --service-proxy-name a,b",
             "--source kube --socket-group no-such-group-here",
             "--source kube --publish-label app",
+            "--source kube --draft-v1 --publish-label app,tier",
+            "--source kube --draft-v1 --publish-label=",
+            "--source kube --draft-v1 --publish-annotation app=web",
+            "--source kube --draft-v1 --publish-annotation a/b/c",
         ];
         for line in lines {
             assert_eq!(parse(line).unwrap_err().exit_code(), 2, "{line}");

@@ -81,6 +81,12 @@ pub(crate) fn is_label_value(text: &str) -> bool {
         && ends.iter().flatten().all(u8::is_ascii_alphanumeric)
 }
 
+/// Whether the text is a valid key of an object's label: a name, or a DNS subdomain, a slash and a name.
+pub(crate) fn is_label_key(text: &str) -> bool {
+    let (prefix, name) = text.split_once('/').map_or((None, text), |(prefix, name)| (Some(prefix), name));
+    prefix.is_none_or(is_subdomain) && !name.is_empty() && is_label_value(name)
+}
+
 #[derive(Default)]
 struct List(Vec<Diagnostic>);
 

@@ -17,6 +17,6 @@ mod tests;
 mod thread;
 mod watcher;
 
-pub(crate) use checks::is_label_value;
+pub(crate) use checks::{is_label_key, is_label_value};
 pub use load::{Loaded, load};
 pub use watcher::{Files, run};
