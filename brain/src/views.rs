@@ -21,7 +21,7 @@ use crate::feed::Feed;
 use localnet_cluster::objects::node_name;
 
 /// Maximum number of open views of other nodes. Each takes as many resources as a brain.
-pub(crate) const MAX_OTHERS: usize = 64;
+const MAX_OTHERS: usize = 64;
 
 /// A brain of another node.
 pub struct Started {

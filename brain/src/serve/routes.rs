@@ -1,6 +1,8 @@
 //! Routes requests to the gRPC services by path. tonic routes all requests except those for `Next`, `NextState`, `Watch` and
 //! `Read`, whose answers are already encoded.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use localnet_proto::{
     history::history_server,
@@ -56,7 +58,9 @@ impl Routes {
         stalls: Stalls,
         stop: CancellationToken,
     ) -> Self {
-        let draft = state.views.own().feed().published().is_some();
+        let own = state.views.own();
+        let published = own.feed().published();
+        let draft = published.is_some();
         let reflection = || {
             let services = tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(DESCRIPTORS)
@@ -73,11 +77,12 @@ impl Routes {
             Some(pushers) => others.add_service(Push::service(pushers.clone(), stop.clone())),
             None => others,
         };
-        let next_state = draft.then(|| NextState::new(state.views.clone(), stalls.clone(), stop.clone()));
+        let next_state = published
+            .map(|published| NextState::new(own.feed().clone(), Arc::clone(published), stalls.clone(), stop.clone()));
         Self {
             next_state,
-            next: Next::new(state.views.own().feed().clone(), stalls.clone(), stop.clone()),
-            history: Read::new(state.views.own().feed().history().clone(), stalls.clone(), stop.clone()),
+            next: Next::new(own.feed().clone(), stalls.clone(), stop.clone()),
+            history: Read::new(own.feed().history().clone(), stalls.clone(), stop.clone()),
             watch: Watch::new(state.views.clone(), stalls, stop),
             others: others.prepare(),
         }

@@ -4,6 +4,8 @@
 use std::{
     future::{Future, ready},
     pin::Pin,
+    sync::Arc,
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -24,10 +26,10 @@ use super::{
     token, verbatim,
 };
 use crate::{
-    feed::{Selection, State},
-    views::{Refused, Views},
+    feed::{Feed, Selection, State},
+    throttle::Throttle,
 };
-use localnet_cluster::objects::Publish;
+use localnet_cluster::objects::{Publish, node_name};
 
 /// Maximum size of a request, in bytes: 64 keys of at most 317 bytes, and some more.
 const LARGEST_REQUEST: usize = 32 << 10;
@@ -37,20 +39,26 @@ const LONGEST_TOKEN: usize = 128;
 const LONGEST_NAME: usize = 63;
 /// Maximum number of labels and annotations that a reader may select.
 const MOST_KEYS: usize = 64;
+/// Minimum time between two warnings about readers from which Services are withheld.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The handler of `NextState`.
+/// The handler of `NextState`. It serves the state of the brain's own node only: the view of another node stops with its last
+/// stream, and readers of `localnet.v1` make a new call for each state.
 #[derive(Clone)]
 pub(super) struct NextState {
-    views: Views,
+    feed: Feed,
+    published: Arc<Publish>,
     stalls: Stalls,
     stop: CancellationToken,
+    warnings: Throttle,
 }
 
 type Messages = Pin<Box<dyn futures::Stream<Item = Result<Bytes, Status>> + Send>>;
 
 impl NextState {
-    pub(super) fn new(views: Views, stalls: Stalls, stop: CancellationToken) -> Self {
-        Self { views, stalls, stop }
+    /// `feed` keeps records, and readers may select what `published` lists.
+    pub(super) fn new(feed: Feed, published: Arc<Publish>, stalls: Stalls, stop: CancellationToken) -> Self {
+        Self { feed, published, stalls, stop, warnings: Throttle::every(LOG_INTERVAL) }
     }
 
     pub(super) async fn handle(self, request: http::Request<Body>) -> http::Response<Body> {
@@ -58,10 +66,8 @@ impl NextState {
     }
 
     async fn answer(self, request: NextStateRequest) -> Result<Messages, Status> {
-        let own = self.views.own();
-        let published = own.feed().published().ok_or_else(|| failed("", "its brain keeps no records"))?;
-        let selection = selection(&request, published)?;
-        let reader = own.feed().metrics().reader();
+        let selection = selection(&request, &self.published)?;
+        let metrics = self.feed.metrics().reader();
         let held = token::revision(&request.token, &selection);
         let state = tokio::select! {
             biased;
@@ -70,37 +76,44 @@ impl NextState {
             }
             state = self.differing(&request.node_name, held) => state?,
         };
-        if held.is_none() {
-            log(&request.reader.unwrap_or_default(), state.withheld(&selection));
-        }
+        self.log(&request.reader.unwrap_or_default(), held.is_none(), state.withheld(&selection));
         let tokens = (request.token, token::token(state.revision(), &selection));
-        let messages = state.messages(held.filter(|_| !request.full), selection, tokens);
-        let messages = messages.ok_or_else(|| failed(&request.node_name, "its brain keeps no records"))?;
-        let messages = messages.inspect(move |message| reader.sent(message.len()));
+        // The feed keeps records, so there are messages.
+        let messages = state.messages(held.filter(|_| !request.full), selection, tokens).into_iter().flatten();
+        let messages = messages.inspect(move |message| metrics.sent(message.len()));
         Ok(Box::pin(self.stalls.pace(Box::new(messages)).map_err(stalled)))
     }
 
-    /// Waits for a state of `node` other than `held`.
+    /// Waits for a state other than `held`. `node` is the node whose state the reader wants.
     async fn differing(&self, node: &str, held: Option<Revision>) -> Result<State, Status> {
-        let view = self.views.of(node).await.map_err(|why| self.refused(node, &why))?;
-        tokio::select! {
-            state = view.feed().differing(held.unwrap_or_default()) => Ok(state),
-            () = view.failed() => Err(failed(node, "its source has failed")),
+        if !node.is_empty() {
+            // The first state contains the name of this node.
+            let first = self.feed.differing(Revision::default()).await;
+            let own = &first.node().name;
+            if node_name(node).as_ref() != Ok(own) {
+                return Err(not_served(node, own));
+            }
         }
+        Ok(self.feed.differing(held.unwrap_or_default()).await)
     }
 
-    fn refused(&self, node: &str, why: &Refused) -> Status {
-        let info = match why {
-            Refused::NotAllowed(_) => {
-                let own = self.views.own().feed().state().node().name.clone();
-                ErrorInfo::new(ErrorReason::NodeNotServed).with("requestedNode", node).with("node", own)
-            }
-            Refused::TooMany(_) => {
-                ErrorInfo::new(ErrorReason::TooManyNodes).with("limit", crate::views::MAX_OTHERS.to_string())
-            }
-            Refused::Failed(_) => ErrorInfo::new(ErrorReason::NodeFailed).with("node", node),
-        };
-        info.status(why.to_string())
+    /// Whether to warn about a reader now: at most once a minute, because readers call after each change.
+    fn warns(&self, withheld: usize) -> bool {
+        withheld > 0 && self.warnings.pass().is_some()
+    }
+
+    /// Logs a reader that does not get all Services, or that has no state (`is_full`).
+    fn log(&self, Reader { name, version, .. }: &Reader, is_full: bool, withheld: usize) {
+        if self.warns(withheld) {
+            warn!(
+                reader = name,
+                version,
+                withheld,
+                "withholding Services from a reader that does not understand their restrictions; upgrade the reader"
+            );
+        } else if is_full {
+            debug!(reader = name, version, withheld, "a reader of localnet.v1 gets the full state");
+        }
     }
 }
 
@@ -132,11 +145,11 @@ fn selection(request: &NextStateRequest, published: &Publish) -> Result<Selectio
         return Err(invalid("metadata", "selects more than 64 labels and annotations"));
     }
     if let Some(key) = metadata.label_keys.iter().find(|key| !published.labels.contains(key)) {
-        return Err(not_published("metadata.label_keys", key));
+        return Err(not_published("label", key));
     }
     let is_published = |key: &String| PUBLISHED.contains(&key.as_str()) || published.annotations.contains(key);
     if let Some(key) = metadata.annotation_keys.iter().find(|key| !is_published(key)) {
-        return Err(not_published("metadata.annotation_keys", key));
+        return Err(not_published("annotation", key));
     }
     let labels = metadata.label_keys.into_iter().map(|key| (Metadata::Label, key.into()));
     let annotations = metadata.annotation_keys.into_iter().map(|key| (Metadata::Annotation, key.into()));
@@ -159,34 +172,26 @@ fn check_reader(reader: &Reader) -> Result<(), Status> {
     Ok(())
 }
 
-/// Logs a reader that gets a full state because it has none, and how many Services it does not get.
-fn log(Reader { name, version, .. }: &Reader, withheld: usize) {
-    if withheld > 0 {
-        warn!(
-            reader = name,
-            version,
-            withheld,
-            "withholding Services from a reader that does not understand their restrictions; upgrade the reader"
-        );
-    } else {
-        debug!(reader = name, version, "a reader of localnet.v1 gets the full state");
-    }
-}
-
 fn invalid(field: &str, problem: &str) -> Status {
     let info = ErrorInfo::new(ErrorReason::InvalidRequest).with("field", field).with("problem", problem);
     info.status(format!("{field} {problem}"))
 }
 
-fn not_published(field: &str, key: &str) -> Status {
-    let info = ErrorInfo::new(ErrorReason::NotPublished).with("field", field).with("key", key);
-    info.status(format!("{field} {key:?} is not published by this brain; do not request it"))
+/// `kind` is `label` or `annotation`.
+fn not_published(kind: &str, key: &str) -> Status {
+    let info =
+        ErrorInfo::new(ErrorReason::NotPublished).with("field", format!("metadata.{kind}_keys")).with("key", key);
+    info.status(format!(
+        "the {kind} {key:?} is not published by this brain; start the brain with --publish-{kind} {key}, or do not request the {kind}"
+    ))
 }
 
-fn failed(node: &str, error: impl std::fmt::Display) -> Status {
-    ErrorInfo::new(ErrorReason::NodeFailed)
-        .with("node", node)
-        .status(format!("failed to read the state of the node: {error}; retry the call"))
+fn not_served(requested: &str, own: &str) -> Status {
+    let info = ErrorInfo::new(ErrorReason::NodeNotServed).with("requestedNode", requested).with("node", own);
+    info.status(format!(
+        "the draft of localnet.v1 serves only the state of the brain's own node {own:?}, not of node {requested:?}; call the brain of \
+        that node"
+    ))
 }
 
 /// The status of an answer that was ended because its reader has stopped reading.
@@ -283,5 +288,34 @@ mod tests {
                 "{request:?}: {found:?} {metadata:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_key_that_is_not_published_has_a_remedy() {
+        let status = selection(&labels(&["app"]), &Publish::default()).unwrap_err();
+        assert_eq!(
+            status.message(),
+            "the label \"app\" is not published by this brain; start the brain with --publish-label app, or do not request the label"
+        );
+    }
+
+    /// Readers call after each change.
+    #[tokio::test(start_paused = true)]
+    async fn one_warning_a_minute_says_that_services_are_withheld() {
+        let feed = Feed::with_records(7, Arc::default());
+        let state = NextState::new(feed, Arc::default(), Stalls::default(), CancellationToken::new());
+        assert!(!state.warns(0), "a reader without withheld Services suppresses no warning");
+        assert_eq!([1, 1, 1].map(|withheld| state.clone().warns(withheld)), [true, false, false]);
+        tokio::time::advance(LOG_INTERVAL).await;
+        assert!(state.warns(1));
+    }
+
+    #[test]
+    fn a_stalled_reader_gets_a_reason() {
+        let status = stalled(Status::aborted("retry"));
+        assert_eq!((status.code(), status.message()), (Code::Aborted, "retry"));
+        let expected = ErrorInfo::new(ErrorReason::ReaderStalled).with("seconds", "60");
+        assert_eq!(ErrorInfo::of(&status), Some(expected));
+        assert_eq!(ErrorInfo::of(&stalled(Status::unavailable("no route"))), None);
     }
 }

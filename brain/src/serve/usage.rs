@@ -18,7 +18,7 @@ use tonic::{Status, body::Body};
 use tower::BoxError;
 
 use super::{
-    quota::{self, Calls, InProgress},
+    quota::{Calls, InProgress},
     routes::Routes,
 };
 
@@ -149,7 +149,7 @@ impl Usage {
 fn too_many(path: &str) -> Status {
     const MESSAGE: &str = "too many calls are in progress";
     if path.starts_with("/localnet.v1.") {
-        ErrorInfo::new(ErrorReason::TooManyCalls).with("limit", quota::MAX_CALLS_OF_PEER.to_string()).status(MESSAGE)
+        ErrorInfo::new(ErrorReason::TooManyCalls).status(MESSAGE)
     } else {
         Status::resource_exhausted(MESSAGE)
     }
@@ -193,6 +193,14 @@ mod tests {
         super::quota::{PeerId, Peers},
         *,
     };
+
+    #[test]
+    fn a_call_of_the_draft_beyond_the_quota_has_a_reason() {
+        let draft = too_many("/localnet.v1.StateService/NextState");
+        assert_eq!(ErrorInfo::of(&draft), Some(ErrorInfo::new(ErrorReason::TooManyCalls)));
+        let other = too_many("/localnetv1.Endpoints/Next");
+        assert_eq!((draft.code(), ErrorInfo::of(&other)), (other.code(), None));
+    }
 
     /// The calls of a peer of a new listener.
     fn calls() -> Calls {

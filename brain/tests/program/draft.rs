@@ -1,20 +1,26 @@
 //! A brain with `--draft-v1`: a reader of `localnet.v1` follows it beside one of `localnetv1`, and both have the same states.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Duration};
 
 use hyper_util::rt::TokioIo;
 use localnet_client::{Source as _, grpc::Brain};
 use localnet_proto::{
     Facts, Revision, ServiceKey, Snapshot, Update,
     v1::{
-        self, Answer,
-        wire::{self, MetadataSelector, NextStateRequest, state_service_client::StateServiceClient},
+        self, Answer, ErrorInfo,
+        wire::{self, ErrorReason, MetadataSelector, NextStateRequest, state_service_client::StateServiceClient},
     },
 };
-use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint, Uri};
+use tokio::{net::UnixStream, time::timeout};
+use tonic::{
+    Code, Status,
+    transport::{Channel, Endpoint, Uri},
+};
 
 use super::start_with;
+
+/// Limit for each answer, so that a failing test does not hang.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Writes a `cluster.yaml` with the Service `shop/web`, whose endpoint `10.1.0.N` is the Pod `web-N`, for each of `pods`.
 fn write(folder: &Path, tier: &str, pods: impl IntoIterator<Item = u8>) {
@@ -72,12 +78,8 @@ impl Reader {
             endpoint_details: true,
             ..NextStateRequest::default()
         };
-        let mut stream = self.client.next_state(request).await.unwrap().into_inner();
-        let (mut answer, mut updates) = (Answer::default(), Vec::new());
-        while let Some(message) = stream.message().await.unwrap() {
-            updates.extend(message.services.clone());
-            answer.push(message);
-        }
+        let answer = timeout(TIMEOUT, answer(&mut self.client, request)).await.expect("the state changes");
+        let (answer, updates) = answer.unwrap();
         self.state.apply(self.reader.accept(answer).unwrap().unwrap());
         updates
     }
@@ -93,6 +95,20 @@ impl Reader {
         state.services.values_mut().for_each(|service| std::sync::Arc::make_mut(service).facts = None);
         state
     }
+}
+
+/// The complete answer, and its updates.
+async fn answer(
+    client: &mut StateServiceClient<Channel>,
+    request: NextStateRequest,
+) -> Result<(Answer, Vec<wire::ServiceUpdate>), Status> {
+    let mut stream = client.next_state(request).await?.into_inner();
+    let (mut answer, mut updates) = (Answer::default(), Vec::new());
+    while let Some(message) = stream.message().await? {
+        updates.extend(message.services.clone());
+        answer.push(message);
+    }
+    Ok((answer, updates))
 }
 
 /// The state of a reader of `localnetv1`.
@@ -151,4 +167,45 @@ async fn readers_of_both_packages_follow_a_brain() {
     assert_eq!(reader.read().await.iter().map(|update| update.endpoints.len()).sum::<usize>(), 200);
     assert_ne!(reader.state.revision.instance, before.instance);
     assert_eq!(reader.without_facts(), older(&brain).await);
+}
+
+/// A view of another node would stop after each call, because no stream of the reader keeps it.
+#[tokio::test]
+async fn the_draft_serves_only_the_node_of_the_brain() {
+    let folder = tempfile::TempDir::new().unwrap();
+    write(folder.path(), "one", [1]);
+    let socket = folder.path().join("brain.sock");
+    let flags = ["--draft-v1", "--serve-node=*"];
+    let (_program, mut lines) = start_with(folder.path(), &format!("unix://{}", socket.display()), &flags);
+    lines.find(|line| line["fields"]["message"] == "first complete state").unwrap();
+    let mut client = Reader::connect(&socket).await.client;
+    let mut call = async |node: &str| {
+        let request = NextStateRequest { node_name: node.to_owned(), ..NextStateRequest::default() };
+        timeout(TIMEOUT, answer(&mut client, request)).await.unwrap().map(|(_, updates)| updates.len())
+    };
+    assert_eq!(call("Here").await.unwrap(), 1);
+    let status = call("other").await.unwrap_err();
+    let expected = ErrorInfo::new(ErrorReason::NodeNotServed).with("requestedNode", "other").with("node", "here");
+    assert_eq!((status.code(), ErrorInfo::of(&status)), (Code::PermissionDenied, Some(expected)));
+}
+
+/// Also if the reader has had the full state before a Service becomes restricted.
+#[tokio::test]
+async fn the_log_names_a_reader_from_which_a_service_is_withheld() {
+    let folder = tempfile::TempDir::new().unwrap();
+    write(folder.path(), "one", [1]);
+    let socket = folder.path().join("brain.sock");
+    let flags = ["--draft-v1", "--publish-label=tier", "--publish-annotation=note"];
+    let (_program, mut lines) = start_with(folder.path(), &format!("unix://{}", socket.display()), &flags);
+    lines.find(|line| line["fields"]["message"] == "first complete state").unwrap();
+    let mut reader = Reader::connect(&socket).await;
+    reader.read().await;
+    let restricted = "status: {loadBalancer: {ingress: [{ip: 203.0.113.1}]}}\n\
+                      spec: {type: LoadBalancer, loadBalancerSourceRanges: [192.0.2.0/24], clusterIP:";
+    let text = fs::read_to_string(folder.path().join("cluster.yaml")).unwrap().replace("spec: {clusterIP:", restricted);
+    fs::write(folder.path().join("new"), text).unwrap();
+    fs::rename(folder.path().join("new"), folder.path().join("cluster.yaml")).unwrap();
+    assert!(reader.read().await[0].service.as_ref().unwrap().withheld);
+    let warning = lines.find(|line| line["fields"]["withheld"] == 1).unwrap();
+    assert_eq!((&warning["level"], &warning["fields"]["reader"]), (&"WARN".into(), &"test".into()));
 }

@@ -15,7 +15,7 @@ pub struct Facts {
     pub labels: BTreeMap<Arc<str>, Arc<str>>,
     /// The annotations that the operator of the brain has published.
     pub annotations: BTreeMap<Arc<str>, Arc<str>>,
-    /// Where the endpoints come from, for each port of each endpoint. Two Pods in the node's network may serve different ports of
+    /// Where the endpoints come from, for each port of each endpoint. Two Pods that use the host's network may serve different ports of
     /// one address.
     pub origins: BTreeMap<(IpAddr, EndpointPort), Origin>,
 }

@@ -40,9 +40,9 @@ impl ErrorInfo {
             ErrorReason::InvalidRequest => Code::InvalidArgument,
             ErrorReason::NodeNotServed | ErrorReason::NotPublished => Code::PermissionDenied,
             ErrorReason::CapabilityMissing => Code::FailedPrecondition,
-            ErrorReason::TooManyCalls | ErrorReason::TooManyNodes => Code::ResourceExhausted,
+            ErrorReason::TooManyCalls => Code::ResourceExhausted,
             ErrorReason::ReaderStalled => Code::Aborted,
-            ErrorReason::ShuttingDown | ErrorReason::NodeFailed => Code::Unavailable,
+            ErrorReason::ShuttingDown => Code::Unavailable,
             ErrorReason::RevisionUnknown => Code::OutOfRange,
         }
     }

@@ -191,7 +191,7 @@ fn replace_discards_the_endpoints_of_a_service() {
     assert_eq!(accepted(&mut reader, [message]), Ok(Some(expected)));
 }
 
-/// Two Pods in the node's network may serve different ports of one address.
+/// Two Pods that use the host's network may serve different ports of one address.
 #[test]
 fn an_endpoint_has_the_details_on_which_its_ports_agree() {
     let port = |number: u16| EndpointPort { name: number.to_string().into(), port: number };
