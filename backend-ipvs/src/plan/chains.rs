@@ -33,7 +33,7 @@ pub mod names {
 
 /// The priority between destination NAT (-100) and IPVS (-98) in `output`, so that rules can match translated connections.
 const BEFORE_IPVS: i32 = -99;
-/// The priority after IPVS, which has 98 in `input`.
+/// The priority after IPVS, which has 98 (replies) and 99 (requests) in `input`.
 const BEHIND_IPVS: i32 = 110;
 
 /// The chains that always exist, in an order that is easy to read.
