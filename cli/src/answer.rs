@@ -38,7 +38,8 @@ impl Answer {
         });
         let kernel = evidence.kernel_unknown.iter().map(|why| format!("the kernel: {why}"));
         let foreign = evidence.foreign_unread.then(|| {
-            "the rules of other programs: they are evaluated only if the node's backend is nft or iptables".to_owned()
+            "the rules of other programs: they are evaluated only if the node's backend is nft, iptables or ipvs"
+                .to_owned()
         });
         Self {
             question: format!("{}:{}", evidence.service, evidence.port),

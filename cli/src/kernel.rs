@@ -256,7 +256,7 @@ impl Kernel {
     /// Returns an error if the kernel refuses the request.
     pub fn stops(&mut self, packet: &foreign::Packet) -> Result<Vec<foreign::Stop>, nft::Error> {
         if self.foreign.is_none() {
-            self.foreign = Some(self.socket.foreign_rules(&[plan::TABLE, plan::SUBSTITUTE])?);
+            self.foreign = Some(self.socket.foreign_rules(OURS)?);
         }
         let foreign = self.foreign.as_ref().map_or_else(Default::default, Clone::clone);
         Ok(self.socket.stops(&foreign, packet))
@@ -267,7 +267,7 @@ impl Kernel {
     /// # Errors
     /// Returns an error if the kernel refuses the request.
     pub fn other_tables(&mut self) -> Result<Vec<String>, nft::Error> {
-        Ok(self.socket.foreign_rules(&[plan::TABLE, plan::SUBSTITUTE])?.tables())
+        Ok(self.socket.foreign_rules(OURS)?.tables())
     }
 }
 
@@ -290,7 +290,7 @@ pub async fn record() -> Option<sysdump::Kernel> {
         for family in Family::BOTH {
             socket.table(&plan::table(family))?;
         }
-        socket.foreign_rules(&[plan::TABLE, plan::SUBSTITUTE])?;
+        socket.foreign_rules(OURS)?;
         socket.generation()?;
         Ok(socket.recorded())
     };
@@ -361,6 +361,9 @@ fn read_elements(table: &Table, of: &mut SetDump) -> Result<(), nft::Error> {
 fn alike(family: Family, found: &ChainDump, wanted: &Chain) -> usize {
     found.rules.iter().zip(&wanted.rules).filter(|(found, wanted)| found.is(family, wanted)).count()
 }
+
+/// The tables of localnet's backends, in which no other program may have rules.
+const OURS: &[&str] = &[plan::TABLE, plan::SUBSTITUTE, localnet_ipvs::plan::TABLE];
 
 /// The interface with the addresses of VIPs, in mode ipvs.
 const IPVS_INTERFACE: &str = "kube-ipvs0";

@@ -25,6 +25,7 @@
 //! | [`world`] | the evidence that answers are computed from, and the outcome that the state determines for a packet |
 //! | [`flows`] | flows in connection tracking |
 //! | [`traffic`] | the rates of the traffic that backends have counted; pure |
+//! | [`hooks`] | the hooks of netfilter that a packet passes, and its destination at each; pure |
 //! | [`explain`] | follows one packet from the state to the kernel |
 //! | [`why_not`], [`evidence`] | gathers the evidence about a Service that does not answer |
 //! | [`causes`], [`answer`] | ranks what is wrong, and prints it; pure |
@@ -56,6 +57,7 @@ pub mod failure;
 pub mod flows;
 pub mod get;
 pub mod history;
+pub mod hooks;
 pub mod inspect;
 pub mod kernel;
 pub mod listings;

@@ -7,11 +7,8 @@ use std::{
     time::Duration,
 };
 
-use localnet_client::route::{Origin, Outcome, Packet};
-use localnet_linux::{
-    nft::{HookPoint, foreign},
-    routes::Route,
-};
+use localnet_client::route::{Origin, Outcome};
+use localnet_linux::{nft::foreign, routes::Route};
 use localnet_proto::{Family, Port, Protocol, Service, ServiceKey};
 use tokio::time::timeout;
 
@@ -19,6 +16,7 @@ use crate::{
     evidence::{Evidence, Front, OnNode},
     explain::{self, outcome_name},
     flows::flows,
+    hooks::{self, Translator},
     inspect::Inspected,
     kernel,
     listings::Listings,
@@ -89,7 +87,7 @@ pub async fn gather(world: &mut World, question: &Question, brain: Option<&Peer>
         let read = backend.read(world).await;
         evidence.kernel_unknown = read.as_ref().err().map(|error| format!("{error:#}"));
         listed = read.ok().map(|listings| (backend, listings));
-        evidence.foreign_unread = backend != Inspected::Iptables || world.kernel.is_err();
+        evidence.foreign_unread = backend == Inspected::Ebpf || world.kernel.is_err();
     }
     if let Some(maps) = Inspected::beside(world) {
         match maps.read(world).await {
@@ -221,11 +219,22 @@ async fn check(
     };
     node.missing = rows.into_iter().filter(|row| matches!(row.held, "no" | "other")).collect();
     node.does_not_forward = packet.origin != Origin::Node && leaves && forwards == Some(false);
-    // IPVS takes packets from another hook, so these checks would be wrong.
-    if listed.is_none_or(|(backend, _)| *backend == Inspected::Iptables) {
-        node.stops = stops(world, &packet, has_source, &choices);
+    let backend = listed.map(|(backend, _)| *backend);
+    let translator = match backend {
+        None | Some(Inspected::Iptables) => Some(Translator::NfTables),
+        // IPVS does not choose the endpoint of this traffic (docs/backends/ipvs.md, difference 4).
+        Some(Inspected::Ipvs) if front.scope.short_circuit => Some(Translator::NfTables),
+        Some(Inspected::Ipvs) => Some(Translator::Ipvs),
+        Some(Inspected::Ebpf) => None,
+    };
+    if let Some(translator) = translator {
+        // A program of the node that binds no address sends from the VIP, which is an address of the node.
+        let from_vip = translator == Translator::Ipvs && from == From::Node;
+        let source = if from_vip { Some(packet.destination) } else { has_source.then_some(packet.source) };
+        let passed = hooks::passed(translator, &packet, source, &choices, |address| world.has(address));
+        node.stops = stops(world, passed);
         // With iptables-nft, the backend's own rules are in tables of other programs.
-        node.stops.retain(|(_, stop)| listed.is_none() || !stop.chain.starts_with("KUBE-"));
+        node.stops.retain(|(_, stop)| backend != Some(Inspected::Iptables) || !stop.chain.starts_with("KUBE-"));
     }
     if !world.is_here {
         // The routes and flows of this machine are not those of the node.
@@ -264,33 +273,13 @@ fn filtered(judged: &Judged<'_>, has_source: bool) -> Option<String> {
     }
 }
 
-/// Returns the rules of other programs that stop the packet, either before or after the packet is translated to one of the
-/// endpoints.
-fn stops(
-    world: &mut World,
-    packet: &Packet,
-    has_source: bool,
-    endpoints: &[SocketAddr],
-) -> Vec<(String, foreign::Stop)> {
-    let source = has_source.then_some(packet.source);
-    let protocol = packet.protocol;
-    let vip = SocketAddr::new(packet.destination, packet.port);
-    let at = |point, to: SocketAddr| foreign::Packet { point, source, destination: to.ip(), protocol, port: to.port() };
-    let mut ways = Vec::new();
-    if packet.origin == Origin::Node {
-        ways.extend(endpoints.iter().map(|endpoint| at(HookPoint::Output, *endpoint)));
-    } else {
-        ways.push(at(HookPoint::Prerouting, vip));
-        for endpoint in endpoints {
-            let point = if world.has(endpoint.ip()) { HookPoint::Input } else { HookPoint::Forward };
-            ways.push(at(point, *endpoint));
-        }
-    }
+/// Returns the rules of other programs that stop the packet at a hook, each with the packet's destination at that hook.
+fn stops(world: &mut World, passed: Vec<foreign::Packet>) -> Vec<(String, foreign::Stop)> {
     let Ok(kernel) = &mut world.kernel else { return Vec::new() };
     let mut found: Vec<(String, foreign::Stop)> = Vec::new();
-    for way in ways {
-        let to = SocketAddr::new(way.destination, way.port);
-        for stop in kernel.stops(&way).unwrap_or_default() {
+    for packet in passed {
+        let to = SocketAddr::new(packet.destination, packet.port);
+        for stop in kernel.stops(&packet).unwrap_or_default() {
             // A rule that stops packets to several endpoints is reported only once.
             let same = |other: &foreign::Stop| {
                 (&other.table, &other.chain, other.handle) == (&stop.table, &stop.chain, stop.handle)

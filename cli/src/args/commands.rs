@@ -166,9 +166,10 @@ impl OfNode {
         };
         let is_local = is_here || dumped.is_some();
         let newest = status.as_ref().ok().and_then(Status::newest);
-        // For iptables, only the rules of other programs are read from nf_tables.
+        // For iptables and ipvs, only the rules of other programs are read from nf_tables.
         let uses_kernel = |backend: &Backend| {
-            backend.has_nft_tables() || is_local && Inspected::named(&backend.name) == Some(Inspected::Iptables)
+            let translator = Inspected::named(&backend.name).filter(|_| is_local);
+            backend.has_nft_tables() || matches!(translator, Some(Inspected::Iptables | Inspected::Ipvs))
         };
         let kernel = match newest.filter(|backend| !uses_kernel(backend) && self.kernel == When::Auto) {
             _ if !is_local && global.at.is_some() => Err(kernel::unread(

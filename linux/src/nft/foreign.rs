@@ -45,11 +45,34 @@ struct ForeignChain {
     rules: Vec<RuleDump>,
 }
 
+/// The chains of a hook that a packet passes with one destination. A priority orders the chains of a hook, the lowest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All chains.
+    Whole,
+    /// The chains before this priority, at which another hook function rewrites the packet.
+    Before(i32),
+    /// The chains after this priority.
+    After(i32),
+}
+
+impl Part {
+    fn contains(self, priority: i32) -> bool {
+        match self {
+            Self::Whole => true,
+            Self::Before(limit) => priority < limit,
+            Self::After(limit) => priority > limit,
+        }
+    }
+}
+
 /// The first packet of a flow, at one hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// The hook.
     pub point: HookPoint,
+    /// The chains of the hook that the packet passes.
+    pub part: Part,
     /// The source address, if it is known.
     pub source: Option<IpAddr>,
     /// The destination address.
@@ -196,7 +219,7 @@ impl ForeignRules {
         let point = hook_number(packet.point);
         let mut stops = Vec::new();
         for chain in &self.chains {
-            let is_entered = chain.hook.is_some_and(|(of, _)| of == point);
+            let is_entered = chain.hook.is_some_and(|(of, priority)| of == point && packet.part.contains(priority));
             if is_entered && (chain.family == family || chain.family == INET) {
                 let mut evaluation = Evaluation { rules: self, packet, find: &mut *find, stops: &mut stops };
                 evaluation.base(chain);

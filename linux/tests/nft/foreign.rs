@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use localnet_core::{Family, Protocol};
 use localnet_linux::nft::{
     Element, HookPoint, Socket, Table, Tuple,
-    foreign::{Fate, Packet},
+    foreign::{Fate, Packet, Part},
 };
 
 use crate::listing::nft;
@@ -19,7 +19,8 @@ fn ip(text: &str) -> IpAddr {
 /// TCP from 10.180.0.2 to port 8080 of an address.
 fn to(destination: &str, point: HookPoint) -> Packet {
     let source = if destination.contains(':') { "fd00::2" } else { "10.180.0.2" };
-    Packet { point, source: Some(ip(source)), destination: ip(destination), protocol: Protocol::Tcp, port: 8080 }
+    let (source, destination) = (Some(ip(source)), ip(destination));
+    Packet { point, part: Part::Whole, source, destination, protocol: Protocol::Tcp, port: 8080 }
 }
 
 /// What stops a forwarded packet to 10.180.0.1:8080, with these rules in a chain of the forward hook.
@@ -124,6 +125,21 @@ fn verdicts_end_chains_as_they_do_in_the_kernel() {
         "add rule inet fw forward accept\nadd table ip t\nadd chain ip t f { type filter hook forward priority 10; }\nadd rule ip t f drop\n",
         &["ip t f rule drop"],
     );
+}
+
+#[test]
+fn only_chains_in_the_part_of_the_hook_count() {
+    let late = "add chain inet fw late { type filter hook forward priority 100; policy drop; }\n";
+    for (part, expected) in [
+        (Part::Whole, &["inet fw late policy drop"][..]),
+        (Part::Before(101), &["inet fw late policy drop"]),
+        (Part::Before(100), &[]),
+        (Part::After(99), &["inet fw late policy drop"]),
+        (Part::After(100), &[]),
+    ] {
+        let packet = Packet { part, ..to("10.180.0.1", HookPoint::Forward) };
+        assert_eq!(stops_of(late, packet), expected, "{part:?}");
+    }
 }
 
 #[test]
