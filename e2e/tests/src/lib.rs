@@ -1,15 +1,17 @@
 //! Tests of the programs as shipped, and of the repository itself: see the `tests` folder of this crate.
 //!
 //! This library contains the code that the tests share: it starts the programs, or [`kube_proxy`], on a node of the lab, and waits for
-//! the outcome of packets. It also has [`api_server`], [`differential`], [`load`], [`privileges`], [`web`]
+//! the outcome of packets. It also has [`api_server`], [`differential`], [`faults`], [`load`], [`privileges`], [`scenario`], [`web`]
 //! and [`writer`].
 
 pub mod api_server;
 mod backend;
 pub mod differential;
+pub mod faults;
 pub mod kube_proxy;
 pub mod load;
 pub mod privileges;
+pub mod scenario;
 pub mod web;
 pub mod writer;
 

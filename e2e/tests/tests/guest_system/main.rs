@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `conformance` | the backend passes the conformance kit |
 //! | `differential` | the oracle and the backend agree about random clusters and packets |
+//! | `faults` | `--why-not` names the cause of a fault first |
 //! | `kube_proxy` | where kube-proxy's ipvs mode differs from the Cases, by entry of `docs/differences.md` |
 //! | `privileges` | one capability is enough, and the backend starts no program |
 //! | `restarts` | connections survive killed programs, terminating endpoints, and `ipvsadm -C` |
@@ -11,6 +12,7 @@
 
 mod conformance;
 mod differential;
+mod faults;
 mod kube_proxy;
 mod privileges;
 mod restarts;

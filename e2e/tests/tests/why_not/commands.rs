@@ -6,10 +6,11 @@ use std::{
     process::Command,
 };
 
-use localnet_e2e::{Backend, await_condition, program};
+use localnet_e2e::{
+    Backend, await_condition, program,
+    scenario::{Scenario, named, steps as steps_of},
+};
 use localnet_lab::{Namespace, Sandbox, topology::CLUSTER_CIDRS};
-
-use crate::scenario::{Scenario, named};
 
 fn well() -> Scenario {
     Scenario::build(&named("service-misspelt"), &["backend".to_owned()]).unwrap()
@@ -83,7 +84,7 @@ fn a_sysdump_answers_like_the_node() {
     let archive = archive.to_str().unwrap();
     for (fault, steps) in [("service-misspelt", vec!["backend".to_owned()]), ("ruleset-flushed", vec![])] {
         let path = named(fault);
-        let steps = if steps.is_empty() { crate::scenario::steps(&path) } else { steps };
+        let steps = if steps.is_empty() { steps_of(&path).unwrap() } else { steps };
         let node = Scenario::build(&path, &steps).unwrap();
         assert_sysdump_answers(
             &node,

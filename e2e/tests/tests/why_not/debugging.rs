@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 
 use localnet_lab::expect_file;
 
-use crate::scenario::{self, Scenario, named};
+use localnet_e2e::scenario::{self, Scenario, named};
 
 /// The line before the first command about a problem. It names a fault of `e2e/faults` or a Case of `e2e/cases`.
 const FAULT: &str = "<!-- fault: ";
@@ -43,7 +43,7 @@ fn played(page: &str) -> String {
         if let Some(folder) = fault.or(case) {
             // Remove the previous scenario first.
             drop(scenario.take());
-            scenario = Some(Scenario::build(&folder, &scenario::steps(&folder)).unwrap());
+            scenario = Some(Scenario::build(&folder, &scenario::steps(&folder).unwrap()).unwrap());
         }
         out.push_str(line);
         out.push('\n');

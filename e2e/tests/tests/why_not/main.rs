@@ -6,4 +6,3 @@
 mod commands;
 mod debugging;
 mod faults;
-mod scenario;

@@ -8,25 +8,31 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use localnet_e2e::{Backend, Programs, await_condition, program};
 use localnet_lab::{Namespace, Network, Running, Topology, topology::CLUSTER_CIDRS};
 use serde::Deserialize;
+
+use crate::{Backend, Programs, await_condition, program};
 
 /// A fault, and the command to diagnose it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Fault {
-    /// The backend whose rules the steps change: `nft` or `iptables`; `None` if the fault does not depend on the backend.
+pub struct Fault {
+    /// The backend whose rules the steps change: `nft`, `iptables` or `ipvs`; `None` if the fault does not depend on the backend.
     #[serde(default)]
-    pub(crate) backend: Option<String>,
-    pub(crate) ask: String,
+    pub backend: Option<String>,
+    /// The Service and its port, as an argument of `localnet explain`.
+    pub ask: String,
+    /// The sender, as an argument of `localnet explain`.
     #[serde(default)]
-    pub(crate) from: Option<String>,
+    pub from: Option<String>,
+    /// The destination, as an argument of `localnet explain`.
     #[serde(default)]
-    pub(crate) to: Option<String>,
+    pub to: Option<String>,
+    /// What happens on the node, in order.
     #[serde(default = "backend_alone")]
-    pub(crate) steps: Vec<String>,
-    pub(crate) cause: String,
+    pub steps: Vec<String>,
+    /// The code of the cause.
+    pub cause: String,
 }
 
 fn backend_alone() -> Vec<String> {
@@ -34,34 +40,51 @@ fn backend_alone() -> Vec<String> {
 }
 
 /// The directories under `e2e/faults`.
-pub(crate) fn all() -> Vec<PathBuf> {
+///
+/// # Errors
+/// Returns an error if the directory cannot be read.
+pub fn all() -> anyhow::Result<Vec<PathBuf>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("faults");
-    let entries = fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().path());
-    let mut found: Vec<PathBuf> = entries.filter(|path| path.is_dir()).collect();
+    let entries = fs::read_dir(&root).with_context(|| format!("reading {}", root.display()))?;
+    let paths = entries.map(|entry| Ok(entry?.path())).collect::<anyhow::Result<Vec<PathBuf>>>()?;
+    let mut found: Vec<PathBuf> = paths.into_iter().filter(|path| path.is_dir()).collect();
     found.sort();
-    found
+    Ok(found)
 }
 
 /// The directory of a fault.
-pub(crate) fn named(name: &str) -> PathBuf {
+///
+/// # Panics
+/// Panics if there is no such fault.
+pub fn named(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("faults").join(name);
     assert!(path.is_dir(), "e2e/faults has no {name}");
     path
 }
 
 /// The directory of a Case.
-pub(crate) fn case(name: &str) -> PathBuf {
+///
+/// # Panics
+/// Panics if there is no such Case.
+pub fn case(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("cases").join(name);
     assert!(path.is_dir(), "e2e/cases has no {name}");
     path
 }
 
 /// The steps on the node. A Case has no steps of its own.
-pub(crate) fn steps(folder: &Path) -> Vec<String> {
-    if folder.join("fault.yaml").exists() { read(folder).unwrap().steps } else { backend_alone() }
+///
+/// # Errors
+/// Returns the errors of [`read`].
+pub fn steps(folder: &Path) -> anyhow::Result<Vec<String>> {
+    if folder.join("fault.yaml").exists() { Ok(read(folder)?.steps) } else { Ok(backend_alone()) }
 }
 
-pub(crate) fn read(path: &Path) -> anyhow::Result<Fault> {
+/// Reads the `fault.yaml` of a directory.
+///
+/// # Errors
+/// Returns an error if the file cannot be read, or has another field or type.
+pub fn read(path: &Path) -> anyhow::Result<Fault> {
     let file = path.join("fault.yaml");
     let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
     serde_saphyr::from_str(&text).with_context(|| format!("reading {}", file.display()))
@@ -69,16 +92,22 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Fault> {
 
 /// The output of a command, and its exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CommandRun {
-    pub(crate) out: String,
-    pub(crate) error: String,
-    pub(crate) code: i32,
+pub struct CommandRun {
+    /// The standard output.
+    pub out: String,
+    /// The standard error.
+    pub error: String,
+    /// The exit code, or -1 after a signal.
+    pub code: i32,
 }
 
 /// A node on which the steps of a fault were executed.
-pub(crate) struct Scenario {
-    pub(crate) network: Network,
-    pub(crate) programs: Programs,
+#[derive(Debug)]
+pub struct Scenario {
+    /// The node, its pods and a client outside.
+    pub network: Network,
+    /// The programs that run on the node.
+    pub programs: Programs,
     brain: Option<Running>,
     backend: Option<Running>,
     chosen: Backend,
@@ -87,12 +116,18 @@ pub(crate) struct Scenario {
 
 impl Scenario {
     /// Executes the steps with the nft backend.
-    pub(crate) fn build(folder: &Path, steps: &[String]) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::build_on`].
+    pub fn build(folder: &Path, steps: &[String]) -> anyhow::Result<Self> {
         Self::build_on(Backend::Nft, folder, steps)
     }
 
     /// Executes the steps with a backend.
-    pub(crate) fn build_on(chosen: Backend, folder: &Path, steps: &[String]) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// Returns an error if the node cannot be built, or a step fails.
+    pub fn build_on(chosen: Backend, folder: &Path, steps: &[String]) -> anyhow::Result<Self> {
         let mut topology = Topology::with_pods(["10.180.0.1", "10.180.0.2", "10.180.0.3", "10.180.1.1"])?;
         topology.node_addresses.clear();
         let network = Network::build(topology)?;
@@ -151,6 +186,8 @@ impl Scenario {
                     _ => bail!("{place:?} is not a place"),
                 };
                 let mut bash = Command::new("bash");
+                // IPVS sends packets from the hook input to the hook output.
+                bash.env("HOOK", if self.chosen == Backend::Ipvs { "output" } else { "forward" });
                 if let Backend::Iptables(flavour) = self.chosen {
                     bash.env("FLAVOUR", flavour);
                 }
@@ -167,12 +204,15 @@ impl Scenario {
     }
 
     /// Ends the brain.
-    pub(crate) fn stop_brain(&mut self) {
+    pub fn stop_brain(&mut self) {
         self.brain = None;
     }
 
     /// Runs `localnet` on the node.
-    pub(crate) fn localnet(&self, arguments: &[&str]) -> anyhow::Result<CommandRun> {
+    ///
+    /// # Errors
+    /// Returns an error if the program cannot run, or prints other text than UTF-8.
+    pub fn localnet(&self, arguments: &[&str]) -> anyhow::Result<CommandRun> {
         let mut command = Command::new(program("localnet")?);
         command.args(arguments).env("LOCALNET_API", self.programs.api()).env_remove("NO_COLOR");
         self.network.node().run(|| {

@@ -1,0 +1,80 @@
+//! Runs every fault of `e2e/faults`: `--why-not` names its cause first, with exceptions for at most 1 in 20 faults.
+
+use std::{
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use anyhow::{Context as _, ensure};
+
+use crate::{
+    Backend,
+    scenario::{self, Scenario},
+};
+
+/// The required ratio: 38 of 40.
+const RIGHT_OF_TWENTY: usize = 19;
+/// The faults of each backend must be at least so many.
+const FAULTS: usize = 40;
+const AT_A_TIME: usize = 4;
+
+/// Checks that `localnet explain --why-not` names the right cause of enough faults first.
+///
+/// # Errors
+/// Returns the faults for which it names another cause, if they are too many.
+pub fn the_right_cause_ranks_first(backend: Backend) -> anyhow::Result<()> {
+    let kind = match backend {
+        Backend::Nft => "nft",
+        Backend::Iptables(_) => "iptables",
+        Backend::Ipvs => "ipvs",
+        Backend::Ebpf => "ebpf",
+    };
+    let mut folders = Vec::new();
+    for folder in scenario::all()? {
+        if scenario::read(&folder)?.backend.is_none_or(|of| of == kind) {
+            folders.push(folder);
+        }
+    }
+    ensure!(folders.len() >= FAULTS, "only {} faults", folders.len());
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut wrong = Vec::new();
+        while let Some(folder) = folders.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(error) = names_first(folder, backend) {
+                wrong.push(format!("{}: {error:#}", folder.display()));
+            }
+        }
+        wrong
+    };
+    let wrong: Vec<String> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..AT_A_TIME).map(|_| scope.spawn(work)).collect();
+        let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        workers.into_iter().flat_map(join).collect()
+    });
+    let right = folders.len() - wrong.len();
+    println!("{right} of {} causes are named first\n{}", folders.len(), wrong.join("\n"));
+    ensure!(right * 20 >= folders.len() * RIGHT_OF_TWENTY, "only {right} of {}:\n{}", folders.len(), wrong.join("\n"));
+    Ok(())
+}
+
+fn names_first(folder: &Path, backend: Backend) -> anyhow::Result<()> {
+    let fault = scenario::read(folder)?;
+    let scenario = Scenario::build_on(backend, folder, &fault.steps)?;
+    let mut arguments = vec!["explain", "--why-not", &fault.ask, "-o", "json"];
+    if let Some(from) = &fault.from {
+        arguments.extend(["--from", from]);
+    }
+    if let Some(to) = &fault.to {
+        arguments.extend(["--to", to]);
+    }
+    let run = scenario.localnet(&arguments)?;
+    ensure!(run.code == 1 || run.code == 0, "{run:?}");
+    let answer: serde_json::Value = serde_json::from_str(&run.out).with_context(|| format!("{run:?}"))?;
+    let causes = answer["causes"].as_array().cloned().unwrap_or_default();
+    let first = causes.first().is_some_and(|first| first["code"] == fault.cause.as_str());
+    let named = causes.iter().map(|of| format!("{}: {}", of["code"].as_str().unwrap_or_default(), of["problem"]));
+    ensure!(first, "wanted {}, got {:#?}", fault.cause, named.collect::<Vec<_>>());
+    Ok(())
+}
