@@ -122,9 +122,23 @@ impl Programs {
     /// # Errors
     /// See [`Self::start`].
     pub fn start_backend(&self, namespace: &Namespace, backend: Backend) -> anyhow::Result<Running> {
+        self.start_backend_with(namespace, backend, &[])
+    }
+
+    /// Starts a backend for the lab's pods, with further flags.
+    ///
+    /// # Errors
+    /// See [`Self::start`].
+    pub fn start_backend_with(
+        &self,
+        namespace: &Namespace,
+        backend: Backend,
+        flags: &[&str],
+    ) -> anyhow::Result<Running> {
         let (api, cluster) = (self.api(), localnet_lab::topology::CLUSTER_CIDRS.join(","));
         let mut arguments = vec!["--api", &api, "--cluster-cidr", &cluster];
         arguments.extend(backend.flags());
+        arguments.extend(flags);
         self.start(namespace, backend.program(), &arguments)
     }
 

@@ -148,8 +148,10 @@ impl Scenario {
 
     fn step(&mut self, step: &str) -> anyhow::Result<()> {
         match step {
-            "backend" => {
-                self.backend = Some(self.programs.start_backend(self.network.node(), self.chosen)?);
+            _ if step == "backend" || step.starts_with("backend --") => {
+                let flags: Vec<&str> = step.split(' ').skip(1).collect();
+                let backend = self.programs.start_backend_with(self.network.node(), self.chosen, &flags)?;
+                self.backend = Some(backend);
                 self.await_applied()
             }
             "kill backend" => {
