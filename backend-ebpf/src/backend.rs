@@ -55,15 +55,16 @@ impl<K: Kernel> EbpfBackend<K> {
             self.desired.forget();
             return Err(error.context(format!("cannot program the eBPF maps with revision {}", state.revision)));
         }
-        if self.may_be_stale {
-            self.end_sockets();
-        }
+        self.end_sockets();
         let full = if was_known { Vec::new() } else { Family::BOTH.to_vec() };
         Ok(Synced { skipped: self.desired.vips.skipped(), full, ..Synced::default() })
     }
 
-    /// Ends the stale UDP sockets. After a failure, the next sync tries again.
-    fn end_sockets(&mut self) {
+    /// Ends the stale UDP sockets, if there may be any. After a failure, the next call tries again.
+    pub fn end_sockets(&mut self) {
+        if !self.may_be_stale {
+            return;
+        }
         let ended = self.kernel.end_sockets(&|vip, endpoint| self.desired.is_stale(vip, endpoint));
         self.may_be_stale = ended.is_err();
         let warned = std::mem::replace(&mut self.warned, ended.is_err());

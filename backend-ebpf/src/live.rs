@@ -1,4 +1,5 @@
-//! [`LiveBackend`]: the backend on a live node. It notices when another program deletes its pins.
+//! [`LiveBackend`]: the backend on a live node. It notices when another program deletes its pins, and ends the sockets that a sync
+//! could not end.
 
 use std::time::Duration;
 
@@ -21,10 +22,10 @@ pub async fn open(mut backend: EbpfBackend<Host>) -> anyhow::Result<LiveBackend>
     Ok(Live::new(backend, Pins::default(), NodeAddresses::default()).await)
 }
 
-/// Notices deleted pins.
+/// Notices deleted pins, and tries again to end stale sockets.
 #[derive(Debug)]
 pub struct Pins {
-    /// When to check. It continues if a check is interrupted.
+    /// When to do so. It continues if a check is interrupted.
     check: Interval,
 }
 
@@ -44,6 +45,7 @@ impl<K: Kernel> Watch<EbpfBackend<K>> for Pins {
     async fn changed(&mut self, backend: &mut EbpfBackend<K>) {
         loop {
             self.check.tick().await;
+            backend.end_sockets();
             if !backend.kernel_mut().is_attached() {
                 info!("another program deleted pinned programs or maps; repairing them");
                 return;
@@ -54,7 +56,7 @@ impl<K: Kernel> Watch<EbpfBackend<K>> for Pins {
 
 #[cfg(test)]
 mod tests {
-    use localnet_client::vips::Config;
+    use localnet_client::{Changes, vips::Config};
     use tokio::time::timeout;
 
     use super::*;
@@ -73,5 +75,20 @@ mod tests {
             noticed |= timeout(wait, pins.changed(&mut backend)).await.is_ok();
         }
         assert!(noticed);
+    }
+
+    /// Regression: UDP sockets that a sync could not end kept endpoints that no longer existed, until the state changed again.
+    #[tokio::test(start_paused = true)]
+    async fn sockets_that_a_sync_could_not_end_are_ended_later() {
+        let state = "{node: {name: n}, services: [{service: ns/dns, type: ClusterIP, clusterIPs: [172.30.0.1], ports: [{name: p, protocol: UDP, port: 53}]}]}";
+        let state = serde_saphyr::from_str(state).unwrap();
+        let stale = ["172.30.0.1:53", "10.0.0.1:53"].map(|text| crate::plan::socket(text.parse().unwrap()));
+        let kernel = FakeKernel { attached: true, sockets: vec![stale], keeps_sockets: true, ..FakeKernel::default() };
+        let (mut backend, mut pins) = (EbpfBackend::new(Config::default(), kernel), Pins::default());
+        backend.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
+        assert_eq!(backend.kernel_mut().sockets, [stale]);
+        backend.kernel_mut().keeps_sockets = false;
+        assert!(timeout(EVERY, pins.changed(&mut backend)).await.is_err(), "nothing has changed");
+        assert!(backend.kernel_mut().sockets.is_empty());
     }
 }

@@ -44,6 +44,8 @@ struct State {
     /// How many backends have cleaned up flows.
     cleaners: u32,
     fails: bool,
+    /// Whether the backend could not end flows, and has to try again.
+    owes: bool,
     /// Whether the cleaner does not get to run.
     is_busy: bool,
     late: u32,
@@ -65,6 +67,7 @@ impl Flows {
             table,
             cleaners: 0,
             fails: false,
+            owes: false,
             is_busy: false,
             late: 0,
             accidents: 0,
@@ -133,7 +136,13 @@ impl Flows {
             let flows = &mut state.table.flows;
             flows.retain(|flow| !is_translated(flow) || !is_stale(flow.original.destination, flow.reply.source));
         }
+        state.owes = state.fails;
         !state.fails
+    }
+
+    /// Whether [`Self::end`] has failed, and has not been called again.
+    pub fn owes(&self) -> bool {
+        self.lock().owes
     }
 
     /// Forgets all flows: nothing can end them any more.
@@ -149,7 +158,7 @@ impl Flows {
             inner.table.flows.clear();
         }
         let profile = inner.ledger.profile();
-        if !profile.has_flows || inner.ledger.is_damaged() || inner.fails {
+        if !profile.has_flows || inner.ledger.is_damaged() || inner.fails || inner.owes {
             return;
         }
         // A backend knows only those former VIPs that it or the tables have held.

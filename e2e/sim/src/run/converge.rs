@@ -118,6 +118,9 @@ impl<S: Program> Driver<S> {
         if let Some(unsettled) = self.kernel.ask(|kernel| kernel.unsettled()) {
             return Some(unsettled);
         }
+        if self.kernel.flows().owes() {
+            return Some("the backend has not tried again to end stale sockets".to_owned());
+        }
         let report = running.reports.last(S::NAME).map(|received| received.report).unwrap_or_default();
         let reported = |family: &localnet_proto::wire::FamilyReport| {
             let revision = Revision { instance: report.instance_id, rev: family.applied_rev };
