@@ -104,7 +104,7 @@ impl<K: Kernel> LinuxBackend for EbpfBackend<K> {
     }
 
     /// Empty, because connections that the programs translate have no entries in connection tracking that could be stale.
-    fn take_commit(&mut self) -> Commit {
+    fn take_commit(&mut self, _: &[Family]) -> Commit {
         Commit::default()
     }
 }

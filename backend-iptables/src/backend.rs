@@ -16,7 +16,9 @@ use localnet_linux::{
     conntrack::{Commit, Frontend},
     shortage::message_is_shortage,
 };
-use localnet_linux_backend::{blocking, elements::frontend, live::LinuxBackend, traffic::TrafficCounter};
+use localnet_linux_backend::{
+    blocking, elements::frontend, live::LinuxBackend, moved::take_found, traffic::TrafficCounter,
+};
 use localnet_proto::{
     ByFamily, Changes, Family, ServiceKey, Snapshot,
     wire::{PacketCounts, RuleCount},
@@ -350,9 +352,9 @@ impl<K: Kernel> LinuxBackend for IptablesBackend<K> {
         Family::BOTH.into_iter().for_each(|family| self.desired.forget(family));
     }
 
-    fn take_commit(&mut self) -> Commit {
-        let remembered = std::mem::take(&mut self.found).values().concat();
-        Commit { remembered, ..self.desired.moved().take(self.traffic.as_ref()) }
+    fn take_commit(&mut self, failed: &[Family]) -> Commit {
+        let remembered = take_found(&mut self.found, failed);
+        Commit { remembered, ..self.desired.moved().take(failed, self.traffic.as_ref()) }
     }
 
     fn count(&self, counts: &mut Counts) {

@@ -19,6 +19,7 @@ use localnet_linux_backend::{
     blocking,
     elements::live_vips,
     live::LinuxBackend,
+    moved::take_found,
     portions::{Limits, Portions},
     traffic::TrafficCounter,
 };
@@ -521,11 +522,11 @@ impl<K: Kernel> LinuxBackend for NftBackend<K> {
         Family::BOTH.into_iter().for_each(|family| self.desired.forget(family));
     }
 
-    fn take_commit(&mut self) -> Commit {
-        let found = std::mem::take(&mut self.found);
+    fn take_commit(&mut self, failed: &[Family]) -> Commit {
+        let found = take_found(&mut self.found, failed);
         // Beside another proxy, that proxy may serve them now.
-        let remembered = if self.is_canary { Vec::new() } else { found.values().concat() };
-        let mut commit = Commit { remembered, ..self.desired.moved().take(self.traffic.as_ref()) };
+        let remembered = if self.is_canary { Vec::new() } else { found };
+        let mut commit = Commit { remembered, ..self.desired.moved().take(failed, self.traffic.as_ref()) };
         if self.is_canary {
             let removed = commit.frontends.extract_if(.., |(_, now)| now.is_none());
             commit.handed_over = removed.map(|(frontend, _)| frontend).collect();

@@ -539,7 +539,7 @@ fn many_vips_are_dispatched_in_groups() {
     let fake = into_kernel(&mut backend);
     let mut again = backend_with(&full, fake, 3);
     assert_eq!(kernel(&mut again).inputs, []);
-    assert_eq!(again.take_commit().remembered.len(), 3);
+    assert_eq!(again.take_commit(&[]).remembered.len(), 3);
     _ = sync(&mut again, &fewer, &changes);
     let nat = &kernel(&mut again).tables[Family::V4]["nat"];
     assert!(!nat.keys().any(|chain| chain.starts_with("KUBE-VIPS-")), "{nat:?}");

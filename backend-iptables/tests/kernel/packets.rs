@@ -125,7 +125,7 @@ fn nothing_leaves(flavour: Flavour) {
             for _ in 0..ROUNDS {
                 for serves in [false, true] {
                     backend.apply(&dns(serves), &Changes::everything())?.whole()?;
-                    cleaner.committed(backend.take_commit());
+                    cleaner.committed(backend.take_commit(&[]));
                     begin.take().map_or(Ok(()), |begin| begin.send(()))?;
                     if serves {
                         await_that(

@@ -333,12 +333,12 @@ fn a_refused_endpoint_is_retried_without_a_change() {
     assert_eq!(synced.refused, [ServiceKey::new("default", "web")].into());
     backend.retry_refused();
     assert_eq!(run(backend.apply(&state(), &Changes::default())).unwrap().refused.len(), 1);
-    assert!(!backend.take_commit().recheck);
+    assert!(!backend.take_commit(&[]).recheck);
     backend.kernel.hated.clear();
     backend.retry_refused();
     let synced = run(backend.apply(&state(), &Changes::default())).unwrap();
     assert_eq!((synced.refused.len(), synced.skipped), (0, vec![]));
-    assert!(backend.take_commit().recheck, "flows to the VIP began untranslated");
+    assert!(backend.take_commit(&[]).recheck, "flows to the VIP began untranslated");
     assert!(backend.kernel.servers.values().all(|fake| fake.destinations.len() == 2));
 }
 
@@ -357,11 +357,11 @@ fn an_address_that_the_kernel_refuses_is_reported_and_retried() {
     backend.retry_refused();
     let add = || vec!["addresses +[172.30.0.1] -[]".to_owned()];
     assert_eq!(synced(&mut backend, &state(), &Changes::default()), (add(), skipped));
-    assert!(!backend.take_commit().recheck);
+    assert!(!backend.take_commit(&[]).recheck);
     backend.kernel.hated_addresses.clear();
     backend.retry_refused();
     assert_eq!(synced(&mut backend, &state(), &Changes::default()), (add(), vec![]));
-    assert!(backend.take_commit().recheck, "flows to the address began untranslated");
+    assert!(backend.take_commit(&[]).recheck, "flows to the address began untranslated");
     assert_eq!(backend.kernel.addresses, Some(["172.30.0.1".parse().unwrap()].into()));
     assert_eq!(synced(&mut backend, &state(), &Changes::default()), (vec![], vec![]));
 }

@@ -556,7 +556,7 @@ fn a_commit_names_each_changed_vip_once() {
     let vip = |text: &str| Frontend::new(Protocol::Tcp, text.parse().unwrap());
     let planned = |backend: &mut NftBackend<FakeKernel>, state: &Snapshot, changes: &Changes| {
         backend.apply(state, changes).unwrap().whole().unwrap();
-        let mut commit = backend.take_commit();
+        let mut commit = backend.take_commit(&[]);
         commit.frontends.sort_by_key(|(frontend, _)| *frontend);
         (commit.frontends, commit.remembered)
     };

@@ -13,7 +13,7 @@ use localnet_linux::{
     conntrack::{Cleaner, Commit, Recheck},
     pace::Pace,
 };
-use localnet_proto::{Changes, Snapshot};
+use localnet_proto::{Changes, Family, Snapshot};
 use tokio::{
     select,
     sync::watch,
@@ -29,8 +29,9 @@ pub trait LinuxBackend: Backend {
     /// Marks the applied state as unknown, so that the next sync reads the live state.
     fn forget(&mut self);
 
-    /// The VIPs whose flows may be stale after the last sync.
-    fn take_commit(&mut self) -> Commit;
+    /// The VIPs whose flows may be stale after the last sync. The sync has `failed` for some families: their flows are not stale yet,
+    /// so their VIPs follow when a sync succeeds.
+    fn take_commit(&mut self, failed: &[Family]) -> Commit;
 
     /// Updates the backend's own counters, after each sync and every 5 s.
     fn count(&self, _: &mut Counts) {}
@@ -227,8 +228,9 @@ impl<B: LinuxBackend, W: Watch<B>, N: Node> Backend for Live<B, W, N> {
             false
         });
         let synced = result?;
-        let (failed, read) = (!synced.failed.is_empty(), !synced.full.is_empty());
-        let commit = self.recheck.after_sync(failed, read, self.backend.take_commit());
+        let failed: Vec<_> = synced.failed.iter().map(|(family, _)| *family).collect();
+        let commit = self.backend.take_commit(&failed);
+        let commit = self.recheck.after_sync(!failed.is_empty(), !synced.full.is_empty(), commit);
         syncing.0.committed(commit);
         Ok(synced)
     }

@@ -3,8 +3,8 @@
 use super::Commit;
 
 /// Remembers between syncs whether any flow may be stale. There are two possible causes. First, rules that another program
-/// changed may have sent a flow anywhere. Second, a family whose sync failed kept its old rules. These rules may have sent new
-/// flows to endpoints whose removal was part of the failed sync.
+/// changed may have sent a flow anywhere. Second, a sync that failed for a family may have changed a part of its rules. They may
+/// have sent new flows to endpoints that no commit names.
 #[derive(Debug, Default)]
 pub struct Recheck {
     /// Whether rules were missing or wrong since the last sync.
@@ -24,7 +24,7 @@ impl Recheck {
     pub fn after_sync(&mut self, failed: bool, read: bool, commit: Commit) -> Commit {
         // A sync that finds changed rules reads and repairs them, before a notification reports the change.
         let disturbed = std::mem::take(&mut self.disturbed) || read;
-        // The family that recovered has only now removed the endpoints that earlier commits reported as removed.
+        // A sync that failed for a family may have changed a part of its rules.
         let recovered = std::mem::replace(&mut self.failed, failed) && !failed;
         Commit { recheck: commit.recheck || disturbed || recovered, ..commit }
     }
