@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine ebpf python go examples cluster build demo test simulate simulate-mutants museum conformance-ipvs chart images packages release differential differential-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-scale instructions bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine ebpf python go examples cluster build demo test simulate simulate-mutants museum conformance-ipvs chart images packages release differential differential-ipvs faults-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-scale instructions bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -103,6 +103,10 @@ differential: deps controlplane ## Compare the oracle, our backends and kube-pro
 differential-ipvs: deps controlplane vm ## Compare the oracle and localnet-ipvs in the guest, with N (2000) random packets, and localnet shadow with kube-proxy's mode ipvs, with as many (20 minutes; EVALUATE (250): the number of packets that shadow evaluates in each state)
 	$(CARGO) build --locked -p localnet-brain -p localnet-nft -p localnet-ipvs -p localnet
 	STRICT=1 N=$(or $(N),2000) SEED=$(SEED) EVALUATE=$(EVALUATE) $(CARGO) test --locked -p localnet-e2e --test guest_system differential:: -- --nocapture
+
+faults-ipvs: deps vm ## Create all faults of e2e/faults with localnet-ipvs in the guest, and check that `localnet explain --why-not` names the causes (15 minutes)
+	$(CARGO) build --locked -p localnet-brain -p localnet-ipvs -p localnet
+	FAULTS=all $(CARGO) test --locked -p localnet-e2e --test guest_system faults:: -- --nocapture
 
 kernels: deps vm ## Send the packets of all Cases through nft and iptables on the kernels of Debian 11, 12, 13 and of backports, in the guest (hours; KERNELS='bullseye …', BACKENDS='nft …' and ONLY=packets/udp,… run a part)
 	$(CARGO) build --locked -p localnet-vm -p localnet-conformance -p localnet-nft -p localnet-iptables -p localnet

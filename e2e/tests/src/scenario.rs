@@ -35,6 +35,13 @@ pub struct Fault {
     pub cause: String,
 }
 
+impl Fault {
+    /// Whether a step changes something on the node or in a pod.
+    pub fn changes_node(&self) -> bool {
+        self.steps.iter().any(|step| step.starts_with("node:") || step.starts_with("pod "))
+    }
+}
+
 fn backend_alone() -> Vec<String> {
     vec!["backend".to_owned()]
 }
