@@ -17,7 +17,10 @@ use localnet_client::{
 };
 use localnet_proto::{Affinity, Family, Protocol, Verdict};
 
-use crate::kernel::{Kernel, Tools};
+use crate::{
+    kernel::{Kernel, Tools},
+    plan::names,
+};
 
 /// Reads the tables of this network namespace and returns what they serve.
 ///
@@ -115,11 +118,15 @@ impl Rules {
         let leads = |rule: &&Rule| {
             ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-"].iter().any(|of| rule.target.starts_with(of))
         };
+        // Between two sections of a large change, a group may remain to which no rule leads any more.
+        let groups: BTreeSet<&str> = self.chains.values().flatten().map(|rule| rule.target.as_str()).collect();
+        let is_met = |chain: &str| !chain.starts_with(names::GROUP) || groups.contains(chain);
         // `Self::key` skips rules without a port number: they only lead from one chain of a Service port to the next.
         let ways: BTreeMap<VipKey, &str> = self
             .chains
-            .values()
-            .flatten()
+            .iter()
+            .filter(|(chain, _)| is_met(chain))
+            .flat_map(|(_, rules)| rules)
             .filter(leads)
             .filter_map(|rule| Some((self.key(rule)?, rule.target.as_str())))
             .collect();
@@ -233,6 +240,7 @@ mod tests {
             -A KUBE-SVC-A -j KUBE-SEP-A\n\
             -A KUBE-SEP-A -s 10.1.0.1/32 -j KUBE-MARK-MASQ\n\
             -A KUBE-SEP-A -p tcp -m tcp -j DNAT --to-destination 10.1.0.1:8080\n\
+            -A KUBE-VIPS-A -d 10.96.0.13/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-A\n\
             -A OTHER -d 10.96.0.12/32 -p tcp --dport 80 -j KUBE-SVC-A\n";
         let mut rules = Rules::new(Family::V4);
         text.lines().for_each(|line| rules.line(line));

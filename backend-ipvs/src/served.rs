@@ -68,7 +68,10 @@ pub fn of(servers: &[ServerState], tables: &[TableDump], local: &BTreeSet<IpAddr
         // With external policy Local, this node's own traffic is translated before it reaches IPVS.
         let entry = match translated.get(&key) {
             Some(endpoints) => {
-                Entry { to: Some(To::Endpoints(endpoints.iter().copied().collect())), outside: by_ipvs, affinity: None }
+                // Without a destination, the virtual server has no way for packets from outside.
+                let outside = by_ipvs.unwrap_or_else(|| To::Endpoints(BTreeSet::new()));
+                let to = To::Endpoints(endpoints.iter().copied().collect());
+                Entry { to: Some(to), outside: Some(outside), affinity: None }
             }
             None => Entry { to: by_ipvs, ..Entry::default() },
         };
@@ -192,6 +195,13 @@ mod tests {
                 (|kernel| kernel.servers.retain(|state| !state.server.frontend.address.ip().is_ipv4()))
                     as fn(&mut Kernel),
                 format!("lacks: {cluster} -> 10.180.0.1:8080 10.180.1.1:8080"),
+            ),
+            // Packets from outside find no virtual server. Those of the node itself are translated before.
+            (
+                |kernel| {
+                    kernel.servers.retain(|state| state.server.frontend.address.ip() != IpAddr::from([198, 51, 100, 1]))
+                },
+                format!("has extra: {balancer} outside ->"),
             ),
             // No packet reaches a virtual server whose address is not local.
             (

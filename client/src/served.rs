@@ -83,7 +83,7 @@ impl fmt::Display for To {
 pub struct Entry {
     /// Where new connections go. `None` if no line tells where they go.
     pub to: Option<To>,
-    /// Where connections from outside of the cluster go, if this differs from `to`.
+    /// Where connections from outside of the cluster go, if this differs from `to`. No endpoints: nothing translates them.
     pub outside: Option<To>,
     /// The session affinity, if there is one.
     pub affinity: Option<Affinity>,
@@ -148,6 +148,7 @@ impl Served {
         let entry = self.0.entry(key).or_default();
         match rest {
             ["affinity", seconds] => entry.affinity = Some(seconds.parse::<u32>().ok()?.into()),
+            ["outside", "->"] => entry.outside = Some(To::Endpoints(BTreeSet::new())),
             ["outside", rest @ ..] => entry.outside = Some(To::read(rest)?),
             rest => entry.to = Some(To::read(rest)?),
         }
