@@ -250,7 +250,9 @@ impl Ipvs {
     }
 
     fn starts(&mut self) {
-        self.unmarked = self.fake.servers.keys().filter(|one| !self.marks(one)).copied().collect();
+        // The address of another VIP may mark one later. The backend that then starts deletes it, one by one.
+        let is_unmarked = |one: &&Frontend| !self.marks(one) || self.unmarked.contains(*one) && !self.lists(one);
+        self.unmarked = self.fake.servers.keys().filter(is_unmarked).copied().collect();
         self.starts = true;
     }
 
