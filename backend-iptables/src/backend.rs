@@ -16,9 +16,7 @@ use localnet_linux::{
     conntrack::{Commit, Frontend},
     shortage::message_is_shortage,
 };
-use localnet_linux_backend::{
-    blocking, elements::frontend, live::LinuxBackend, moved::take_found, traffic::TrafficCounter,
-};
+use localnet_linux_backend::{blocking, elements::frontend, live::LinuxBackend, traffic::TrafficCounter};
 use localnet_proto::{
     ByFamily, Changes, Family, ServiceKey, Snapshot,
     wire::{PacketCounts, RuleCount},
@@ -353,7 +351,7 @@ impl<K: Kernel> LinuxBackend for IptablesBackend<K> {
     }
 
     fn take_commit(&mut self, failed: &[Family]) -> Commit {
-        let remembered = take_found(&mut self.found, failed);
+        let remembered = std::mem::take(&mut self.found).values().concat();
         Commit { remembered, ..self.desired.moved().take(failed, self.traffic.as_ref()) }
     }
 

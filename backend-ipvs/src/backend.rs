@@ -18,9 +18,7 @@ use localnet_linux::{
     ipvs::{Change, Frontend, Scheduler, ServerState, VirtualServer},
     nft::{Error, Kernel as _, TableContent, Transaction},
 };
-use localnet_linux_backend::{
-    elements::live_vips, live::LinuxBackend, moved::take_found, portions::Limits, traffic::TrafficCounter,
-};
+use localnet_linux_backend::{elements::live_vips, live::LinuxBackend, portions::Limits, traffic::TrafficCounter};
 use localnet_proto::{ByFamily, Changes, Family, Snapshot};
 use tracing::{debug, info, warn};
 
@@ -405,7 +403,7 @@ impl<K: Kernel> LinuxBackend for IpvsBackend<K> {
     }
 
     fn take_commit(&mut self, failed: &[Family]) -> Commit {
-        let remembered = take_found(&mut self.found, failed);
+        let remembered = std::mem::take(&mut self.found).values().concat();
         let Commit { frontends, .. } = self.desired.moved().take(failed, self.traffic.as_ref());
         Commit { frontends, remembered, recheck: std::mem::take(&mut self.recheck), ..Commit::default() }
     }

@@ -19,7 +19,6 @@ use localnet_linux_backend::{
     blocking,
     elements::live_vips,
     live::LinuxBackend,
-    moved::take_found,
     portions::{Limits, Portions},
     traffic::TrafficCounter,
 };
@@ -523,9 +522,9 @@ impl<K: Kernel> LinuxBackend for NftBackend<K> {
     }
 
     fn take_commit(&mut self, failed: &[Family]) -> Commit {
-        let found = take_found(&mut self.found, failed);
+        let found = std::mem::take(&mut self.found);
         // Beside another proxy, that proxy may serve them now.
-        let remembered = if self.is_canary { Vec::new() } else { found };
+        let remembered = if self.is_canary { Vec::new() } else { found.values().concat() };
         let mut commit = Commit { remembered, ..self.desired.moved().take(failed, self.traffic.as_ref()) };
         if self.is_canary {
             let removed = commit.frontends.extract_if(.., |(_, now)| now.is_none());

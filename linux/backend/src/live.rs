@@ -29,8 +29,8 @@ pub trait LinuxBackend: Backend {
     /// Marks the applied state as unknown, so that the next sync reads the live state.
     fn forget(&mut self);
 
-    /// The VIPs whose flows may be stale after the last sync. The sync has `failed` for some families: their flows are not stale yet,
-    /// so their VIPs follow when a sync succeeds.
+    /// The VIPs whose flows may be stale after the last sync. The sync has `failed` for some families: what it could not remove there
+    /// follows when a sync succeeds.
     fn take_commit(&mut self, failed: &[Family]) -> Commit;
 
     /// Updates the backend's own counters, after each sync and every 5 s.

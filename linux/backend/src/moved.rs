@@ -1,13 +1,13 @@
 //! [`Moved`]: the VIPs that changed since the last commit, as connection tracking and the counter of traffic need them. Pure.
 
-use std::{collections::HashMap, mem, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use localnet_client::vips::{Vip, VipKey};
 use localnet_linux::{
-    conntrack::{Commit, Endpoints, Frontend},
+    conntrack::{Commit, Endpoints},
     traffic::{PortName, Served},
 };
-use localnet_proto::{ByFamily, Family};
+use localnet_proto::Family;
 
 use crate::{
     elements::frontend,
@@ -49,12 +49,11 @@ impl Moved {
         self.closing.remove(key);
     }
 
-    /// Tells `counter` about the changes, and returns them as a commit. Forgets them. It keeps the changes of families whose sync
-    /// has `failed`, because their tables still serve what they served before.
+    /// Tells `counter` about the changes, and returns them as a commit. Forgets them. It keeps the removals in families whose sync
+    /// has `failed`, because their tables may still serve these VIPs.
     pub fn take(&mut self, failed: &[Family], counter: Option<&TrafficCounter>) -> Commit {
-        let is_in_force = |key: &VipKey| !failed.contains(&key.family());
-        let vips: HashMap<_, _> = self.vips.extract_if(|key, _| is_in_force(key)).collect();
-        let closing = self.closing.extract_if(|key, _| is_in_force(key));
+        let in_force = |key: &VipKey, now: &mut Option<Endpoints>| now.is_some() || !failed.contains(&key.family());
+        let vips: HashMap<_, _> = self.vips.extract_if(in_force).collect();
         if let (Some(counter), Some(ports)) = (counter, &mut self.ports) {
             let mut served = |key: &VipKey, now: &Option<Endpoints>| {
                 now.clone().zip(ports.remove(key)).map(|(endpoints, (port, eligible))| Served {
@@ -67,16 +66,10 @@ impl Moved {
         }
         Commit {
             frontends: vips.into_iter().map(|(key, now)| (frontend(&key), now)).collect(),
-            closing: closing.map(|(key, after)| (frontend(&key), after)).collect(),
+            closing: self.closing.drain().map(|(key, after)| (frontend(&key), after)).collect(),
             ..Commit::default()
         }
     }
-}
-
-/// Takes the VIPs that were `found` in the kernel, except those of families whose sync has `failed`.
-pub fn take_found(found: &mut ByFamily<Vec<Frontend>>, failed: &[Family]) -> Vec<Frontend> {
-    let in_force = Family::BOTH.into_iter().filter(|family| !failed.contains(family));
-    in_force.flat_map(|family| mem::take(&mut found[family])).collect()
 }
 
 /// The endpoints of a VIP that get new connections.
@@ -97,7 +90,7 @@ mod tests {
     /// The kernel refused a Service in IPv6, and lacked the memory to remove it in IPv4. The flows of its IPv4 VIPs were deleted all
     /// the same, so that they moved to other endpoints.
     #[test]
-    fn the_vips_of_a_family_that_fails_follow_when_it_succeeds() {
+    fn the_removals_of_a_family_that_fails_follow_when_it_succeeds() {
         let [v4, v6] = ["10.0.0.1", "fd00::1"].map(|address| address.parse().unwrap());
         let [v4, v6] = [v4, v6].map(|address| VipKey { address, protocol: Protocol::Udp, port: 53 });
         let mut moved = Moved::default();
@@ -106,8 +99,9 @@ mod tests {
         assert_eq!(moved.take(&[Family::V4], None).frontends, [(frontend(&v6), None)]);
         assert_eq!(moved.take(&[], None).frontends, [(frontend(&v4), None)]);
 
-        let mut found = ByFamily::new(vec![frontend(&v4)], vec![frontend(&v6)]);
-        assert_eq!(take_found(&mut found, &[Family::V4]), [frontend(&v6)]);
-        assert_eq!(take_found(&mut found, &[]), [frontend(&v4)]);
+        // A VIP that a sync may have added in part is known at once, so that its removal counts.
+        let vip = Vip::default();
+        moved.add(&v4, &vip);
+        assert_eq!(moved.take(&[Family::V4], None).frontends, [(frontend(&v4), Some(vip.serving.into()))]);
     }
 }
