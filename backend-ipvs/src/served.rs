@@ -199,7 +199,9 @@ mod tests {
             // Packets from outside find no virtual server. Those of the node itself are translated before.
             (
                 |kernel| {
-                    kernel.servers.retain(|state| state.server.frontend.address.ip() != IpAddr::from([198, 51, 100, 1]))
+                    kernel
+                        .servers
+                        .retain(|state| state.server.frontend.address.ip() != IpAddr::from([198, 51, 100, 1]));
                 },
                 format!("has extra: {balancer} outside ->"),
             ),
