@@ -60,9 +60,10 @@ impl<K: Kernel> EbpfBackend<K> {
         Ok(Synced { skipped: self.desired.vips.skipped(), full, ..Synced::default() })
     }
 
-    /// Ends the stale UDP sockets, if there may be any. After a failure, the next call tries again.
+    /// Ends the stale UDP sockets, if there may be any. After a failure, the next call tries again. After a sync that has failed, the
+    /// maps may still lead to endpoints that are gone, so sockets stay until a sync succeeds.
     pub fn end_sockets(&mut self) {
-        if !self.may_be_stale {
+        if !self.may_be_stale || !self.desired.is_known() {
             return;
         }
         let ended = self.kernel.end_sockets(&|vip, endpoint| self.desired.is_stale(vip, endpoint));

@@ -87,6 +87,18 @@ mod tests {
         let (mut backend, mut pins) = (EbpfBackend::new(Config::default(), kernel), Pins::default());
         backend.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
         assert_eq!(backend.kernel_mut().sockets, [stale]);
+
+        // A sync has failed, so the maps may still lead to the endpoint.
+        let more = "{node: {name: n}, services: [{service: ns/web, type: ClusterIP, clusterIPs: [172.30.0.2], ports: [{name: p, protocol: TCP, port: 80}]}]}";
+        let more = serde_saphyr::from_str(more).unwrap();
+        let kernel = backend.kernel_mut();
+        (kernel.keeps_sockets, kernel.limit) = (false, Some(kernel.applied));
+        backend.apply(&more, &Changes::everything()).unwrap_err();
+        assert!(timeout(EVERY, pins.changed(&mut backend)).await.is_err(), "nothing has changed");
+        assert_eq!(backend.kernel_mut().sockets, [stale]);
+
+        (backend.kernel_mut().keeps_sockets, backend.kernel_mut().limit) = (true, None);
+        backend.apply(&state, &Changes::everything()).unwrap().whole().unwrap();
         backend.kernel_mut().keeps_sockets = false;
         assert!(timeout(EVERY, pins.changed(&mut backend)).await.is_err(), "nothing has changed");
         assert!(backend.kernel_mut().sockets.is_empty());
