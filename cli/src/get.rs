@@ -113,7 +113,7 @@ pub const SERVICE_HEADINGS: [&str; 7] =
 pub fn service_row(row: &mut Row<'_>, service: &Service) {
     let all = service.endpoints.len();
     let serve = service.endpoints.iter().filter(|endpoint| endpoint.scopes.is_eligible()).count();
-    row.cell(&*service.key.namespace).cell(&*service.key.name).cell(&service.kind);
+    row.cell(&*service.key.namespace).cell(&*service.key.name).cell(&*service.kind);
     row.list(&service.cluster_ips).list(service.external_ips.iter().chain(&service.load_balancer_ips));
     row.list(service.ports.iter().map(PortText));
     match serve == all {

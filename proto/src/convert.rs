@@ -80,7 +80,7 @@ impl From<&Service> for wire::Service {
         Self {
             namespace: service.key.namespace.to_string(),
             name: service.key.name.to_string(),
-            r#type: service.kind.clone(),
+            r#type: service.kind.to_string(),
             i_ps: Some(wire::ServiceIPs {
                 cluster_i_ps: Some(sorted_set(&service.cluster_ips)),
                 external_i_ps: some_set(&service.external_ips),
@@ -127,7 +127,7 @@ pub(crate) fn service_of(
         seconds.map(Affinity::from).map_err(|_| format!("{} is negative", client.timeout_seconds))
     });
     Ok(Service {
-        kind: head.r#type.clone(),
+        kind: head.r#type.as_str().into(),
         cluster_ips,
         external_ips: addresses(ips.and_then(|ips| ips.external_i_ps.as_ref())).map_err(error("IPs.ExternalIPs"))?,
         load_balancer_ips: addresses(ips.and_then(|ips| ips.load_balancer_i_ps.as_ref()))

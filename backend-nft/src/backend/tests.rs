@@ -46,7 +46,7 @@ fn port(name: &str, number: u16, node_port: Option<u16>) -> Port {
 fn service(name: &str, cluster_ip: &str, endpoints: &[&str]) -> Service {
     Service {
         key: ServiceKey::new("default", name),
-        kind: "ClusterIP".to_owned(),
+        kind: "ClusterIP".into(),
         cluster_ips: vec![cluster_ip.parse().unwrap()],
         ports: vec![port("http", 80, None)],
         endpoints: endpoints.iter().map(|address| endpoint(address, ALL_SCOPES)).collect(),

@@ -164,7 +164,7 @@ pub(crate) async fn assemble(mut answer: Streaming<NextItem>) -> Result<Update, 
 /// A Service with one port, which distinguishes its versions. `size` is its approximate encoded size, in bytes.
 pub(crate) fn service(name: &str, port: u16, size: usize) -> Arc<Service> {
     Arc::new(Service {
-        kind: "x".repeat(size),
+        kind: "x".repeat(size).into(),
         ports: vec![Port { name: "".into(), port, ..Port::default() }],
         ..Service::new(ServiceKey::new("default", name), vec![[10, 0, 0, 1].into()])
     })

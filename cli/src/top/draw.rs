@@ -206,7 +206,7 @@ fn services(frame: &mut Frame<'_>, area: Rect, model: &Model, theme: Theme) {
         if is_wide {
             let address = service.cluster_ips.first().map_or_else(|| "-".to_owned(), ToString::to_string);
             let of = shares(service, model.seen.services.get(&service.key), model.has_rates());
-            cells.extend([Cell::from(service.kind.clone()), Cell::from(address), Cell::from(shares_text(&of))]);
+            cells.extend([Cell::from(&*service.kind), Cell::from(address), Cell::from(shares_text(&of))]);
         }
         let row = Row::new(cells);
         Some(if index == selected { row.style(Style::new().add_modifier(Modifier::REVERSED)) } else { row })

@@ -166,7 +166,7 @@ pub fn service<'a>(
     let facts = facts::facts(object, &ports, &endpoints, &candidates);
     let service = Service {
         key: object.key(),
-        kind: object.kind.as_str().to_owned(),
+        kind: object.kind.as_str().into(),
         cluster_ips: front.cluster_ips,
         external_ips: front.external_ips,
         load_balancer_ips: front.load_balancer_ips,

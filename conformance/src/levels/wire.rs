@@ -131,7 +131,7 @@ const CHECKS: &[(&str, Check)] = &[
         step(bench, &[many(2000), many(1999)])
     }),
     ("large-item", |bench| {
-        let large = Service { kind: "x".repeat(3_500_000), ..service(1, 1) };
+        let large = Service { kind: "x".repeat(3_500_000).into(), ..service(1, 1) };
         step(bench, &[state([large]), state([service(1, 1)])])
     }),
     ("slow-answer", |bench| {

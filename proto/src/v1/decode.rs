@@ -69,7 +69,7 @@ pub(super) fn service(key: &ServiceKey, record: &wire::Service, names: &mut Name
     let [scheduler, preserve] = PUBLISHED.map(annotation);
     Ok(Service {
         key: key.clone(),
-        kind: kind(record.r#type).to_owned(),
+        kind: kind(record.r#type).into(),
         cluster_ips,
         external_ips: of(wire::AddressKind::ExternalIp)?,
         load_balancer_ips: of(wire::AddressKind::LoadBalancerIp)?,

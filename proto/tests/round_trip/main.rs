@@ -75,7 +75,7 @@ fn service() -> impl Strategy<Value = Service> {
     (key, addresses, options, filters, vec(port(), 0..3), endpoints).prop_map(
         |(key, (cluster_ips, external_ips, load_balancer_ips), options, filters, ports, endpoints)| Service {
             key,
-            kind: ["ClusterIP", "NodePort", "LoadBalancer"][options.3.map_or(0, usize::from) % 3].to_owned(),
+            kind: ["ClusterIP", "NodePort", "LoadBalancer"][options.3.map_or(0, usize::from) % 3].into(),
             cluster_ips,
             external_ips,
             load_balancer_ips,
