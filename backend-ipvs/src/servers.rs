@@ -241,9 +241,9 @@ impl Servers {
                         | Change::UpdateDestination(frontend, destination) => (*frontend, Some(destination.address)),
                         change => (*change.frontend(), None),
                     };
-                    // If the kernel refuses a virtual server, it also refuses the destinations. Only the refused virtual server
-                    // is reported.
-                    if self.refused.contains_key(&(key.0, None)) {
+                    // Without a virtual server, the kernel refuses its destinations, too. They are not to blame: it may only have
+                    // lacked the memory to add the virtual server.
+                    if key.1.is_some() && self.held.as_ref().is_some_and(|held| !held.contains_key(&key.0)) {
                         continue;
                     }
                     let why = why.to_string();

@@ -37,7 +37,7 @@ pub struct FakeKernel {
     pub nft: FakeNft,
     /// The schedulers that the kernel lacks.
     pub lacks: BTreeSet<String>,
-    /// The destinations that the kernel refuses.
+    /// The virtual servers and destinations that the kernel refuses.
     pub hated: BTreeSet<SocketAddr>,
     /// The addresses that the kernel refuses to add to the interface.
     pub hated_addresses: BTreeSet<IpAddr>,
@@ -112,6 +112,9 @@ impl FakeKernel {
                 if self.lacks.contains(server.scheduler.as_str()) =>
             {
                 return Err(MISSING);
+            }
+            Change::AddServer(server) if self.hated.contains(&server.frontend.address) => {
+                return Err(if self.short { NO_MEMORY } else { INVALID });
             }
             Change::AddServer(server) => {
                 let fake = FakeServer { server: server.clone(), destinations: BTreeMap::new() };

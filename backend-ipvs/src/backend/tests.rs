@@ -369,8 +369,10 @@ fn an_address_that_the_kernel_refuses_is_reported_and_retried() {
 /// A refusal for lack of memory is not the fault of the Service being written: the sync fails, is retried, and skips no Service.
 #[test]
 fn lack_of_memory_is_blamed_on_no_service() {
-    let hate: [fn(&mut FakeKernel); 2] = [
+    let hate: [fn(&mut FakeKernel); 3] = [
         |kernel| _ = kernel.hated.insert("10.180.1.2:8080".parse().unwrap()),
+        // The kernel then refuses its destinations for another reason: their virtual server is missing.
+        |kernel| _ = kernel.hated.insert("172.30.0.1:80".parse().unwrap()),
         |kernel| _ = kernel.hated_addresses.insert("172.30.0.1".parse().unwrap()),
     ];
     for hate in hate {
