@@ -255,6 +255,7 @@ impl<S: Subsystem> Kernel<S> {
     ) -> Result<T, E> {
         let mut state = self.lock();
         if state.is_denied {
+            state.is_troubled = true;
             return Err(error(Failure::Denied));
         }
         let now = Instant::now();

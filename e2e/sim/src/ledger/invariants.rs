@@ -85,12 +85,12 @@ impl Inner {
             // Before the first load has ended, packets meet no rules. The backend removes Services that the kernel refuses.
             let may_lack = lenient || !self.entered[family];
             let may_mix = !self.profile.is_atomic && (lenient || possible.len() > 1);
-            let all = possible.iter().flat_map(|plan| plan.0.keys()).chain(has.0.keys());
-            let unknown = all.filter(|vip| vip.family() == family).find(|vip| {
+            let all: BTreeSet<_> = possible.iter().chain([has]).flat_map(|plan| plan.0.keys()).collect();
+            let unknown = all.into_iter().filter(|vip| vip.family() == family).find(|vip| {
                 let entry: Option<&Entry> = has.0.get(*vip);
                 let is_known = possible.iter().any(|plan| plan.0.get(*vip) == entry);
-                let is_mixed = may_mix && self.mixes(entry, possible, vip, may_lack);
-                !(is_known || is_mixed || entry.is_none() && may_lack)
+                let is_mixed = || may_mix && self.mixes(entry, possible, vip, may_lack);
+                !(is_known || entry.is_none() && may_lack || is_mixed())
             });
             if let Some(vip) = unknown {
                 let expected: Vec<_> = possible.iter().map(|plan| plan.0.get(vip)).collect();

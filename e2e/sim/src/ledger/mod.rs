@@ -17,7 +17,12 @@ use localnet_linux::conntrack::Flow;
 use localnet_proto::{ByFamily, Digest, Family, Revision, ServiceKey, Snapshot};
 use tokio::time::Instant;
 
-use crate::{api::Counts, owners::Owners, subsystem::Subsystem, truth::Truth};
+use crate::{
+    api::Counts,
+    owners::{self, Owners},
+    subsystem::Subsystem,
+    truth::Truth,
+};
 
 mod invariants;
 
@@ -81,6 +86,8 @@ struct Inner {
     /// The newest revision of each instance that each reader has received.
     received: HashMap<(&'static str, u64), u64>,
     plans: HashMap<(Digest, Vec<ServiceKey>), Arc<Served>>,
+    /// What a node serves that has only one Service, by the digests of the node and of the Service.
+    alone: BTreeMap<(u64, u64), Served>,
     owners: Owners,
     /// The plans that a family's table may hold: that of the last sync that succeeded, and those of later attempts.
     possible: ByFamily<Vec<Arc<Served>>>,
@@ -142,6 +149,7 @@ impl Ledger {
             published: HashMap::new(),
             received: HashMap::new(),
             plans: HashMap::new(),
+            alone: BTreeMap::new(),
             owners: Owners::default(),
             possible: ByFamily::default(),
             applied: ByFamily::default(),
@@ -426,14 +434,32 @@ impl Inner {
             return Arc::clone(plan);
         }
         let plan = if without.is_empty() {
-            (self.fresh)(state)
+            self.fresh_plan(state)
         } else {
             let mut state = state.clone();
             state.services.retain(|key, _| !without.contains(key));
-            (self.fresh)(&state)
+            self.fresh_plan(&state)
         };
         let plan = Arc::new(plan);
         self.plans.insert(key, Arc::clone(&plan));
+        plan
+    }
+
+    /// What a new backend makes an empty kernel serve for a state. Plans only the Services that it has not planned before. Services that
+    /// share a VIP are planned together.
+    fn fresh_plan(&mut self, state: &Snapshot) -> Served {
+        if owners::share_vips(state) {
+            return (self.fresh)(state);
+        }
+        let node = Digest::of_node(&state.node).0;
+        let mut plan = Served::default();
+        for (key, service) in &state.services {
+            let alone = self.alone.entry((node, Digest::of_service(service).0)).or_insert_with(|| {
+                let services = [(key.clone(), Arc::clone(service))].into();
+                (self.fresh)(&Snapshot { services, node: state.node.clone(), ..Snapshot::default() })
+            });
+            plan.0.extend(alone.0.iter().map(|(vip, entry)| (*vip, entry.clone())));
+        }
         plan
     }
 }

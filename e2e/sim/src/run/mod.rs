@@ -58,7 +58,7 @@ pub fn schedule(seed: u64) -> Vec<Step> {
     let chosen: Vec<_> = FAULTS.into_iter().filter(|_| rng.random_bool(if few { 0.1 } else { 0.4 })).collect();
     let slowest = *[20, 200, 2000, 8000].choose(&mut rng).unwrap_or(&200);
     let mut at = Duration::ZERO;
-    let steps = 0..rng.random_range(10..120_u32);
+    let steps = 0..rng.random_range(10..160_u32);
     steps
         .map(|_| {
             at += Duration::from_millis(rng.random_range(1..=slowest));
