@@ -60,10 +60,9 @@ impl Servers {
     fn touch(&mut self, frontend: Frontend) {
         self.dirty.insert(frontend);
         let of = (frontend, None)..=(frontend, Some(LAST));
-        for refused in [&mut self.refused, &mut self.retried] {
-            let again: Vec<_> = refused.range(of.clone()).map(|(key, _)| *key).collect();
-            again.iter().for_each(|key| _ = refused.remove(key));
-        }
+        // If the kernel accepts them now, flows to the VIP have begun untranslated.
+        let again: Vec<_> = self.refused.range(of).map(|(key, _)| *key).collect();
+        self.retried.extend(again.into_iter().filter_map(|key| self.refused.remove_entry(&key)));
     }
 
     /// The desired virtual servers, sorted.
@@ -94,8 +93,8 @@ impl Servers {
 
     /// Lets the next changes retry what the kernel refused.
     pub fn retry_refused(&mut self) {
-        self.retried = std::mem::take(&mut self.refused);
-        self.dirty.extend(self.retried.keys().map(|(frontend, _)| *frontend));
+        self.dirty.extend(self.refused.keys().map(|(frontend, _)| *frontend));
+        self.retried.append(&mut self.refused);
     }
 
     /// Replaces the applied state with `found`: our virtual servers, as they were read from the kernel.

@@ -342,6 +342,18 @@ fn a_refused_endpoint_is_retried_without_a_change() {
     assert!(backend.kernel.servers.values().all(|fake| fake.destinations.len() == 2));
 }
 
+/// The Service changed after the kernel had stopped refusing its endpoint. UDP flows to the VIP stayed untranslated.
+#[test]
+fn flows_are_checked_after_the_kernel_accepts_an_endpoint_with_a_change() {
+    let mut backend = backend(Options::default());
+    backend.kernel.hated.insert("10.180.1.2:8080".parse().unwrap());
+    _ = run(backend.apply(&state(), &Changes::everything())).unwrap();
+    assert!(!backend.take_commit(&[]).recheck);
+    backend.kernel.hated.clear();
+    _ = run(backend.apply(&state(), &web_changed())).unwrap();
+    assert!(backend.take_commit(&[]).recheck);
+}
+
 #[test]
 fn an_address_that_the_kernel_refuses_is_reported_and_retried() {
     let mut backend = backend(Options::default());
