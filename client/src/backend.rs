@@ -49,8 +49,8 @@ pub trait Backend: Send {
     fn sync(&mut self, state: &Snapshot, changes: &Changes) -> impl Future<Output = anyhow::Result<Synced>> + Send;
 
     /// Lets the next `sync` retry the services that the kernel refused ([`Synced::refused`]), even if these services have
-    /// not changed. The loop calls this function with growing delays. Without this call, a backend does not retry such
-    /// services.
+    /// not changed. The loop calls this function with growing delays, and after a sync that failed in both families. Without
+    /// this call, a backend does not retry such services.
     fn retry_refused(&mut self) {}
 
     /// Removes everything that this backend ever wrote.

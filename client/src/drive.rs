@@ -356,6 +356,10 @@ impl<B: Backend> Sync<'_, B> {
         let revision = self.state.revision;
         let started = Instant::now();
         let result = self.backend.sync(&self.state, &self.changes).await;
+        if result.is_err() {
+            // What disturbed the sync may also be why the kernel refused Services.
+            self.backend.retry_refused();
+        }
         if self.reports() {
             self.digest.get_or_insert_with(|| Digest::of(&self.state));
         }

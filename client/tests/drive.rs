@@ -294,6 +294,20 @@ async fn a_service_that_the_kernel_refuses_is_retried_without_a_change() {
     assert!(called.try_recv().is_err(), "no retry after a success");
 }
 
+/// Another program removed a chain while memory was short. The backend blamed the Service whose rule needed the chain.
+#[tokio::test(start_paused = true)]
+async fn what_the_kernel_refuses_in_a_sync_that_fails_is_retried_with_the_next_one() {
+    let (mut backend, mut called, _) = fake(1);
+    backend.refuse_service = 1;
+    let (source, hand) = script(0);
+    tokio::spawn(run(backend, source, Options::default(), std::future::pending()));
+    hand.give(Ok(full(1, &["odd"])));
+    called.recv().await.unwrap();
+    called.recv().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert!(called.try_recv().is_err(), "the second sync refuses nothing");
+}
+
 /// The backend decides for each family which attempts were full.
 #[tokio::test(start_paused = true)]
 async fn the_first_sync_is_full_and_later_ones_if_the_backend_reports_so() {
