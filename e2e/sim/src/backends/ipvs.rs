@@ -151,13 +151,14 @@ impl Subsystem for Ipvs {
         all.find(|(one, _)| one.weight == 0).map(|(one, _)| format!("{} drains", one.address))
     }
 
-    /// An address that the interface lacks matters as soon as its VIP has endpoints again.
+    /// An address that the interface lacks matters as soon as its VIP has endpoints again, and a missing mark as soon as the backend
+    /// restarts.
     fn is_whole(&self, family: Family) -> bool {
-        let of_family = self.known().map(|fake| fake.server.frontend.address.ip());
-        let mut of_family = of_family.filter(|address| Family::of(*address) == family);
-        of_family.all(|address| {
-            self.fake.addresses.iter().flatten().any(|bound| *bound == address)
-                || own_addresses().any(|own| own == address)
+        let of_family = self.known().map(|fake| fake.server.frontend);
+        let mut of_family = of_family.filter(|one| Family::of(one.address.ip()) == family);
+        of_family.all(|one| {
+            let is_bound = self.fake.addresses.iter().flatten().any(|bound| *bound == one.address.ip());
+            is_bound || own_addresses().any(|own| own == one.address.ip()) && self.lists(&one)
         })
     }
 

@@ -72,7 +72,7 @@ impl Inner {
     /// has not succeeded yet.
     pub(super) fn check_known_plan(&mut self) {
         let has = &self.has;
-        let lenient = self.hates || !self.refused.is_empty();
+        let lenient = self.hated || !self.refused.is_empty();
         let mut wrong = None;
         for family in Family::BOTH {
             if self.damage[family] != self.repaired[family] {
@@ -229,7 +229,7 @@ impl Inner {
     pub(super) fn check_stays_served(&mut self, newest: Option<Revision>, counts: &BTreeMap<Kind, Counts>) {
         let is_damaged = self.damage[Family::V4] != self.repaired[Family::V4];
         let in_gap = self.profile.has_gaps && self.possible[Family::V4].len() != 1;
-        if is_damaged || in_gap || self.hates || !self.refused.is_empty() {
+        if is_damaged || in_gap || self.hated || !self.refused.is_empty() {
             return;
         }
         // What was delivered at an earlier time is in the newest state.

@@ -110,6 +110,8 @@ struct Inner {
     whole: ByFamily<bool>,
     /// Whether the kernel refuses some objects.
     hates: bool,
+    /// Whether it has refused some since the last sync that succeeded. Until the next one, their Services may be missing.
+    hated: bool,
     established: BTreeMap<String, (u64, Option<Revision>, bool)>,
     delivered: Option<(Instant, BTreeMap<Kind, Counts>)>,
 }
@@ -163,6 +165,7 @@ impl Ledger {
             entered: ByFamily::default(),
             whole: ByFamily::default(),
             hates: false,
+            hated: false,
             established: BTreeMap::new(),
             delivered: None,
         })))
@@ -267,6 +270,7 @@ impl Ledger {
         }
         if synced.failed.is_empty() {
             inner.refused.clear();
+            inner.hated = inner.hates;
         }
         // A family that fails still lacks what the kernel refused before.
         inner.refused.extend(synced.refused.iter().cloned());
@@ -324,7 +328,9 @@ impl Ledger {
 
     /// Whether the kernel now refuses some objects.
     pub fn hates(&self, hates: bool) {
-        self.lock().hates = hates;
+        let mut inner = self.lock();
+        inner.hates = hates;
+        inner.hated |= hates;
     }
 
     /// Whether the kernel may refuse a correct change: it refuses some objects, or another program has damaged others.
