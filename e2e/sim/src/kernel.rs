@@ -194,6 +194,7 @@ impl<S: Subsystem> Kernel<S> {
         faults.clear();
         (*is_short, *is_denied, *is_unreadable) = (false, false, false);
         fake.heal();
+        ledger.healed(fake);
     }
 
     /// Lets the kernel refuse some of its objects if they are written again.

@@ -152,13 +152,13 @@ impl Subsystem for Ipvs {
     }
 
     /// An address that the interface lacks matters as soon as its VIP has endpoints again, and a missing mark as soon as the backend
-    /// restarts.
+    /// restarts. A virtual server that no backend can know matters if a Service gets its VIP.
     fn is_whole(&self, family: Family) -> bool {
-        let of_family = self.known().map(|fake| fake.server.frontend);
-        let mut of_family = of_family.filter(|one| Family::of(one.address.ip()) == family);
+        let mut of_family = self.fake.servers.keys().filter(|one| Family::of(one.address.ip()) == family);
         of_family.all(|one| {
             let is_bound = self.fake.addresses.iter().flatten().any(|bound| *bound == one.address.ip());
-            is_bound || own_addresses().any(|own| own == one.address.ip()) && self.lists(&one)
+            let is_own = own_addresses().any(|own| own == one.address.ip());
+            (is_bound && !self.unmarked.contains(one)) || (is_bound || is_own) && self.lists(one)
         })
     }
 
@@ -173,8 +173,10 @@ impl Subsystem for Ipvs {
         self.fake.short = rng.random();
     }
 
-    /// Also ends all connections, so that destinations have drained.
+    /// Also ends all connections, so that destinations have drained, and deletes the virtual servers that no backend can know.
     fn heal(&mut self) {
+        let unknown: Vec<_> = self.unmarked.iter().filter(|one| !self.lists(one)).copied().collect();
+        unknown.into_iter().for_each(|one| self.make(Change::DeleteServer(one)));
         self.fake.hated.clear();
         self.fake.hated_addresses.clear();
         self.fake.short = false;

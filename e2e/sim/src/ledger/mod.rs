@@ -311,6 +311,11 @@ impl Ledger {
         inner.see(kernel);
     }
 
+    /// All faults have ended.
+    pub fn healed<S: Subsystem>(&self, kernel: &S) {
+        self.lock().see(kernel);
+    }
+
     /// Whether another program has ever damaged objects.
     pub fn was_damaged(&self) -> bool {
         self.lock().damage.values().iter().any(|damage| *damage > 0)
