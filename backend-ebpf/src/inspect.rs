@@ -28,13 +28,19 @@ pub struct Inspector {
     bpffs: PathBuf,
 }
 
-impl Inspect for Inspector {
-    async fn open(config: Config) -> anyhow::Result<Self> {
+impl Inspector {
+    /// Opens the kernel of this network namespace. Must be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// Returns an error if the addresses of the node cannot be read.
+    pub async fn open(config: Config) -> anyhow::Result<Self> {
         let mut desired = Desired::new(config);
         desired.vips.set_local_addresses(NodeAddresses::default().list().await?);
         Ok(Self { desired, bpffs: PathBuf::from(BPFFS) })
     }
+}
 
+impl Inspect for Inspector {
     fn planned(&mut self, state: &Snapshot) -> Listing {
         self.desired.update(state, &Changes::everything());
         listing(&self.desired.content(), host::NAMES.map(str::to_owned).to_vec())

@@ -25,8 +25,12 @@ pub struct Inspector {
     tools: Tools,
 }
 
-impl Inspect for Inspector {
-    async fn open(config: Config) -> anyhow::Result<Self> {
+impl Inspector {
+    /// Opens the kernel of this network namespace. Must be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// Returns an error if the tools of iptables are missing, or the addresses of the node cannot be read.
+    pub async fn open(config: Config) -> anyhow::Result<Self> {
         let mut desired = program::desired(config, program::kernel_is_liberal(&Settings::default()));
         if nfacct::check().is_ok() {
             desired.count_packets();
@@ -34,7 +38,9 @@ impl Inspect for Inspector {
         desired.vips.set_local_addresses(NodeAddresses::default().list().await?);
         Ok(Self { desired, tools: Tools::find(Flavour::of_proxy())? })
     }
+}
 
+impl Inspect for Inspector {
     fn planned(&mut self, state: &Snapshot) -> Listing {
         self.desired.update(state, &Changes::everything());
         let families = Family::BOTH.into_iter().filter(|family| self.tools.has_family(*family));

@@ -7,6 +7,7 @@ use std::{
 };
 
 use localnet_client::{
+    Snapshot,
     inspect::{Inspect, Listing, Place},
     route::{Origin, Packet},
     vips::VipKey,
@@ -75,10 +76,11 @@ impl Inspected {
         if let Some(listings) = world.listings.get(self.name()) {
             return Ok(listings.clone());
         }
+        let config = world.configuration.config.clone();
         match self {
-            Self::Iptables => read::<Iptables>(world).await,
-            Self::Ipvs => read::<IpvsBackend<Host>>(world).await,
-            Self::Ebpf => read::<Ebpf>(world).await,
+            Self::Iptables => read(Iptables::open(config).await?, &world.state).await,
+            Self::Ipvs => read(IpvsBackend::<Host>::open(config).await?, &world.state).await,
+            Self::Ebpf => read(Ebpf::open(config).await?, &world.state).await,
         }
     }
 
@@ -196,9 +198,8 @@ pub fn tables(listing: &Listing, family: &str) -> Tables {
     Tables::parse(&text)
 }
 
-async fn read<I: Inspect>(world: &World) -> anyhow::Result<Listings> {
-    let mut inspector = I::open(world.configuration.config.clone()).await?;
-    let planned = inspector.planned(&world.state);
+async fn read(mut inspector: impl Inspect, state: &Snapshot) -> anyhow::Result<Listings> {
+    let planned = inspector.planned(state);
     Ok(Listings { planned, live: inspector.live().await? })
 }
 

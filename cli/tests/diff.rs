@@ -79,9 +79,12 @@ fn runtime() -> std::io::Result<Runtime> {
 }
 
 /// The differences that `localnet diff` reports if the backend is not nft.
-fn of_lines<I: Inspect>(state: &Snapshot) -> anyhow::Result<Vec<String>> {
+fn of_lines<I: Inspect>(
+    state: &Snapshot,
+    open: impl Future<Output = anyhow::Result<I>>,
+) -> anyhow::Result<Vec<String>> {
     let found = runtime()?.block_on(async {
-        let mut inspector = I::open(Config::default()).await?;
+        let mut inspector = open.await?;
         let planned = inspector.planned(state);
         Ok::<_, anyhow::Error>(diff::of_listings(&planned, &inspector.live().await?, diff::MOST))
     })?;
@@ -167,7 +170,7 @@ fn rules_of_iptables_are_compared_in_both_flavours() {
             for services in states() {
                 last = state(&services)?;
                 backend.apply(&last, &Changes::everything())?.whole()?;
-                assert_eq!(of_lines::<Inspector>(&last)?, [""; 0], "{flavour:?}");
+                assert_eq!(of_lines(&last, Inspector::open(Config::default()))?, [""; 0], "{flavour:?}");
             }
             for change in [
                 "-t nat -D KUBE-POSTROUTING 3",
@@ -183,7 +186,7 @@ fn rules_of_iptables_are_compared_in_both_flavours() {
             }
             let family = if program.starts_with("ip6") { "ip6" } else { "ip" };
             assert_eq!(
-                of_lines::<Inspector>(&last)?,
+                of_lines(&last, Inspector::open(Config::default()))?,
                 [
                     "filter FORWARD missing -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD",
                     "nat KUBE-MARK-MASQ unplanned -j RETURN",
@@ -195,7 +198,7 @@ fn rules_of_iptables_are_compared_in_both_flavours() {
             );
             backend.forget();
             backend.apply(&last, &Changes::everything())?.whole()?;
-            assert_eq!(of_lines::<Inspector>(&last)?, [""; 0], "it is repaired");
+            assert_eq!(of_lines(&last, Inspector::open(Config::default()))?, [""; 0], "it is repaired");
             Ok(())
         });
         tested.unwrap();
@@ -214,7 +217,7 @@ fn maps_of_ebpf_are_compared() {
             for services in states() {
                 last = state(&services)?;
                 backend.apply(&last, &Changes::everything())?.whole()?;
-                assert_eq!(of_lines::<EbpfInspector>(&last)?, [""; 0]);
+                assert_eq!(of_lines(&last, EbpfInspector::open(Config::default()))?, [""; 0]);
             }
             let content = Host::pinned(bpffs)?;
             let vip = content.vips.iter().find(|(_, vip)| vip.endpoints == 4).context("a VIP with 4 endpoints")?;
@@ -228,7 +231,7 @@ fn maps_of_ebpf_are_compared() {
                     std::fs::remove_file(program)?;
                 }
             }
-            let found = of_lines::<EbpfInspector>(&last)?;
+            let found = of_lines(&last, EbpfInspector::open(Config::default()))?;
             let expected = [
                 ("bpf members missing member ", ":8080"),
                 ("bpf programs missing connect6", ""),
@@ -239,7 +242,7 @@ fn maps_of_ebpf_are_compared() {
             assert!(found.len() == expected.len() && found.iter().zip(expected).all(is_as), "{found:#?}");
             backend.forget();
             backend.apply(&last, &Changes::everything())?.whole()?;
-            assert_eq!(of_lines::<EbpfInspector>(&last)?, [""; 0], "it is repaired");
+            assert_eq!(of_lines(&last, EbpfInspector::open(Config::default()))?, [""; 0], "it is repaired");
             Ok(())
         })
     });

@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 
 use localnet_proto::Snapshot;
 
-use crate::vips::Config;
-
 /// A place in the kernel that has lines, such as a chain or a set.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
@@ -19,17 +17,11 @@ pub struct Place {
 pub type Listing = BTreeMap<Place, Vec<String>>;
 
 /// Lists what a backend plans, and what the kernel holds of it. Changes nothing.
-pub trait Inspect: Sized {
-    /// Opens the kernel of this network namespace. Must be called in a tokio runtime.
-    ///
-    /// # Errors
-    /// Returns an error if the kernel or its tools lack what the backend needs.
-    fn open(config: Config) -> impl Future<Output = anyhow::Result<Self>>;
-
+pub trait Inspect {
     /// Lists what the kernel should hold for a state.
     fn planned(&mut self, state: &Snapshot) -> Listing;
 
-    /// Lists the backend's part of the live state.
+    /// Lists the backend's part of the live state. What belongs to the backend may depend on the state that was planned last.
     ///
     /// # Errors
     /// Returns an error if the kernel cannot be read.

@@ -24,10 +24,15 @@ use crate::{
     plan::{INTERFACE, server::Plan, sets::SetId},
 };
 
-impl Inspect for IpvsBackend<Host> {
+impl IpvsBackend<Host> {
+    /// Opens the kernel of this network namespace to inspect it. Must be called in a tokio runtime.
+    ///
     /// The backend does not report its scheduler, so the most frequent one of the virtual servers on its interface counts as
     /// configured.
-    async fn open(config: Config) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// Returns an error if the kernel lacks IPVS, or if it cannot be read.
+    pub async fn open(config: Config) -> anyhow::Result<Self> {
         let mut host = Host::open()?;
         let mut counts: BTreeMap<Scheduler, usize> = BTreeMap::new();
         let addresses = host.addresses().await?.unwrap_or_default();
@@ -40,7 +45,9 @@ impl Inspect for IpvsBackend<Host> {
         backend.set_local_addresses(NodeAddresses::except(INTERFACE).list().await?);
         Ok(backend)
     }
+}
 
+impl Inspect for IpvsBackend<Host> {
     fn planned(&mut self, state: &Snapshot) -> Listing {
         self.planned_lines(state)
     }
