@@ -1,6 +1,7 @@
 //! [`WinBackend`] applies states to HNS. It reads HNS before each sync and polls it between syncs. What HNS lists is
 //! authoritative, not what the backend remembers.
 
+pub mod inspect;
 mod write;
 
 use std::{
@@ -187,7 +188,7 @@ impl<K: Kernel> WinBackend<K> {
             bail!("the network is an overlay, but the Node object has no IPv4 address: check its status.addresses");
         };
         if self.host.as_ref().is_none_or(|host| host.address != address) {
-            let Some(mac) = self.kernel.mac_of(address)? else {
+            let Some(mac) = self.kernel.interfaces()?.remove(&address) else {
                 bail!(
                     "no interface has the node's address {address}: check that the brain serves the state of this node"
                 );

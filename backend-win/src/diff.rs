@@ -65,7 +65,7 @@ impl Memory {
 
     /// Whether a load balancer in HNS is in the desired state: its document equals the desired document, or equals the document
     /// that HNS returned after the backend wrote the desired one.
-    fn holds(&self, id: Guid, wanted: &LoadBalancer, shown: &LoadBalancer) -> bool {
+    pub fn holds(&self, id: Guid, wanted: &LoadBalancer, shown: &LoadBalancer) -> bool {
         let (wanted, shown) = (normal(wanted), normal(shown));
         // HNS may show a source address that was not written.
         let shown_source = shown.source_vip.filter(|_| wanted.source_vip.is_some());
@@ -74,7 +74,7 @@ impl Memory {
     }
 
     /// Whether an endpoint in HNS is in the desired state. HNS returns more values than were written, and may omit some.
-    fn holds_endpoint(&self, id: Guid, wanted: &Endpoint, found: &Endpoint) -> bool {
+    pub fn holds_endpoint(&self, id: Guid, wanted: &Endpoint, found: &Endpoint) -> bool {
         let mac = |endpoint: &Endpoint| endpoint.mac_address.to_ascii_lowercase().replace(':', "-");
         let addresses = |endpoint: &Endpoint| endpoint.addresses().collect::<BTreeSet<_>>();
         let wrote_other = self.endpoints.get(&id).is_some_and(|wrote| wrote != wanted);
@@ -129,7 +129,7 @@ impl Owner<'_> {
     }
 
     /// We own an endpoint if it has one of our identifiers or was created by kube-proxy.
-    fn owns_endpoint(&self, id: Guid, endpoint: &Endpoint) -> bool {
+    pub fn owns_endpoint(&self, id: Guid, endpoint: &Endpoint) -> bool {
         id.is_ours() || remote::is_kube_proxys(endpoint, self.host)
     }
 }

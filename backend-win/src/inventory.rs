@@ -215,7 +215,10 @@ pub fn list(hcn: &mut impl Hcn, kind: Kind, query: &Query) -> Result<Vec<Guid>, 
 }
 
 /// Returns the properties of an object; `None` if it was deleted in the meantime.
-fn properties(hcn: &mut impl Hcn, kind: Kind, id: Guid) -> Result<Option<String>, Failure> {
+///
+/// # Errors
+/// Returns an error if HNS does not answer.
+pub fn properties(hcn: &mut impl Hcn, kind: Kind, id: Guid) -> Result<Option<String>, Failure> {
     match hcn.properties(kind, id) {
         Ok(properties) => Ok(Some(properties)),
         Err(failure) if failure.reason() == Reason::NotFound => Ok(None),

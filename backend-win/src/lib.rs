@@ -12,6 +12,8 @@
 //! - [`plan`]: computes load balancers and remote endpoints from frontends.
 //! - [`diff`]: the difference between the plan and HNS, and the owners of HNS's objects.
 //! - [`served`]: reads back what HNS serves.
+//! - [`inspect`]: lists the plan and what HNS holds of it as text.
+//! - [`Recording`]: an HNS in a file.
 //! - [`WinBackend`]: reads HNS, plans, compares and writes. It also polls HNS for changes.
 //!
 //! Everything is tested on Linux, except `windows` and the crate `localnet-hcn`. Those run under Wine with our own
@@ -28,13 +30,15 @@ pub mod kernel;
 pub mod options;
 pub mod plan;
 pub mod program;
+pub mod recording;
 pub mod served;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(windows)]
 pub mod windows;
 
-pub use backend::WinBackend;
-pub use kernel::Kernel;
+pub use backend::{WinBackend, inspect};
+pub use kernel::{Kernel, Machine};
 pub use options::Options;
 pub use program::Win;
+pub use recording::Recording;

@@ -2,8 +2,11 @@
 
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 /// The options for programming HNS.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
 pub struct Options {
     /// The network of the pods. `None` means the only network that can have pods.
     pub network: Option<String>,

@@ -20,11 +20,11 @@ use localnet_client::{
 };
 use localnet_config::Config;
 
-use crate::{Kernel, Options, WinBackend, dry_run::DryRun, hcn::contract, served};
+use crate::{Kernel, Machine, Options, Recording, WinBackend, dry_run::DryRun, hcn::contract, served};
 
 /// `localnet-win`.
 #[derive(Args)]
-pub struct Win<K: Kernel> {
+pub struct Win<K: Machine> {
     /// Append the log to this file; a Windows service cannot log elsewhere
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
@@ -45,9 +45,11 @@ pub struct CleanupArgs {
 pub enum Command {
     /// Test whether this HNS behaves as localnet-win requires; creates temporary load balancers for documentation addresses
     Check(Box<ConfigArgs>),
+    /// Print everything that HNS holds, as JSON, for `localnet --hns` on another machine; changes nothing
+    Inspect(Box<ConfigArgs>),
 }
 
-impl<K: Kernel + 'static> BackendProgram for Win<K> {
+impl<K: Machine + 'static> BackendProgram for Win<K> {
     const NAME: &'static str = "win";
     const PROGRAM: &'static str = "localnet-win";
     const MODE: Mode = Mode::Kernelspace;
@@ -80,11 +82,22 @@ impl<K: Kernel + 'static> BackendProgram for Win<K> {
         bail!("--init-only: Windows has no settings that need more privileges; remove the flag");
     }
 
-    fn command(Command::Check(flags): Command) -> anyhow::Result<()> {
-        flags.only("check")?;
+    fn command(command: Command) -> anyhow::Result<()> {
+        let (name, flags) = match &command {
+            Command::Check(flags) => ("check", flags),
+            Command::Inspect(flags) => ("inspect", flags),
+        };
+        flags.only(name)?;
         telemetry::init(LogFormat::Text, "info", None)?;
         let Some(running) = flags.begin(Self::MODE)? else { return Ok(()) };
-        check(&configured(running.config()), &mut K::open()?)
+        let (options, mut kernel) = (configured(running.config()), K::open()?);
+        match command {
+            Command::Check(_) => check(&options, &mut kernel),
+            Command::Inspect(_) => {
+                let text = Recording::of(&mut kernel, options).context("failed to record HNS")?.text();
+                io::stdout().lock().write_all(text.as_bytes()).context("failed to write to standard output")
+            }
+        }
     }
 
     fn start_log(&self, client: &ClientArgs, config: &Config) -> anyhow::Result<()> {
@@ -96,7 +109,7 @@ impl<K: Kernel + 'static> BackendProgram for Win<K> {
     }
 }
 
-fn backend<K: Kernel>(flags: &ConfigArgs, config: &Config) -> anyhow::Result<WinBackend<K>> {
+fn backend<K: Machine>(flags: &ConfigArgs, config: &Config) -> anyhow::Result<WinBackend<K>> {
     Ok(WinBackend::new(flags.config(config), configured(config), K::open()?))
 }
 
@@ -104,7 +117,7 @@ fn backend<K: Kernel>(flags: &ConfigArgs, config: &Config) -> anyhow::Result<Win
 ///
 /// # Errors
 /// Returns an error if the flags or the file are invalid.
-pub fn wants_service<K: Kernel + 'static>(arguments: &Arguments<Win<K>>) -> anyhow::Result<bool> {
+pub fn wants_service<K: Machine + 'static>(arguments: &Arguments<Win<K>>) -> anyhow::Result<bool> {
     if arguments.command.is_some() {
         return Ok(false);
     }

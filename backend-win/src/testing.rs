@@ -21,7 +21,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    Kernel,
+    Kernel, Machine,
     hcn::{
         Failure, Features, Guid, Hcn, Kind, Version,
         schema::{self, LoadBalancer},
@@ -251,21 +251,7 @@ impl Hcn for FakeHcn {
             Kind::LoadBalancer => "HcnEnumerateLoadBalancers",
         };
         self.ask(call)?;
-        let query = document(call, query)?;
-        let filter: Value = match query.get("Filter").and_then(Value::as_str) {
-            Some(filter) => document(call, filter)?,
-            None => Value::Null,
-        };
-        let matches = |document: &Value, field: &str, key: &str| match filter.get(key).and_then(Value::as_str) {
-            Some(wanted) => document[field].as_str().is_some_and(|is| is.eq_ignore_ascii_case(wanted)),
-            None => true,
-        };
-        let found = self.documents(kind).filter(|(_, document)| {
-            matches(document, "Name", "Name") && matches(document, "HostComputeNetwork", "VirtualNetwork")
-        });
-        // HNS writes identifiers in upper case.
-        let ids: Vec<String> = found.map(|(id, _)| id.to_string().to_uppercase()).collect();
-        Ok(json!(ids).to_string())
+        schema::answer(query, self.documents(kind)).map_err(|_| failure(call, INVALID_JSON))
     }
 
     fn properties(&mut self, kind: Kind, id: Guid) -> Result<String, Failure> {
@@ -333,11 +319,13 @@ impl Hcn for FakeHcn {
 }
 
 impl Kernel for FakeHcn {
+    fn interfaces(&mut self) -> anyhow::Result<BTreeMap<IpAddr, String>> {
+        Ok(self.interfaces.clone())
+    }
+}
+
+impl Machine for FakeHcn {
     fn open() -> anyhow::Result<Self> {
         anyhow::bail!("tests make their HNS themselves")
-    }
-
-    fn mac_of(&mut self, address: IpAddr) -> anyhow::Result<Option<String>> {
-        Ok(self.interfaces.get(&address).cloned())
     }
 }

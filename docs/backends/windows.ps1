@@ -70,6 +70,7 @@ Step 'HNS accepts the plan' {
     Invoke-Localnet 'first' $brain | Where-Object { $_ -match 'applied|HNS' } | Write-Host
     hnsdiag list loadbalancers -d | Set-Content (Join-Path $Folder 'loadbalancers.txt')
     hnsdiag list endpoints -d | Set-Content (Join-Path $Folder 'endpoints.txt')
+    Invoke-Localnet 'hns' (@('inspect') + $network) | Out-Null
 }
 Step 'A second process finds the plan in HNS, and writes nothing' {
     $written = Invoke-Localnet 'second' $brain | Where-Object { $_ -match 'HNS written' }

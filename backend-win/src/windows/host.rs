@@ -1,6 +1,6 @@
 //! The HNS of this node, called through `computenetwork.dll`.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use anyhow::Context as _;
 use localnet_hcn::{Deletable, LoadError};
@@ -11,7 +11,7 @@ use crate::{
         schema::{self, Query},
         version,
     },
-    kernel::Kernel,
+    kernel::{Kernel, Machine},
 };
 
 /// The HNS of this node.
@@ -77,14 +77,20 @@ impl Hcn for Host {
 }
 
 impl Kernel for Host {
+    fn interfaces(&mut self) -> anyhow::Result<BTreeMap<IpAddr, String>> {
+        let adapters = ipconfig::get_adapters().context("failed to list the interfaces of this node")?;
+        let mut interfaces = BTreeMap::new();
+        for adapter in &adapters {
+            let Some(bytes) = adapter.physical_address() else { continue };
+            let mac = bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join("-");
+            interfaces.extend(adapter.ip_addresses().iter().map(|address| (*address, mac.clone())));
+        }
+        Ok(interfaces)
+    }
+}
+
+impl Machine for Host {
     fn open() -> anyhow::Result<Self> {
         localnet_hcn::Hcn::load().map(Self).context("open HNS")
-    }
-
-    fn mac_of(&mut self, address: IpAddr) -> anyhow::Result<Option<String>> {
-        let adapters = ipconfig::get_adapters().context("failed to list the interfaces of this node")?;
-        let adapter = adapters.iter().find(|adapter| adapter.ip_addresses().contains(&address));
-        let bytes = adapter.and_then(ipconfig::Adapter::physical_address);
-        Ok(bytes.map(|bytes| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join("-")))
     }
 }

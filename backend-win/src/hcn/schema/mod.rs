@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize, de, de::DeserializeOwned};
 pub use endpoint::{Dns, Endpoint, Extra, Health, IpConfiguration, REMOTE};
 pub use load_balancer::{Distribution, LoadBalancer, LoadBalancerFlags, PortMapping, PortMappingFlags};
 pub use network::{Ipam, Network, NetworkType, RemoteSubnet, Subnet};
-pub use query::Query;
+pub use query::{Query, answer};
 
 use super::{Guid, Version};
 

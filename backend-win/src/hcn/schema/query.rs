@@ -1,8 +1,9 @@
 //! Queries to HNS.
 
 use serde::{Serialize, Serializer, ser};
+use serde_json::Value;
 
-use super::{Guid, SchemaVersion};
+use super::{Guid, Odd, SchemaVersion, read, write};
 
 /// A query: the document `HostComputeQuery`. Its filter is a document within a string.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -43,6 +44,26 @@ impl Query {
     pub fn of_network(network: Guid) -> Self {
         Self { filter: Filter { virtual_network: Some(network), ..Filter::default() }, ..Self::default() }
     }
+}
+
+/// Answers a query as HNS does, with the identifiers of the matching documents in upper case.
+///
+/// # Errors
+/// Returns an error if the query or its filter is not a document.
+pub fn answer<'a>(query: &str, documents: impl Iterator<Item = (Guid, &'a Value)>) -> Result<String, Odd> {
+    let query: Value = read("query", query)?;
+    let filter: Value = match query.get("Filter").and_then(Value::as_str) {
+        Some(filter) => read("filter", filter)?,
+        None => Value::Null,
+    };
+    let matches = |document: &Value, field: &str, key: &str| match filter.get(key).and_then(Value::as_str) {
+        Some(wanted) => document[field].as_str().is_some_and(|is| is.eq_ignore_ascii_case(wanted)),
+        None => true,
+    };
+    let found = documents.filter(|(_, document)| {
+        matches(document, "Name", "Name") && matches(document, "HostComputeNetwork", "VirtualNetwork")
+    });
+    Ok(write(&found.map(|(id, _)| id.to_string().to_uppercase()).collect::<Vec<_>>()))
 }
 
 fn as_text<S: Serializer>(filter: &Filter, serializer: S) -> Result<S::Ok, S::Error> {

@@ -229,11 +229,7 @@ impl Hcn for Kernel<Hns> {
 }
 
 impl Host for Kernel<Hns> {
-    fn open() -> anyhow::Result<Self> {
-        anyhow::bail!("the simulation makes its HNS itself")
-    }
-
-    fn mac_of(&mut self, address: IpAddr) -> anyhow::Result<Option<String>> {
-        self.ask(|hns| hns.0.mac_of(address))
+    fn interfaces(&mut self) -> anyhow::Result<BTreeMap<IpAddr, String>> {
+        self.ask(|hns| hns.0.interfaces())
     }
 }
