@@ -2,15 +2,17 @@
 //! do this with types, because they also read single elements.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     net::{IpAddr, SocketAddr},
 };
 
+use anyhow::anyhow;
 use localnet_client::{
     Snapshot,
     inspect::{Inspect, Listing, Place},
-    route::{Origin, Packet},
-    vips::VipKey,
+    route::{Origin, Outcome, Packet},
+    vips::{Config, VipKey},
 };
 use localnet_ebpf::inspect::{self as ebpf, Inspector as Ebpf};
 use localnet_iptables::inspect::Inspector as Iptables;
@@ -20,6 +22,7 @@ use localnet_linux::{
     nft::family_name,
 };
 use localnet_proto::{Family, Protocol};
+use localnet_win::{Recording, inspect as hns};
 
 use crate::{
     explain::PathRow,
@@ -37,6 +40,8 @@ pub enum Inspected {
     Ipvs,
     /// The maps and programs of eBPF. They serve processes of this node, and another backend serves everything else.
     Ebpf,
+    /// HNS of Windows, in a file.
+    Win,
 }
 
 /// The maximum number of a VIP's endpoints whose elements are listed.
@@ -56,7 +61,7 @@ impl Inspected {
 
     /// The backend with that name, as backends report it.
     pub fn named(name: &str) -> Option<Self> {
-        [Self::Iptables, Self::Ipvs, Self::Ebpf].into_iter().find(|backend| backend.name() == name)
+        [Self::Iptables, Self::Ipvs, Self::Ebpf, Self::Win].into_iter().find(|backend| backend.name() == name)
     }
 
     /// The name, as backends report it.
@@ -65,10 +70,11 @@ impl Inspected {
             Self::Iptables => "iptables",
             Self::Ipvs => "ipvs",
             Self::Ebpf => "ebpf",
+            Self::Win => "win",
         }
     }
 
-    /// The lists of a sysdump. If there are none, plans the state of `world`, and reads the kernel of this network namespace.
+    /// The lists of a sysdump or of an HNS in a file. If there are none, plans the state of `world`, and reads the kernel of this network namespace.
     ///
     /// # Errors
     /// Returns an error if the kernel cannot be read.
@@ -81,6 +87,7 @@ impl Inspected {
             Self::Iptables => read(Iptables::open(config).await?, &world.state).await,
             Self::Ipvs => read(IpvsBackend::<Host>::open(config).await?, &world.state).await,
             Self::Ebpf => read(Ebpf::open(config).await?, &world.state).await,
+            Self::Win => Err(anyhow!(world.kernel.as_ref().err().map_or_else(String::new, ToString::to_string))),
         }
     }
 
@@ -101,6 +108,10 @@ impl Inspected {
             Self::Iptables => Ok(listings.rules(packet, &world.local)?),
             Self::Ipvs => Ok(listings.objects(packet)),
             Self::Ebpf => Ok(listings.elements(packet)),
+            Self::Win => {
+                let arrives = matches!(world.judge(*packet).outcome, Outcome::Endpoints { .. });
+                Ok(listings.of_hns(packet, world.has(packet.destination), arrives))
+            }
         }
     }
 }
@@ -165,6 +176,50 @@ impl Listings {
         rows
     }
 
+    /// The planned objects of HNS that a packet meets: the network, the load balancer, and the endpoints that the load balancer
+    /// names. `to_node` tells whether the destination is an address of the node. If the packet `arrives` at endpoints, it needs a
+    /// load balancer.
+    pub fn of_hns(&self, packet: &Packet, to_node: bool, arrives: bool) -> Vec<PathRow> {
+        let place = |name: &str| Place { table: hns::TABLE.to_owned(), name: name.to_owned() };
+        let [networks, balancers, endpoints] = [hns::NETWORKS, hns::BALANCERS, hns::ENDPOINTS].map(place);
+        let planned = |place| self.planned.get(place).into_iter().flatten();
+        let mut rows: Vec<_> = planned(&networks).map(|line| self.row(&networks, line)).collect();
+        let vip = VipKey { address: packet.destination, protocol: packet.protocol, port: packet.port }.to_string();
+        let (protocol, family) = (packet.protocol.as_lowercase(), Family::of(packet.destination));
+        let node_port = to_node.then(|| format!("NodePort {}/{protocol} of {family}", packet.port));
+        let is_of = |line: &&String| {
+            let frontend = line.split(": ").next();
+            frontend == Some(vip.as_str()) || node_port.is_some() && frontend == node_port.as_deref()
+        };
+        let Some(line) = planned(&balancers).find(is_of) else {
+            if arrives {
+                let live = self.live.get(&balancers).into_iter().flatten().find(is_of);
+                let missing = self.row(&balancers, node_port.as_ref().unwrap_or(&vip));
+                rows.push(PathRow {
+                    held: if live.is_some() { "other" } else { "no" },
+                    found: live.cloned(),
+                    ..missing
+                });
+            }
+            return rows;
+        };
+        rows.push(self.element(&balancers, line));
+        let words = line.split([' ', ',', ';']);
+        let mut named: BTreeSet<IpAddr> = words
+            .filter_map(|word| word.parse::<SocketAddr>().map(|socket| socket.ip()).or_else(|_| word.parse()).ok())
+            .collect();
+        // On an overlay network, a ClusterIP is also a remote endpoint.
+        named.insert(packet.destination);
+        let is_named = |line: &&String| {
+            let addresses = line.split(": ").next().unwrap_or_default().split(' ');
+            addresses.filter_map(|address| address.parse().ok()).any(|address| named.contains(&address))
+        };
+        rows.extend(
+            planned(&endpoints).filter(is_named).take(MOST_ENDPOINTS).map(|line| self.element(&endpoints, line)),
+        );
+        rows
+    }
+
     /// The row of a planned element. If the kernel holds another value with the same key, the row contains it.
     fn element(&self, place: &Place, line: &str) -> PathRow {
         let mut row = self.row(place, line);
@@ -196,6 +251,15 @@ pub fn tables(listing: &Listing, family: &str) -> Tables {
         rules.iter().for_each(|rule| _ = writeln!(text, "-A {} {rule}", place.name));
     }
     Tables::parse(&text)
+}
+
+/// Plans a state for an HNS in a file, and lists what it holds.
+///
+/// # Errors
+/// Returns an error if the state cannot be planned for this HNS.
+pub async fn of_recording(recording: Recording, config: Config, state: &Snapshot) -> anyhow::Result<Listings> {
+    let options = recording.options.clone();
+    read(hns::Inspector::new(config, options, recording), state).await
 }
 
 async fn read(mut inspector: impl Inspect, state: &Snapshot) -> anyhow::Result<Listings> {
@@ -247,6 +311,71 @@ mod tests {
             "yes localnet-ipvs vips: 172.30.0.1 . tcp . 80 comment \"shop/web:http\"",
         ];
         assert_eq!(rows, expected);
+    }
+
+    #[test]
+    fn objects_of_hns_are_those_that_a_packet_meets() {
+        let place = |name: &str| Place { table: hns::TABLE.to_owned(), name: name.to_owned() };
+        let lines = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
+        let planned = Listing::from([
+            (place("networks"), lines(&["cbr0"])),
+            (
+                place("load balancers"),
+                lines(&[
+                    "172.30.0.1:80/tcp: to 10.180.0.1:8080, remote 10.180.1.2:8080; source VIP 10.180.0.250",
+                    "172.30.0.1:8080/tcp: to 10.180.0.1:8080",
+                    "NodePort 30080/tcp of IPv4: to 10.180.0.1:8080; LocalRoutedVIP; VipExternalIP",
+                ]),
+            ),
+            (
+                place("endpoints"),
+                lines(&[
+                    "10.180.0.250: local",
+                    "10.180.1.2: remote, 02-11-0a-b4-01-02",
+                    "10.180.1.3: remote, 02-11-0a-b4-01-03",
+                    "172.30.0.1: remote, 00-15-5d-00-00-02",
+                ]),
+            ),
+        ]);
+        let live = Listing::from([
+            (place("networks"), lines(&["cbr0"])),
+            (
+                place("load balancers"),
+                lines(&["172.30.0.1:80/tcp: to 10.180.0.1:8080", "172.30.0.9:80/tcp: to no endpoint"]),
+            ),
+            (place("endpoints"), lines(&["10.180.0.250: local", "172.30.0.1: remote, 00-15-5d-00-00-02"])),
+        ]);
+        let listings = Listings { planned, live };
+        let rows = |to: &str, to_node, arrives| -> Vec<String> {
+            let to: SocketAddr = to.parse().unwrap();
+            let (source, protocol, origin) = (to.ip(), Protocol::Tcp, Origin::Pod);
+            let packet = Packet { source, destination: to.ip(), protocol, port: to.port(), origin };
+            let found = |of: Option<String>| of.map(|of| format!(" ({of})")).unwrap_or_default();
+            let rows = listings.of_hns(&packet, to_node, arrives).into_iter();
+            rows.map(|row| format!("{} {}: {}{}", row.held, row.place, row.text, found(row.found))).collect()
+        };
+        let network = "yes HNS networks: cbr0";
+        assert_eq!(
+            rows("172.30.0.1:80", false, true),
+            [
+                network,
+                "other HNS load balancers: 172.30.0.1:80/tcp: to 10.180.0.1:8080, remote 10.180.1.2:8080; source VIP 10.180.0.250 \
+                 (172.30.0.1:80/tcp: to 10.180.0.1:8080)",
+                "yes HNS endpoints: 10.180.0.250: local",
+                "no HNS endpoints: 10.180.1.2: remote, 02-11-0a-b4-01-02",
+                "yes HNS endpoints: 172.30.0.1: remote, 00-15-5d-00-00-02",
+            ]
+        );
+        let node_port =
+            "no HNS load balancers: NodePort 30080/tcp of IPv4: to 10.180.0.1:8080; LocalRoutedVIP; VipExternalIP";
+        assert_eq!(rows("192.168.0.2:30080", true, true), [network, node_port]);
+        // The backend plans no load balancer for what HNS cannot do. If the state sends packets to endpoints, one is missing.
+        assert_eq!(rows("172.30.0.5:80", false, true), [network, "no HNS load balancers: 172.30.0.5:80/tcp"]);
+        assert_eq!(
+            rows("172.30.0.9:80", false, true),
+            [network, "other HNS load balancers: 172.30.0.9:80/tcp (172.30.0.9:80/tcp: to no endpoint)"]
+        );
+        assert_eq!(rows("172.30.0.5:80", false, false), [network]);
     }
 
     #[test]

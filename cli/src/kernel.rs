@@ -49,7 +49,7 @@ pub struct Kernel {
 }
 
 /// Whether the kernel forwards packets, and how many flows it tracks.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Observed {
     /// Whether the kernel forwards packets between interfaces; `None` if the setting does not exist.
     pub forwards: ByFamily<Option<bool>>,

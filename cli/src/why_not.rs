@@ -225,7 +225,7 @@ async fn check(
         // IPVS does not choose the endpoint of this traffic (docs/backends/ipvs.md, difference 4).
         Some(Inspected::Ipvs) if front.scope.short_circuit => Some(Translator::NfTables),
         Some(Inspected::Ipvs) => Some(Translator::Ipvs),
-        Some(Inspected::Ebpf) => None,
+        Some(Inspected::Ebpf | Inspected::Win) => None,
     };
     if let Some(translator) = translator {
         // A program of the node that binds no address sends from the VIP, which is an address of the node.

@@ -19,15 +19,17 @@ mod ui;
 mod version;
 mod watch;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs, path::PathBuf};
 
+use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use localnet_client::Snapshot;
+use localnet_win::Recording;
 
 use crate::{
     configuration::{Configuration, ConfigurationArgs},
     failure::Failure,
-    inspect::Inspected,
+    inspect::{self, Inspected},
     kernel::{self, Kernel, Observed},
     listings,
     output::{self, Format, Show},
@@ -135,13 +137,16 @@ struct OfNode {
     /// When to read the kernel of this machine
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     kernel: When,
+    /// Read HNS from a file instead of a kernel: the output of `localnet-win inspect` on a Windows node
+    #[arg(long, value_name = "FILE", conflicts_with = "kernel")]
+    hns: Option<PathBuf>,
     #[command(flatten)]
     configuration: ConfigurationArgs,
 }
 
 impl OfNode {
     fn reads_kernel(&self, global: &Global) -> bool {
-        self.kernel == When::Yes || (self.kernel == When::Auto && global.is_of_this_node())
+        self.hns.is_none() && (self.kernel == When::Yes || (self.kernel == When::Auto && global.is_of_this_node()))
     }
 
     /// Gathers the evidence: the state, the configuration, and access to the kernel if the command reads it.
@@ -153,7 +158,19 @@ impl OfNode {
         state: Snapshot,
     ) -> Result<World, Failure> {
         let configuration = configured(&self.configuration, status)?;
-        let is_here = self.reads_kernel(global);
+        let newest = status.as_ref().ok().and_then(Status::newest);
+        // The sysdump contains the lists that belong to its newest state.
+        let mut listings = match brain {
+            Some(Peer::Sysdump(sysdump)) if self.kernel == When::Auto && global.at.is_none() => {
+                listings::recorded(sysdump)
+            }
+            _ => BTreeMap::new(),
+        };
+        let win = Inspected::Win.name();
+        let is_win = newest.is_some_and(|backend| backend.name == win) || listings.contains_key(win);
+        // The brain of a Windows node runs on another machine, also if this machine has the brain's socket.
+        let is_windows = self.hns.is_some() || is_win && self.kernel == When::Auto;
+        let is_here = !is_windows && self.reads_kernel(global);
         // The sysdump contains the kernel that belongs to its newest state.
         let dumped = match brain {
             Some(Peer::Sysdump(sysdump)) if self.kernel == When::Auto && global.at.is_none() => sysdump.kernel.as_ref(),
@@ -165,13 +182,16 @@ impl OfNode {
             (false, None) => state.node.addresses.clone(),
         };
         let is_local = is_here || dumped.is_some();
-        let newest = status.as_ref().ok().and_then(Status::newest);
         // For iptables and ipvs, only the rules of other programs are read from nf_tables.
         let uses_kernel = |backend: &Backend| {
             let translator = Inspected::named(&backend.name).filter(|_| is_local);
             backend.has_nft_tables() || matches!(translator, Some(Inspected::Iptables | Inspected::Ipvs))
         };
-        let kernel = match newest.filter(|backend| !uses_kernel(backend) && self.kernel == When::Auto) {
+        let mut kernel = match newest.filter(|backend| !uses_kernel(backend) && self.kernel == When::Auto) {
+            _ if self.hns.is_some() => Err(kernel::unread("Windows has no nf_tables")),
+            _ if is_windows && dumped.is_none() => Err(kernel::unread(
+                "the node runs Windows: run localnet-win inspect there, and pass its output with --hns",
+            )),
             _ if !is_local && global.at.is_some() => Err(kernel::unread(
                 "the state is an earlier one (--kernel yes compares it with the kernel as it is now)",
             )),
@@ -184,14 +204,23 @@ impl OfNode {
             ))),
             None => dumped.map_or_else(Kernel::open, Kernel::of_sysdump),
         };
-        let listings = match brain {
-            Some(Peer::Sysdump(sysdump)) if dumped.is_some() => listings::recorded(sysdump),
-            _ => BTreeMap::new(),
-        };
+        if let Some(path) = &self.hns {
+            let recording = fs::read(path).map_err(anyhow::Error::from).and_then(|bytes| Recording::parse(&bytes));
+            let recording = recording.with_context(|| format!("--hns {}", path.display()))?;
+            match inspect::of_recording(recording, configuration.config.clone(), &state).await {
+                Ok(of_hns) => listings = BTreeMap::from([(win.to_owned(), of_hns)]),
+                Err(error) => kernel = Err(kernel::unread(format!("{error:#}"))),
+            }
+        }
         let is_read = |name: &str| is_here || listings.contains_key(name);
         let other = newest.filter(|backend| !backend.has_nft_tables() && is_read(&backend.name));
-        let other = other.map(|backend| backend.name.clone());
+        let other = match self.hns.is_some() || listings.contains_key(win) {
+            true => Some(win.to_owned()),
+            false => other.map(|backend| backend.name.clone()),
+        };
         let dumped = dumped.filter(|_| !is_here).map(Observed::of_sysdump);
+        // The settings of this machine are not those of the node.
+        let dumped = dumped.or_else(|| is_windows.then(Observed::default));
         let facts = configuration.facts(&state.node, is_local.then_some(&local));
         let has_ebpf = status.as_ref().is_ok_and(Status::has_ebpf);
         Ok(World { state, configuration, facts, local, is_here, has_ebpf, other, kernel, listings, dumped })

@@ -61,7 +61,9 @@ pub(super) async fn findings(node: &OfNode, global: &Global) -> Result<Findings,
         evidence.lines = Some(found.map_err(|error| kernel::unread(format!("{error:#}"))));
     }
     if Inspected::of(&world).is_some() {
-        doctor::read_settings(&mut evidence);
+        if world.is_here {
+            doctor::read_settings(&mut evidence);
+        }
         if let Ok(kernel) = &mut world.kernel {
             evidence.others = kernel.other_tables().unwrap_or_default();
         }

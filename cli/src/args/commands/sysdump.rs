@@ -49,7 +49,7 @@ pub(super) async fn run(flags: Sysdump, global: &Global) -> Answered {
     let mut state = global.newest(Some(&brain)).await?;
     let now = Timestamp::now();
     let mut content = content(&brain, &state, now, &flags, global).await?;
-    if flags.node.reads_kernel(global) {
+    if flags.node.reads_kernel(global) || flags.node.hns.is_some() {
         let status = Ok(Status::from(content.status.clone().unwrap_or_default()));
         let world = flags.node.world(global, Some(&brain), &status, state.clone()).await?;
         for backend in Inspected::of(&world).into_iter().chain(Inspected::beside(&world)) {

@@ -18,9 +18,11 @@ use super::{
 use crate::{
     configuration::Configuration,
     history::{self, History, Selection},
+    inspect::Inspected,
     output::Show as _,
     peer::Peer,
     question::{At, To},
+    status::Status,
     style::Style,
     top::{self, By, Sample, input::Question, live, seen::Seen},
 };
@@ -78,7 +80,11 @@ pub(super) async fn run(flags: &Top, global: &Global) -> Answered {
     let by = flags.by.unwrap_or_default();
     let brain = global.brain()?;
     let mut state = global.snapshot(brain.as_ref()).await?;
-    let configuration = configured(&flags.configuration, &ask_status(global, brain.as_ref()).await)?;
+    let status = ask_status(global, brain.as_ref()).await;
+    if let Some(why) = status.as_ref().ok().and_then(Status::newest).and_then(|of| without_flows(&of.name)) {
+        return Err(unreadable(global, why));
+    }
+    let configuration = configured(&flags.configuration, &status)?;
     let samples = flags.count.unwrap_or(if flags.interval.is_some() { u64::MAX } else { 1 });
     let mut ticks = tokio::time::interval(Duration::from_secs(flags.interval.unwrap_or(1)));
     let mut before: Option<Sample> = None;
@@ -107,6 +113,12 @@ pub(super) async fn run(flags: &Top, global: &Global) -> Answered {
     Ok(false)
 }
 
+/// Why a node with this backend has no flows that can be read.
+fn without_flows(backend: &str) -> Option<&'static str> {
+    (backend == Inspected::Win.name())
+        .then_some("the node runs Windows, where HNS counts neither connections nor packets: top cannot show them")
+}
+
 /// Prints one sample. If there are several samples, prints the time before each table, and a separator before each YAML
 /// document.
 fn print(global: &Global, format: &Output, top: &top::Top, samples: u64) -> Result<(), Failure> {
@@ -129,7 +141,7 @@ async fn live(flags: &Top, global: &Global, brain: &Brain) -> Answered {
     let configuration = configured(&flags.configuration, &ask_status(global, peer.as_ref()).await)?;
     let mut sampler = Sampler::new(configuration);
     let style = Style { colour: output::is_coloured(global.colour), ..Style::default() };
-    let node = OfNode { kernel: When::Auto, configuration: flags.configuration.clone() };
+    let node = OfNode { kernel: When::Auto, hns: None, configuration: flags.configuration.clone() };
     let explain = async |Question { from, to, protocol }: Question| {
         let to = To { at: At::Address(to), protocol: Some(protocol) };
         let explained = explain::packet_explained(&node, global, peer.as_ref(), from.question(), &to).await;
@@ -152,12 +164,15 @@ async fn before(global: &Global, peer: Option<&Peer>, state: Snapshot) -> Option
 pub(super) struct Sampler {
     configuration: Configuration,
     before: Option<Sample>,
+    /// Why the node has no flows that can be read.
+    without_flows: Option<&'static str>,
 }
 
 impl Sampler {
     /// A sampler that has read nothing yet.
     pub(super) fn new(configuration: Configuration) -> Self {
-        Self { configuration, before: None }
+        let without_flows = configuration.origin.backend.as_deref().and_then(without_flows);
+        Self { configuration, before: None, without_flows }
     }
 
     /// Reads the traffic of the Services of a state. Reads connection tracking only if the state describes this machine.
@@ -165,9 +180,10 @@ impl Sampler {
         let rates = global.rates(peer).await;
         let local = kernel::addresses().await.unwrap_or_default();
         let facts = self.configuration.facts(&state.node, Some(&local));
-        let sample = match global.is_of_this_node() {
-            true => flows().await.map_err(|error| format!("{error:#}")),
-            false => Err("the state may describe another node".to_owned()),
+        let sample = match (self.without_flows, global.is_of_this_node()) {
+            (Some(why), _) => Err(why.to_owned()),
+            (None, true) => flows().await.map_err(|error| format!("{error:#}")),
+            (None, false) => Err("the state may describe another node".to_owned()),
         };
         let seen = Seen::of(state, &facts, sample.as_ref().map_err(Clone::clone), self.before.as_ref(), rates.as_ref());
         self.before = sample.ok();

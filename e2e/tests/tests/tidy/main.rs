@@ -90,6 +90,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "localnet-iptables",
             "localnet-ipvs",
             "localnet-ebpf",
+            "localnet-win",
         ],
     ),
     (
