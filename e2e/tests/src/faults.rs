@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    path::Path,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
 };
 
@@ -10,13 +10,13 @@ use anyhow::{Context as _, ensure};
 
 use crate::{
     Backend,
-    scenario::{self, Scenario},
+    scenario::{self, CommandRun, Fault, Scenario},
 };
 
 /// The required ratio: 38 of 40.
 const RIGHT_OF_TWENTY: usize = 19;
 /// The faults of each backend must be at least so many: all, and those that change the node.
-const FAULTS: usize = 40;
+pub const FAULTS: usize = 40;
 const OF_NODE: usize = 15;
 const AT_A_TIME: usize = 4;
 
@@ -36,16 +36,31 @@ pub fn the_right_cause_ranks_first(backend: Backend) -> anyhow::Result<()> {
     let mut folders = Vec::new();
     for folder in scenario::all()? {
         let fault = scenario::read(&folder)?;
-        if fault.backend.as_deref().is_none_or(|of| of == kind) && (all || fault.changes_node()) {
+        if fault.is_with(kind) && (all || fault.changes_node()) {
             folders.push(folder);
         }
     }
     ensure!(folders.len() >= if all { FAULTS } else { OF_NODE }, "only {} faults", folders.len());
+    most_are_right(&folders, |folder| {
+        let fault = scenario::read(folder)?;
+        let scenario = Scenario::build_on(backend, folder, &fault.steps)?;
+        is_first(&fault, &scenario.localnet(&asked(&fault))?)
+    })
+}
+
+/// Calls `names_first` for each folder, several at a time. It returns an error if another cause is named first.
+///
+/// # Errors
+/// Returns the errors, if they are too many.
+pub fn most_are_right(
+    folders: &[PathBuf],
+    names_first: impl Fn(&Path) -> anyhow::Result<()> + Sync,
+) -> anyhow::Result<()> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut wrong = Vec::new();
         while let Some(folder) = folders.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Err(error) = names_first(folder, backend) {
+            if let Err(error) = names_first(folder) {
                 wrong.push(format!("{}: {error:#}", folder.display()));
             }
         }
@@ -64,9 +79,8 @@ pub fn the_right_cause_ranks_first(backend: Backend) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn names_first(folder: &Path, backend: Backend) -> anyhow::Result<()> {
-    let fault = scenario::read(folder)?;
-    let scenario = Scenario::build_on(backend, folder, &fault.steps)?;
+/// The arguments with which `localnet` explains a fault.
+pub fn asked(fault: &Fault) -> Vec<&str> {
     let mut arguments = vec!["explain", "--why-not", &fault.ask, "-o", "json"];
     if let Some(from) = &fault.from {
         arguments.extend(["--from", from]);
@@ -74,7 +88,14 @@ fn names_first(folder: &Path, backend: Backend) -> anyhow::Result<()> {
     if let Some(to) = &fault.to {
         arguments.extend(["--to", to]);
     }
-    let run = scenario.localnet(&arguments)?;
+    arguments
+}
+
+/// Checks that the answer names the cause of the fault first.
+///
+/// # Errors
+/// Returns the causes that it names instead.
+pub fn is_first(fault: &Fault, run: &CommandRun) -> anyhow::Result<()> {
     ensure!(run.code == 1 || run.code == 0, "{run:?}");
     let answer: serde_json::Value = serde_json::from_str(&run.out).with_context(|| format!("{run:?}"))?;
     let causes = answer["causes"].as_array().cloned().unwrap_or_default();

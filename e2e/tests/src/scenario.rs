@@ -17,9 +17,13 @@ use crate::{Backend, Programs, await_condition, program};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
-    /// The backend whose rules the steps change: `nft`, `iptables` or `ipvs`; `None` if the fault does not depend on the backend.
+    /// The backend whose rules the steps change: `nft`, `iptables`, `ipvs` or `win`; `None` if the fault does not depend on the
+    /// backend.
     #[serde(default)]
     pub backend: Option<String>,
+    /// The backends with which the Service answers nevertheless, because their kernel cannot do what the fault needs.
+    #[serde(default)]
+    pub answers_with: Vec<String>,
     /// The Service and its port, as an argument of `localnet explain`.
     pub ask: String,
     /// The sender, as an argument of `localnet explain`.
@@ -36,6 +40,11 @@ pub struct Fault {
 }
 
 impl Fault {
+    /// Whether the fault exists with a backend.
+    pub fn is_with(&self, backend: &str) -> bool {
+        self.backend.as_deref().is_none_or(|of| of == backend) && !self.answers_with.iter().any(|of| of == backend)
+    }
+
     /// Whether a step changes something on the node or in a pod.
     pub fn changes_node(&self) -> bool {
         self.steps.iter().any(|step| step.starts_with("node:") || step.starts_with("pod "))
@@ -153,7 +162,11 @@ impl Scenario {
         Ok(scenario)
     }
 
-    fn step(&mut self, step: &str) -> anyhow::Result<()> {
+    /// Executes a step.
+    ///
+    /// # Errors
+    /// Returns an error if the step fails or does not exist.
+    pub fn step(&mut self, step: &str) -> anyhow::Result<()> {
         match step {
             _ if step == "backend" || step.starts_with("backend --") => {
                 let flags: Vec<&str> = step.split(' ').skip(1).collect();
@@ -234,7 +247,8 @@ impl Scenario {
         })
     }
 
-    fn status(&self) -> Option<serde_json::Value> {
+    /// What `localnet get revision` prints; `None` if it prints no JSON.
+    pub fn status(&self) -> Option<serde_json::Value> {
         let run = self.localnet(&["get", "revision", "-o", "json"]).ok()?;
         serde_json::from_str(&run.out).ok()
     }
@@ -244,7 +258,11 @@ impl Scenario {
         await_condition(&format!("revision {revision}"), is_there).with_context(|| self.programs.log("localnet-brain"))
     }
 
-    fn await_applied(&self) -> anyhow::Result<()> {
+    /// Waits until a backend has applied the brain's state.
+    ///
+    /// # Errors
+    /// Returns an error if this takes longer than [`crate::PATIENCE`].
+    pub fn await_applied(&self) -> anyhow::Result<()> {
         let is_applied = || {
             let Some(status) = self.status() else { return false };
             let families = status["backends"][0]["families"].as_array().cloned().unwrap_or_default();

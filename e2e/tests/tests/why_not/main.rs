@@ -6,3 +6,4 @@
 mod commands;
 mod debugging;
 mod faults;
+mod hns;
