@@ -1,6 +1,7 @@
 //! Rules about the repository's own code: the dependencies between crates, and text that files must not contain.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod backends;
 mod modules;
 
 use std::{
