@@ -6,6 +6,7 @@
 //! | `conformance` | the program passes the conformance kit |
 //! | `contract` | the library is called as its header requires (the suite of every implementor), and nothing leaks |
 //! | `follow` | the program follows a brain on Linux, and repairs changes that other programs make to HNS |
+//! | `inspect` | what the program prints about HNS lets `localnet` answer on Linux |
 //! | `service` | the program as a Windows service, and a brain on a named pipe |
 //! | `windows` | the program, a Wine prefix, and the file of the HNS |
 
@@ -14,5 +15,6 @@
 mod conformance;
 mod contract;
 mod follow;
+mod inspect;
 mod service;
 mod windows;
