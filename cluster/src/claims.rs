@@ -1,10 +1,11 @@
 //! Decides which Service owns an address and port that several Services claim.
 //!
 //! Kubernetes allows two Services with the same external IP and port. If the brain reads Services from files, they may also
-//! share a ClusterIP, NodePort or healthCheckNodePort. A packet can go to only one Service. The oldest Service is the owner;
-//! of equally old Services, the first by name. Every node therefore chooses the same owner, in whatever order the events
-//! arrive. Services may share an address if they use different ports. A Service that is not the owner of all its ports at
-//! an address is not served at that address at all. Its other ports there are then free for other Services.
+//! share a ClusterIP, NodePort or healthCheckNodePort. A packet can go to only one Service. The Service of the first source is
+//! the owner; of several Services of this source, the oldest; of equally old Services, the first by name. Every node therefore
+//! chooses the same owner, in whatever order the events arrive. Services may share an address if they use different ports. A
+//! Service that is not the owner of all its ports at an address is not served at that address at all. Its other ports there are
+//! then free for other Services.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -15,7 +16,7 @@ use std::{
 use localnet_proto::{Family, Protocol, ServiceKey};
 
 use crate::{
-    localize::{self, Lost},
+    localize::{self, Lost, Owner},
     objects::{Parsed, ServiceObject, ServicePort},
 };
 
@@ -33,10 +34,13 @@ fn place((address, protocol, port): Front) -> Place {
     (address, address.is_unspecified().then_some((protocol, port)))
 }
 
-/// The claims of one Service, and its age.
+/// The number of a Service's source, and the time of its creation. The lower one has precedence.
+type Rank = (u16, i64);
+
+/// The claims of one Service, and its rank.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Claimed {
-    created: i64,
+    rank: Rank,
     places: BTreeMap<Place, BTreeSet<PortKey>>,
 }
 
@@ -47,7 +51,7 @@ impl Claimed {
         for (front, _) in fronts(service) {
             places.entry(place(front)).or_default().insert((front.1, front.2));
         }
-        Self { created: service.created, places }
+        Self { rank: (service.source, service.created), places }
     }
 }
 
@@ -62,8 +66,8 @@ enum Claimants {
     Many(Box<Shared>),
 }
 
-/// The age and the name of a Service. The order is the precedence: older Services first, then by name.
-type Claimant = (i64, ServiceKey);
+/// The rank and the name of a Service. The order is the precedence.
+type Claimant = (Rank, ServiceKey);
 
 /// The claims of a [`Place`] with several claimants.
 #[derive(Debug, Default)]
@@ -71,9 +75,8 @@ struct Shared {
     claimants: BTreeMap<Claimant, BTreeSet<PortKey>>,
     /// The number of claimants of each port.
     ports: HashMap<PortKey, usize>,
-    /// The claimants that are not served at the place, each with a port that it claims and the Service that owns this
-    /// port.
-    losers: BTreeMap<ServiceKey, (PortKey, ServiceKey)>,
+    /// The claimants that are not served at the place, each with a port that it claims and the owner of this port.
+    losers: BTreeMap<ServiceKey, (PortKey, Owner)>,
 }
 
 impl Shared {
@@ -104,14 +107,16 @@ impl Shared {
     /// the claimant becomes the owner of all of them. Otherwise the claimant is a loser: it is not served at the place, and
     /// its other ports there stay free for later claimants.
     fn settle(&mut self) -> Vec<ServiceKey> {
-        let mut owners: HashMap<PortKey, &ServiceKey> = HashMap::new();
+        let mut owners: HashMap<PortKey, &Claimant> = HashMap::new();
         let mut losers = BTreeMap::new();
-        for ((_, key), ports) in &self.claimants {
+        for (claimant, ports) in &self.claimants {
+            let ((source, _), key) = claimant;
             match ports.iter().find_map(|port| Some((*port, owners.get(port)?))) {
-                Some((port, owner)) => {
-                    losers.insert(key.clone(), (port, (*owner).clone()));
+                Some((port, ((of_owner, _), owner))) => {
+                    let owner = Owner { service: owner.clone(), is_of_earlier_source: of_owner < source };
+                    losers.insert(key.clone(), (port, owner));
                 }
-                None => owners.extend(ports.iter().map(|port| (*port, key))),
+                None => owners.extend(ports.iter().map(|port| (*port, claimant))),
             }
         }
         let before = mem::replace(&mut self.losers, losers);
@@ -126,14 +131,14 @@ impl Claims {
     pub(super) fn change(&mut self, key: &ServiceKey, before: Claimed, mut after: Claimed) -> Vec<ServiceKey> {
         let mut touched = Vec::new();
         for (place, ports) in before.places {
-            if before.created == after.created && after.places.get(&place) == Some(&ports) {
+            if before.rank == after.rank && after.places.get(&place) == Some(&ports) {
                 after.places.remove(&place);
             } else {
-                touched.extend(self.remove(place, &(before.created, key.clone())));
+                touched.extend(self.remove(place, &(before.rank, key.clone())));
             }
         }
         for (place, ports) in after.places {
-            touched.extend(self.insert(place, (after.created, key.clone()), ports));
+            touched.extend(self.insert(place, (after.rank, key.clone()), ports));
         }
         touched.retain(|other| other != key);
         touched

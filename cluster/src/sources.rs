@@ -140,7 +140,7 @@ impl Sources {
             };
             self.set(later, &id, Some(Version::Shadowed(object)), changed);
         }
-        changed.events.push(Event::Apply(object));
+        changed.events.push(effective(source, object));
     }
 
     fn delete(&mut self, source: usize, id: Id, changed: &mut Changed) {
@@ -149,14 +149,13 @@ impl Sources {
         if let Some(first) = self.first(&id)
             && let Some(Version::Shadowed(object)) = self.set(first, &id, Some(Version::Effective), changed)
         {
-            next = object;
+            next = object.map(|object| effective(first, *object));
             // The remaining conflicts are now with another source.
             let others = self.all[first + 1..].iter().filter_map(|source| source.get(&id)?.about());
             changed.conflicts.extend(others);
         }
         let (kind, ServiceKey { namespace, name }) = id;
-        let event = next.map_or(Event::Delete { kind, namespace, name }, |object| Event::Apply(*object));
-        changed.events.push(event);
+        changed.events.push(next.unwrap_or(Event::Delete { kind, namespace, name }));
     }
 
     /// Replaces the version of an object in a source. Returns the previous version.
@@ -255,6 +254,16 @@ impl Source {
     fn get(&self, (kind, key): &Id) -> Option<&Version> {
         self.objects.get(kind)?.get(key)
     }
+}
+
+/// The event with which the object of a source becomes effective.
+fn effective(source: usize, mut object: Object) -> Event {
+    if let Object::Service(service) = &mut object {
+        // All pushed Services follow those of the command line. Pushed sources come and go, so their order has no effect.
+        let last = if service.pushed { usize::MAX } else { source };
+        service.source = u16::try_from(last).unwrap_or(u16::MAX);
+    }
+    Event::Apply(object)
 }
 
 /// Returns whether `objects` lacks the object with a key.

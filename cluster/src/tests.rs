@@ -339,7 +339,7 @@ fn a_service_without_its_address_claims_none_of_its_ports() {
     };
     let lost = |cluster: &Cluster, name: &str| -> Vec<(u16, String)> {
         let service = &cluster.services[&ServiceKey::new("default", name)];
-        cluster.claims.lost(service).into_iter().map(|lost| (lost.front.2, lost.to.name.to_string())).collect()
+        cluster.claims.lost(service).into_iter().map(|lost| (lost.front.2, lost.to.service.name.to_string())).collect()
     };
     let (a, b, c) = (
         on("a", 1, &[(80, "TCP")]),

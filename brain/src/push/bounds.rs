@@ -158,8 +158,6 @@ pub(super) fn objects(
     let mut service = ServiceObject {
         namespace: Arc::clone(&key.namespace),
         name: Arc::clone(&key.name),
-        // Other Services that claim an address are older, however early the pusher claimed it.
-        created: i64::MAX,
         pushed: true,
         proxy_name: proxy_name.cloned(),
         source_ranges: pushed.source_ranges.iter().map(|range| parsed_cidr(range)).collect(),

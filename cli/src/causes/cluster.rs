@@ -85,8 +85,10 @@ fn port_missing(evidence: &Evidence, ports: &str) -> Diagnostic {
 pub(super) fn of_outcome(evidence: &Evidence, front: &Front) -> Diagnostic {
     let of = |code, problem: String| usual(code, Subject::Vip(front.to), problem);
     if let Some(other) = &front.taken_by {
-        let problem =
-            format!("{} belongs to Service {other}, which is older (or equally old and first by name)", front.to);
+        let problem = format!(
+            "{} belongs to Service {other}, which has precedence (its source is first, or else it is older, or else first by name)",
+            front.to
+        );
         return of(Code::AddressTaken, problem);
     }
     if let Some(filtered) = &front.filtered {

@@ -120,9 +120,7 @@ fn usable(
         } else if let Some(Lost { front: (_, protocol, port), to, .. }) =
             lost.iter().find(|lost| lost.field == field && lost.front.0 == address)
         {
-            let problem = format!(
-                "{address} port {port}/{protocol} belongs to Service {to}, which is older (or equally old and first by name)"
-            );
+            let problem = format!("{address} port {port}/{protocol} belongs to {to}");
             skip(Code::AddressTaken, problem, "change the address or port of one of the two Services");
         } else {
             usable.push((position, address));

@@ -27,7 +27,7 @@ mod tests;
 mod topology;
 mod weights;
 
-use std::{net::IpAddr, num::NonZeroU64, sync::Arc};
+use std::{fmt, net::IpAddr, num::NonZeroU64, sync::Arc};
 
 use localnet_core::{Code, Diagnostic, Object, Subject};
 use localnet_proto::{Family, HashBy, Node, Protocol, Service, ServiceKey, encode};
@@ -118,8 +118,29 @@ pub struct Lost {
     pub front: (IpAddr, Protocol, u16),
     /// The field of the Service that contains the address or port.
     pub field: &'static str,
-    /// The Service that owns the address and port.
-    pub to: ServiceKey,
+    /// The owner of the address and port.
+    pub to: Owner,
+}
+
+/// The Service that owns an address and port which another Service claims, too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The owner.
+    pub service: ServiceKey,
+    /// Whether the source of the owner precedes that of the other Service. Otherwise, both have the same precedence.
+    pub is_of_earlier_source: bool,
+}
+
+/// Names the owner, and why it is the owner: "Service shop/web, which …".
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why = if self.is_of_earlier_source {
+            "whose source has precedence"
+        } else {
+            "which is older (or equally old and first by name)"
+        };
+        write!(f, "Service {}, {why}", self.service)
+    }
 }
 
 /// Collects the diagnostics of one Service.
@@ -267,8 +288,7 @@ fn health_check_node_port(object: &ServiceObject, lost: &[Lost], skips: &mut Ski
         return None;
     };
     let Some(taken) = lost.iter().find(|lost| lost.field == HEALTH_CHECK_NODE_PORT) else { return Some(port) };
-    let problem =
-        format!("{port}/TCP belongs to Service {}, which is older (or equally old and first by name)", taken.to);
+    let problem = format!("{port}/TCP belongs to {}", taken.to);
     skips.service(Code::AddressTaken, HEALTH_CHECK_NODE_PORT, problem, "give one of the two Services another port");
     None
 }

@@ -76,10 +76,7 @@ fn node_port(
         lost.field == NODE_PORTS && address.is_unspecified() && (of, port) == (protocol, number)
     });
     let Some(taken) = taken else { return Some(number) };
-    let problem = format!(
-        "{number}/{protocol} belongs to Service {}, which is older (or equally old and first by name)",
-        taken.to
-    );
+    let problem = format!("{number}/{protocol} belongs to {}", taken.to);
     skip(Code::AddressTaken, ".nodePort", problem, "give one of the two Services another nodePort");
     None
 }

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use localnet_core::Code;
 use localnet_proto::{Family, Protocol, Scopes, Service, ServiceKey, Verdict};
 
-use super::{Here, Lost, Mode, Reason, Topology, service, topology};
+use super::{Here, Lost, Mode, Owner, Reason, Topology, service, topology};
 use crate::{
     objects::{Conditions, Extensions, Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject},
     testing::{addresses, endpoint, service as object, slice},

@@ -70,8 +70,11 @@ pub struct ServiceObject {
     pub namespace: Arc<str>,
     /// `metadata.name`.
     pub name: Arc<str>,
-    /// `metadata.creationTimestamp` in seconds since 1970; 0 if unknown. If two Services claim the same address and port,
-    /// the older Service is the owner.
+    /// The number of the source, in the order of precedence. The cluster sets it if there are several sources; it is the same for
+    /// all pushed Services. If two Services claim the same address and port, the Service of the first source is the owner.
+    pub source: u16,
+    /// `metadata.creationTimestamp` in seconds since 1970; 0 if unknown. If two Services of a source claim the same address and
+    /// port, the older Service is the owner.
     pub created: i64,
     /// Whether another program has pushed the Service. Only its own pushed slices then belong to it.
     pub pushed: bool,

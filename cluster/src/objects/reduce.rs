@@ -99,6 +99,7 @@ impl From<Service> for ServiceObject {
         let cluster_ips = cluster_ip_texts(&spec);
         Self {
             version: version(&service.metadata),
+            source: 0,
             created: created(&service.metadata),
             pushed: false,
             skipped: [].into(),

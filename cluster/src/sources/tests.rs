@@ -233,13 +233,20 @@ impl Model {
             }
         };
         let own = self.effective().remove(&(Kind::Node, ServiceKey::new("", "node-1")));
-        self.node = own.cloned().or(self.node.take());
+        self.node = own.or(self.node.take());
         event
     }
 
-    /// The objects of the first source that has them.
-    fn effective(&self) -> BTreeMap<Id, &Object> {
-        self.sources.iter().rev().flatten().map(|(id, object)| (id.clone(), object)).collect()
+    /// The objects of the first source that has them. A Service has the number of this source.
+    fn effective(&self) -> BTreeMap<Id, Object> {
+        let of = |(number, objects): (usize, &BTreeMap<Id, Object>)| {
+            let of_source = move |(id, object): (Id, Object)| match object {
+                Object::Service(service) => (id, Object::Service(ServiceObject { source: number as u16, ..service })),
+                other => (id, other),
+            };
+            objects.clone().into_iter().map(of_source)
+        };
+        self.sources.iter().enumerate().rev().flat_map(of).collect()
     }
 
     fn conflicts(&self) -> BTreeSet<(Option<ServiceKey>, String)> {
@@ -294,7 +301,7 @@ proptest! {
         reader.read(&mut cluster);
 
         let mut fresh = Cluster::new(Options::of_node("node-1"));
-        let mut effective: Vec<Object> = model.effective().into_values().cloned().collect();
+        let mut effective: Vec<Object> = model.effective().into_values().collect();
         effective.extend(model.node.clone());
         lists(&effective).into_iter().for_each(|event| fresh.handle(event));
         let mut expected = Reader::default();
@@ -318,10 +325,7 @@ fn pushed(name: &str, ip: u8) -> [Object; 2] {
         service: Some(name.into()),
         ..slice(&format!("{name}/0"), &[("p80", 80)], vec![endpoint("10.1.0.9")])
     };
-    [
-        Object::Service(ServiceObject { pushed: true, created: i64::MAX, ..service }),
-        Object::Slice(SliceObject { pushed: true, ..slice }),
-    ]
+    [Object::Service(ServiceObject { pushed: true, ..service }), Object::Slice(SliceObject { pushed: true, ..slice })]
 }
 
 #[test]
@@ -352,7 +356,7 @@ fn a_pushed_service_has_its_own_endpoints_and_gives_none_to_others() {
         (0, Event::Apply(own("other")), "10.96.0.1 -> "),
         (1, Event::Apply(pushed("web", 3)[0].clone()), "10.96.0.1 -> "),
         (0, delete(Kind::Service, "web"), "10.96.0.3 -> 10.1.0.9"),
-        // The younger Service of the cluster still owns its address.
+        // A Service of the cluster owns its address even if it is younger.
         (
             0,
             Event::Apply(Object::Service(ServiceObject {
@@ -368,6 +372,56 @@ fn a_pushed_service_has_its_own_endpoints_and_gives_none_to_others() {
     for (row, (source, event, expected)) in rows.into_iter().enumerate() {
         assert_eq!(after(source, event), expected, "row {row}");
     }
+}
+
+/// Regression: a Service in a file has no time of creation and is therefore the oldest, so it took the address of a Service of the
+/// API server.
+#[test]
+fn the_first_source_owns_an_address_that_services_of_several_sources_claim() {
+    let (mut cluster, mut reader) = (cluster(3), Reader::default());
+    (0..3).for_each(|source| lists(&[]).into_iter().for_each(|event| cluster.handle_from(source, event)));
+    let aged = |name: &str, created| match named(name, 1) {
+        Object::Service(service) => Object::Service(ServiceObject { created, ..service }),
+        _ => panic!("a Service"),
+    };
+    let apply = |name: &str, created| Event::Apply(aged(name, created));
+    let list = |objects| Event::Replace { kind: Kind::Service, objects };
+    let [of_site, of_rack] = ["site", "mesh"].map(|name| Event::Apply(pushed(name, 1)[0].clone()));
+    // The source, its event, and the owner of the address afterwards.
+    let rows = [
+        (1, apply("a", 0), "a"),
+        (0, apply("web", 60), "web"),
+        (1, apply("b", 0), "web"),
+        (0, apply("vip", 50), "vip"),
+        (0, delete(Kind::Service, "vip"), "web"),
+        (1, apply("web", 1), "web"),
+        (0, delete(Kind::Service, "web"), "a"),
+        (1, delete(Kind::Service, "a"), "b"),
+        (1, delete(Kind::Service, "b"), "web"),
+        (2, apply("a", 0), "web"),
+        (0, list(vec![aged("z", 99)]), "z"),
+        (0, list(vec![]), "web"),
+        (1, list(vec![]), "a"),
+        (1, of_site, "a"),
+        (2, of_rack, "a"),
+        // The order of pushed sources has no effect.
+        (2, delete(Kind::Service, "a"), "mesh"),
+    ];
+    for (row, (source, event, owner)) in rows.into_iter().enumerate() {
+        cluster.handle_from(source, event);
+        reader.read(&mut cluster);
+        let owners: Vec<&str> = reader.services.keys().map(|key| &*key.name).collect();
+        assert_eq!(owners, [owner], "row {row}");
+    }
+
+    cluster.handle_from(0, apply("web", 60));
+    let findings = cluster.reasons(&ServiceKey::new("default", "mesh")).findings;
+    assert_eq!(
+        findings.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        [
+            "Service default/mesh: spec.clusterIPs[0]: 10.96.0.1 port 80/TCP belongs to Service default/web, whose source has precedence; change the address or port of one of the two Services"
+        ]
+    );
 }
 
 #[test]

@@ -114,7 +114,8 @@ codes! {
     AddressInvalid = "address-invalid", Error, "Write the address like 10.0.0.1 or 2001:db8::1.";
     /// The address is reserved, for instance a loopback or link-local address.
     AddressReserved = "address-reserved", Error, "Use an address that is routed to the node.";
-    /// An older Service has the same address and port, or the same NodePort, and gets the traffic.
+    /// Another Service has the same address and port, or the same NodePort, and gets the traffic. Its source comes first, or it is
+    /// older.
     AddressTaken = "address-taken", Error, "Give one of the two Services another address or port.";
     /// The Service has an address of the node. On the Service's ports, programs on the node get no traffic to this address.
     AddressOfNode = "address-of-node", Warning, "If this is not intended, give the Service an address of its own.";

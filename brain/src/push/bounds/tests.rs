@@ -70,7 +70,7 @@ fn a_service_within_the_grant_is_converted_completely() {
     assert_eq!(problems, [""; 0]);
     let Objects { service, slices } = objects.unwrap();
     assert_eq!(service.key(), ServiceKey::new("mesh", "web"));
-    assert_eq!((service.created, service.pushed, service.kind), (i64::MAX, true, ServiceType::NodePort));
+    assert_eq!((service.created, service.pushed, service.kind), (0, true, ServiceType::NodePort));
     assert_eq!((service.internal_local, service.external_local, service.affinity), (false, true, Some(10_800.into())));
     assert_eq!(service.cluster_ips.len() + service.external_ips.len() + service.load_balancer_ips.len(), 4);
     let of = |slice: &SliceObject| (slice.name.to_string(), slice.family.clone(), slice.endpoints.len());
@@ -215,7 +215,7 @@ proptest! {
         let grant = grant();
         let Ok(Objects { service, slices }) = objects(&grant, &pushed, None) else { return Ok(()) };
         prop_assert_eq!(&*service.namespace, "mesh");
-        prop_assert!(service.pushed && service.created == i64::MAX && service.proxy_name.is_none());
+        prop_assert!(service.pushed && service.created == 0 && service.proxy_name.is_none());
         let within = |all: &[Parsed<IpAddr>], contain: &dyn Fn(IpAddr) -> bool| {
             all.iter().all(|of| matches!(of, Parsed::Good(address) if contain(*address)))
         };

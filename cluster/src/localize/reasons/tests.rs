@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::{Ineligible, Reasons, Rule, Standing, reasons};
 use crate::{
     localize::{
-        Here, Lost, service,
+        Here, Lost, Owner, service,
         tests::{Policy, here, row, with_policy},
     },
     objects::{Parsed, ServiceObject, ServiceType, SliceEndpoint, SliceObject},
@@ -190,7 +190,7 @@ fn a_service_that_is_not_served_has_a_reason() {
         let lost = Lost {
             front: ("10.96.0.9".parse().unwrap(), Protocol::Tcp, 80),
             field: "spec.clusterIPs",
-            to: localnet_proto::ServiceKey::new("default", "older"),
+            to: Owner { service: localnet_proto::ServiceKey::new("default", "older"), is_of_earlier_source: false },
         };
         let reasons = reasons(&object, &[], &here(1, ""), &[lost], None);
         (reasons.standing, reasons.findings.len())

@@ -116,13 +116,14 @@ fn endpoints_on_special_addresses_are_refused() {
 fn addresses_of_another_service_are_skipped() {
     let mut object = with_policy(Policy::ExternalLocal);
     object.external_ips = addresses(&["203.0.113.1", "203.0.113.2"]);
-    let to = ServiceKey::new("default", "older");
+    let to = Owner { service: ServiceKey::new("default", "older"), is_of_earlier_source: false };
+    let of_first = Owner { service: ServiceKey::new("default", "first"), is_of_earlier_source: true };
     let lost = [
         Lost { front: ("203.0.113.1".parse().unwrap(), Protocol::Tcp, 80), field: "spec.externalIPs", to: to.clone() },
         Lost {
             front: ("0.0.0.0".parse().unwrap(), Protocol::Tcp, 30001),
             field: "spec.ports[].nodePort",
-            to: to.clone(),
+            to: of_first,
         },
     ];
     let (service, skipped) = service(&object, &[], &here(1, ""), &lost);
@@ -132,7 +133,7 @@ fn addresses_of_another_service_are_skipped() {
     let found: BTreeSet<&str> = skipped.iter().map(|skipped| &*skipped.problem).collect();
     let expected = [
         "203.0.113.1 port 80/TCP belongs to Service default/older, which is older (or equally old and first by name)",
-        "30001/TCP belongs to Service default/older, which is older (or equally old and first by name)",
+        "30001/TCP belongs to Service default/first, whose source has precedence",
     ];
     assert_eq!(found, BTreeSet::from(expected));
     assert!(skipped.iter().all(|skipped| skipped.code == Code::AddressTaken), "{skipped:?}");
