@@ -17,6 +17,7 @@
 //! | `repair` | changes by other programs are repaired |
 //! | `restarts` | restarts interrupt no packet |
 //! | `shadow` | kube-proxy's rules are compared with what localnet would do |
+//! | `sources` | an API server and a folder are merged |
 //! | `takeover` | from kube-proxy to localnet and back, no connection fails |
 //! | `two_nodes` | packets between two nodes, each with its own proxy |
 
@@ -35,6 +36,7 @@ mod repair;
 mod restarts;
 mod restored;
 mod shadow;
+mod sources;
 mod takeover;
 mod two_nodes;
 
