@@ -75,13 +75,12 @@ impl Memory {
 
     /// Whether an endpoint in HNS is in the desired state. HNS returns more values than were written, and may omit some.
     pub fn holds_endpoint(&self, id: Guid, wanted: &Endpoint, found: &Endpoint) -> bool {
-        let mac = |endpoint: &Endpoint| endpoint.mac_address.to_ascii_lowercase().replace(':', "-");
         let addresses = |endpoint: &Endpoint| endpoint.addresses().collect::<BTreeSet<_>>();
         let wrote_other = self.endpoints.get(&id).is_some_and(|wrote| wrote != wanted);
         let same_provider = found.provider().is_none_or(|provider| wanted.provider() == Some(provider));
         wanted.is_remote() == found.is_remote()
             && addresses(wanted) == addresses(found)
-            && (!wanted.is_remote() || (mac(wanted) == mac(found) && same_provider && !wrote_other))
+            && (!wanted.is_remote() || (wanted.mac() == found.mac() && same_provider && !wrote_other))
     }
 }
 

@@ -117,9 +117,8 @@ impl<K: Kernel> WinBackend<K> {
     }
 
     fn planned_lines(&self, plan: &Plan) -> Listing {
-        let found = |id: Guid| plan.endpoints.get(&id).or_else(|| self.inventory.endpoint(id));
         let balancers =
-            plan.balancers.iter().map(|(frontend, planned)| self.balancer(frontend, &planned.document, found));
+            plan.balancers.iter().map(|(frontend, planned)| self.planned_balancer(plan, frontend, &planned.document));
         let endpoints =
             plan.endpoints.values().map(endpoint).chain(self.adopted(plan).map(|(_, found)| endpoint(found)));
         listing(vec![self.network_line()], balancers.collect(), endpoints.collect())
@@ -149,10 +148,7 @@ impl<K: Kernel> WinBackend<K> {
                 if !is_ours && !is_blocking {
                     continue;
                 }
-                let of_plan = planned.map(|planned| {
-                    let found = |id: Guid| plan.endpoints.get(&id).or_else(|| self.inventory.endpoint(id));
-                    self.balancer(&frontend, &planned.document, found)
-                });
+                let of_plan = planned.map(|planned| self.planned_balancer(plan, &frontend, &planned.document));
                 // Of several right load balancers, the backend keeps the first.
                 let is_held = planned.is_some_and(|planned| self.memory.holds(*id, &planned.document, shown))
                     && held.insert(frontend);
@@ -193,6 +189,11 @@ impl<K: Kernel> WinBackend<K> {
             plan.used.contains(id) && !plan.endpoints.contains_key(id) && owner.owns_endpoint(*id, found)
         };
         self.inventory.endpoints().filter(move |(id, found)| is_adopted(id, found))
+    }
+
+    /// The line of a planned load balancer.
+    fn planned_balancer(&self, plan: &Plan, frontend: &Frontend, document: &LoadBalancer) -> String {
+        self.balancer(frontend, document, |id| plan.endpoints.get(&id).or_else(|| self.inventory.endpoint(id)))
     }
 
     /// The line of a load balancer. `found` returns an endpoint by its identifier.
@@ -262,7 +263,6 @@ fn endpoint(endpoint: &Endpoint) -> String {
     if !endpoint.is_remote() {
         return format!("{addresses}: local");
     }
-    let mac = endpoint.mac_address.to_ascii_lowercase().replace(':', "-");
     let provider = endpoint.provider().map(|provider| format!(", through {provider}")).unwrap_or_default();
-    format!("{addresses}: remote, {mac}{provider}")
+    format!("{addresses}: remote, {}{provider}", endpoint.mac())
 }

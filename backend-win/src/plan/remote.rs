@@ -72,7 +72,7 @@ pub fn mac(address: IpAddr) -> String {
 /// node, if known.
 pub fn is_kube_proxys(endpoint: &Endpoint, host: Option<&Host>) -> bool {
     // kube-proxy writes the hardware addresses of interfaces with colons.
-    let given = endpoint.mac_address.to_ascii_lowercase().replace(':', "-");
+    let given = endpoint.mac();
     let conjured = endpoint.addresses().any(|address| mac(address) == given);
     let of_service =
         host.is_some_and(|host| host.mac.eq_ignore_ascii_case(&given) && endpoint.provider() == Some(host.address));

@@ -105,6 +105,11 @@ impl Endpoint {
         self.flags & REMOTE != 0
     }
 
+    /// The hardware address in lower case and with hyphens. HNS also returns other notations.
+    pub fn mac(&self) -> String {
+        self.mac_address.to_ascii_lowercase().replace(':', "-")
+    }
+
     /// The endpoint's addresses. Strings that are not addresses are skipped.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.ip_configurations.iter().filter_map(|configuration| configuration.ip_address.parse().ok())
