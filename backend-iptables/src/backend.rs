@@ -171,6 +171,7 @@ impl<K: Kernel> IptablesBackend<K> {
         // Whether this call has read the tables. Until then, a refusal may be due to changes by another program.
         let mut fresh = false;
         let mut kept = 0;
+        let mut suspects = BTreeSet::new();
         loop {
             fresh |= self.read_unknown(family)?;
             let Err(error) = self.restore(family) else {
@@ -194,6 +195,12 @@ impl<K: Kernel> IptablesBackend<K> {
                 self.forget();
                 continue;
             };
+            // Another program may have changed the tables after they were read. So the kernel must refuse the line twice.
+            let confirmed = matches!(subject, Subject::Removal(_)) || suspects.contains(&subject);
+            if !confirmed && suspects.len() < MAX_REFUSED {
+                suspects.insert(subject);
+                continue;
+            }
             let owner = match subject {
                 Subject::Removal(chain) if kept < MAX_KEPT => {
                     kept += 1;

@@ -27,6 +27,8 @@ pub struct Fake {
     pub refuses: Option<(String, bool)>,
     /// Whether refusals report a shortage of memory, which the rule did not cause.
     pub short: bool,
+    /// Another program's change, made once after the tables have been read.
+    pub after_save: Option<fn(&mut ByFamily<Tables>)>,
     /// How many times the tables were read.
     pub saves: usize,
     /// The longest section, as in [`Kernel::section_lines`].
@@ -46,6 +48,7 @@ impl Default for Fake {
             inputs: Vec::new(),
             refuses: None,
             short: false,
+            after_save: None,
             saves: 0,
             section_lines: usize::MAX,
             counters: Some(BTreeMap::new()),
@@ -161,6 +164,9 @@ impl Kernel for Fake {
     fn save(&mut self, family: Family, line: &mut dyn FnMut(&str)) -> Result<(), Error> {
         self.saves += 1;
         self.lines(family).iter().for_each(|one| line(one));
+        if let Some(change) = self.after_save.take() {
+            change(&mut self.tables);
+        }
         Ok(())
     }
 

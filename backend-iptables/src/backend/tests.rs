@@ -289,6 +289,22 @@ fn a_refused_service_is_named_and_skipped_and_the_others_are_programmed() {
     }
 }
 
+/// The kernel refuses a rule because another program has removed its chain after the backend read the tables. No Service is
+/// the cause (simulation, seed 93006441).
+#[test]
+fn a_flush_between_read_and_write_is_blamed_on_no_service() {
+    let state = state(WEB);
+    let mut backend = backend(&state, Fake::default());
+    for rules in kernel(&mut backend).tables[Family::V4].get_mut("nat").unwrap().values_mut() {
+        rules.retain(|rule| !rule.contains("-d 172.30.0.1/32"));
+    }
+    kernel(&mut backend).after_save = Some(|tables| tables[Family::V4] = Fake::default().tables[Family::V4].clone());
+    backend.forget();
+    assert_eq!(sync(&mut backend, &state, &Changes::default()).skipped, []);
+    assert_eq!(kernel(&mut backend).inputs.iter().filter(|(_, _, accepted)| !accepted).count(), 1);
+    assert_eq!(sorted(kernel(&mut backend)), sorted(kernel(&mut self::backend(&state, Fake::default()))));
+}
+
 /// A refusal for lack of memory is not the fault of the Service being written: the sync fails and skips no Service.
 #[test]
 fn lack_of_memory_is_blamed_on_no_service() {
