@@ -190,6 +190,10 @@ pub struct DraftArgs {
     /// Key of an annotation of Services that readers of localnet.v1 may select; may be given several times
     #[arg(long, value_name = "KEY", requires = "draft_v1", value_parser = metadata_key)]
     pub publish_annotation: Vec<String>,
+    /// Also serve the view for DNS, which includes the headless and ExternalName Services of the cluster: the brain then watches all
+    /// Services and EndpointSlices
+    #[arg(long, requires = "draft_v1", conflicts_with = "canary")]
+    pub dns: bool,
 }
 
 impl DraftArgs {

@@ -37,7 +37,7 @@ use localnet_proto::{
     decode::{Assembler, DecodeError},
     encode,
     history::records as history_records,
-    v1::wire::Capability,
+    v1::{self, dns, wire::Capability},
 };
 use prost::Message as _;
 use tokio::sync::watch;
@@ -72,21 +72,29 @@ struct Inner {
     metrics: Metrics,
     history: History,
     publish: Option<Arc<Publish>>,
+    /// The feed of the view for DNS.
+    dns: Option<Feed>,
 }
 
 impl Feed {
     /// A feed without a state: its revision is 0 until the first [`Feed::publish`]. `instance` is a random number that
     /// identifies this run of the brain.
     pub fn new(instance: u64) -> Self {
-        Self::of(instance, None)
+        Self::of(instance, None, None)
     }
 
     /// A feed that also keeps the records for readers of `localnet.v1`, who may select what `publish` lists.
     pub fn with_records(instance: u64, publish: Arc<Publish>) -> Self {
-        Self::of(instance, Some(publish))
+        Self::of(instance, Some(publish), None)
     }
 
-    fn of(instance: u64, publish: Option<Arc<Publish>>) -> Self {
+    /// A feed with records that also keeps the view for DNS, in a feed of its own: the revisions of both are independent.
+    pub fn with_dns(instance: u64, publish: Arc<Publish>) -> Self {
+        // No token or revision of one view is also one of the other.
+        Self::of(instance, Some(Arc::clone(&publish)), Some(Self::with_records(!instance, publish)))
+    }
+
+    fn of(instance: u64, publish: Option<Arc<Publish>>, dns: Option<Self>) -> Self {
         let state = State::new(instance, publish.is_some());
         let (revision, _) = watch::channel(state.revision);
         Self(Arc::new(Inner {
@@ -97,6 +105,7 @@ impl Feed {
             metrics: Metrics::default(),
             history: History::new(instance),
             publish,
+            dns,
         }))
     }
 
@@ -108,6 +117,10 @@ impl Feed {
 
     /// Does the same as [`publish`](Self::publish). The first of the changes was received at `since`.
     pub(crate) fn publish_since(&self, mut localized: Localized, since: Instant) -> Option<Revision> {
+        let names = std::mem::take(&mut localized.names);
+        if let Some(dns) = &self.0.dns {
+            dns.publish_names(Localized { node: localized.node.clone(), names, ..Localized::default() });
+        }
         let changes = std::mem::take(&mut localized.changes);
         // The health answers change before the new state is published, so that load balancers move their traffic before
         // backends change the rules.
@@ -127,6 +140,19 @@ impl Feed {
         self.0.revision.send_replace(revision);
         self.0.history.changed(&served, &next, &changes, since);
         Some(revision)
+    }
+
+    /// Publishes a state of the view for DNS, which has neither metrics nor a history.
+    fn publish_names(&self, names: Localized) {
+        let _turn = self.0.publishing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = self.state();
+        let before = next.revision;
+        next.fold(names);
+        let revision = next.revision;
+        if revision != before {
+            *self.lock() = next;
+            self.0.revision.send_replace(revision);
+        }
     }
 
     /// The newest state.
@@ -160,6 +186,11 @@ impl Feed {
     /// What readers of `localnet.v1` may select. `None` if the feed keeps no records, so that they cannot be served.
     pub fn published(&self) -> Option<&Arc<Publish>> {
         self.0.publish.as_ref()
+    }
+
+    /// The feed of the view for DNS. `None` if there is none.
+    pub fn dns(&self) -> Option<&Self> {
+        self.0.dns.as_ref()
     }
 
     /// The facts behind the health answers. The receiver is notified of each change.
@@ -380,6 +411,12 @@ impl State {
                 None => self.remove(rev, key),
             };
         }
+        for (key, service) in localized.names {
+            differs |= match service {
+                Some(service) => self.set_names(rev, key, &service),
+                None => self.remove(rev, key),
+            };
+        }
         if differs {
             self.revision.rev = rev;
             self.forget();
@@ -388,13 +425,43 @@ impl State {
 
     fn set(&mut self, rev: u64, key: ServiceKey, service: &Service) -> bool {
         let items = encode::service_bytes(service).into_boxed_slice();
+        let keeps_records = self.records.is_some();
+        let records = keeps_records
+            .then(|| self.next_records(rev, &key, v1::encode::head(service), v1::encode::endpoints(service)));
+        self.store(rev, key, items, Counts::of(service), records)
+    }
+
+    /// Does the same for a Service of the view for DNS, which has no readers of `localnetv1`.
+    fn set_names(&mut self, rev: u64, key: ServiceKey, service: &dns::Service) -> bool {
+        let records = self.next_records(rev, &key, dns::head(service), dns::endpoints(service));
+        self.store(rev, key, [].into(), Counts::default(), Some(records))
+    }
+
+    /// The records of a Service, given those that the state has of it.
+    fn next_records(
+        &self,
+        rev: u64,
+        key: &ServiceKey,
+        head: v1::encode::Head,
+        tails: impl Iterator<Item = v1::encode::Tail>,
+    ) -> Records {
+        match self.services.get(key).and_then(|before| before.records.as_deref()) {
+            Some(was) => was.changed(rev, head, tails),
+            // A reader may still have the Service of this name that was removed.
+            None => Records::new(rev, if self.removed.contains_key(key) { rev } else { 0 }, head, tails),
+        }
+    }
+
+    fn store(
+        &mut self,
+        rev: u64,
+        key: ServiceKey,
+        items: Box<[Bytes]>,
+        counts: Counts,
+        records: Option<Records>,
+    ) -> bool {
         let before = self.services.get(&key);
         let was = before.and_then(|before| before.records.as_deref());
-        let records = self.records.is_some().then(|| match was {
-            Some(was) => was.changed(rev, service),
-            // A reader may still have the Service of this name that was removed.
-            None => Records::new(rev, if self.removed.contains_key(&key) { rev } else { 0 }, service),
-        });
         // The encoding is deterministic, so two Services are equal if and only if their bytes are equal.
         let same = before.filter(|before| before.items == items);
         if same.is_some() && was == records.as_ref() {
@@ -412,8 +479,7 @@ impl State {
         }
         self.exchange_records(digests.0, digests.1);
         self.exchange_requirements(&required, requirements(records.as_ref()));
-        let entry =
-            Arc::new(Entry { rev, items_rev, items, counts: Counts::of(service), records: records.map(Box::new) });
+        let entry = Arc::new(Entry { rev, items_rev, items, counts, records: records.map(Box::new) });
         self.changed.insert((rev, key.clone()), Arc::clone(&entry));
         self.services.insert(key, entry);
         true

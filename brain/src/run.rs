@@ -57,6 +57,7 @@ impl Brain {
     ) -> (Self, mpsc::Sender<Batch>, CancellationToken) {
         let instance = rand::random();
         let feed = match &options.publish {
+            Some(publish) if options.dns => Feed::with_dns(instance, Arc::clone(publish)),
             Some(publish) => Feed::with_records(instance, Arc::clone(publish)),
             None => Feed::new(instance),
         };
@@ -247,7 +248,8 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let config = running.config();
     let canary = arguments.canary.clone();
     let publish = arguments.draft.publish();
-    let options = localnet_cluster::Options { canary, publish, ..arguments.source.cluster(config)? };
+    let dns = arguments.draft.dns;
+    let options = localnet_cluster::Options { canary, publish, dns, ..arguments.source.cluster(config)? };
     let sources = arguments.source.sources(config, arguments.kube_proxy.to_do()?.master)?;
     let grants = arguments.push_grants.map(push::File::read).transpose()?;
     running.log_start("localnet-brain", Some(&options.node_name), source::names(&sources).join(", "));
@@ -288,7 +290,8 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
 fn views(own: Feed, allowed: &[String], sources: Vec<Source>, options: localnet_cluster::Options) -> Views {
     let sources: Arc<[Source]> = sources.into();
     Views::with_others(own, allowed.to_vec(), move |node_name| {
-        let (sources, options) = (Arc::clone(&sources), localnet_cluster::Options { node_name, ..options.clone() });
+        let (sources, options) =
+            (Arc::clone(&sources), localnet_cluster::Options { node_name, dns: false, ..options.clone() });
         // The configuration can select addresses of this node only, not of the other nodes.
         let (_, node_ips) = watch::channel(NodeIps::default());
         Box::pin(async move { start(&sources, options, node_ips).await.map(Started::from) })

@@ -61,6 +61,9 @@ pub struct Options {
     pub may_grow: bool,
     /// What readers of the draft `localnet.v1` may select; `None` if the brain does not serve the draft.
     pub publish: Option<Arc<Publish>>,
+    /// Whether to compute what DNS needs, too: the view for DNS of the draft. It includes headless and ExternalName Services, and
+    /// those of other proxies.
+    pub dns: bool,
 }
 
 impl Options {
@@ -75,6 +78,7 @@ impl Options {
             sources: Vec::new(),
             may_grow: false,
             publish: None,
+            dns: false,
         }
     }
 }
@@ -224,6 +228,11 @@ impl Cluster {
             localized.skipped.extend(skipped.map(|found| (Some(key.clone()), found)));
             let health_check = service.as_ref().and_then(|service| self.health_check(&key, service));
             localized.health_checks.extend(health_check.map(|check| (key.clone(), check)));
+            if self.options.dns {
+                let (names, skipped) = self.names(&key);
+                localized.skipped.extend(skipped.into_iter().map(|found| (Some(key.clone()), found)));
+                localized.names.push((key.clone(), names.map(Arc::new)));
+            }
             localized.services.push((key, service.map(Arc::new)));
         }
         Some(localized)
@@ -237,6 +246,12 @@ impl Cluster {
     fn service(&self, key: &ServiceKey) -> (Option<localnet_proto::Service>, Vec<Diagnostic>) {
         let Some(object) = self.proxied(key) else { return (None, Vec::new()) };
         localize::service(object, self.slices_of(key, object.pushed), &self.here, &self.claims.lost(object))
+    }
+
+    /// What DNS must know about the Service, whichever proxy serves it.
+    fn names(&self, key: &ServiceKey) -> (Option<localnet_proto::v1::dns::Service>, Vec<Diagnostic>) {
+        let Some(object) = self.services.get(key) else { return (None, Vec::new()) };
+        localize::names(object, self.all_slices_of(key, object.pushed))
     }
 
     /// How topology hints narrow the endpoints of a Service, or why they are ignored, for each port and family. `None` if the
@@ -267,9 +282,14 @@ impl Cluster {
         localize::health_check(object, service, self.slices_of(key, object.pushed), &self.here)
     }
 
+    /// The slices from which a Service is served.
+    fn slices_of(&self, key: &ServiceKey, pushed: bool) -> impl Iterator<Item = &SliceObject> {
+        self.all_slices_of(key, pushed).filter(|slice| !slice.headless)
+    }
+
     /// The slices of a Service that was pushed or not. A pushed Service has only pushed slices, and another Service has none of
     /// them: a pusher must not add endpoints to a Service that it does not own.
-    fn slices_of(&self, key: &ServiceKey, pushed: bool) -> impl Iterator<Item = &SliceObject> {
+    fn all_slices_of(&self, key: &ServiceKey, pushed: bool) -> impl Iterator<Item = &SliceObject> {
         self.slices.get(key).into_iter().flatten().filter(move |slice| slice.pushed == pushed)
     }
 
@@ -332,8 +352,8 @@ impl Cluster {
     fn apply_slice(&mut self, mut slice: SliceObject) {
         let (triggered, version) = (slice.triggered.take(), slice.version.take());
         let name = name_of(&slice);
-        // The brain does not need the slices of headless Services, of which there can be many.
-        let owner = slice.owner().filter(|_| !slice.headless);
+        // Only DNS needs the slices of headless Services, of which there can be many.
+        let owner = slice.owner().filter(|_| !slice.headless || self.options.dns);
         if self.owners.get(&name) != owner.as_ref() {
             self.delete_slice(&name);
         }

@@ -7,7 +7,7 @@ use localnet_proto::{Family, Protocol, Service, ServiceKey};
 
 use super::*;
 use crate::{
-    objects::{ServiceType, reduce},
+    objects::{Extensions, ServiceType, reduce},
     testing::{addresses, endpoint, service as web, slice},
 };
 
@@ -448,6 +448,63 @@ fn an_address_is_claimed_only_by_a_service_that_would_be_served_on_it() {
     );
     let cluster = synced(vec![two, externals(9, &["10.96.1.9"], &[])], vec![]);
     assert_eq!(cluster.claims.lost(&cluster.services[&ServiceKey::new("default", "s9")]), []);
+}
+
+/// Proxies see the same, whether DNS is served or not.
+#[test]
+fn what_dns_needs_changes_nothing_for_proxies() {
+    let headless = ServiceObject { headless: true, cluster_ips: [].into(), ..named("db", "10.96.0.2") };
+    let external = ServiceObject {
+        kind: ServiceType::ExternalName,
+        cluster_ips: [].into(),
+        extensions: Some(Extensions { external_name: Some("example.com".into()), ..Extensions::default() }.into()),
+        ..named("out", "10.96.0.3")
+    };
+    let of_mesh = ServiceObject { proxy_name: Some("mesh".into()), ..named("mesh", "10.96.0.4") };
+    let services = [web("10.96.0.1", &[(80, "TCP")]), headless, external, of_mesh];
+    let of = |name: &str, service: &str, address: &str, headless| SliceObject {
+        service: Some(service.into()),
+        headless,
+        ..one(name, address)
+    };
+    // A slice of a Service with a ClusterIP may have the label, too.
+    let slices = [
+        of("web-1", "web", "10.1.0.1", false),
+        of("web-2", "web", "10.1.0.2", true),
+        of("db-1", "db", "10.1.0.3", true),
+        of("mesh-1", "mesh", "10.1.0.4", false),
+    ];
+    let [mut plain, mut with_dns] =
+        [false, true].map(|dns| Cluster::new(Options { dns, ..Options::of_node("node-1") }));
+    let events = Kind::ALL.map(|kind| {
+        replace(
+            kind,
+            match kind {
+                Kind::Service => services.iter().cloned().map(Object::Service).collect(),
+                Kind::Slice => slices.iter().cloned().map(Object::Slice).collect(),
+                _ => Vec::new(),
+            },
+        )
+    });
+    let gone = [delete(Kind::Slice, "db-1"), delete(Kind::Slice, "web-2"), delete(Kind::Service, "mesh")];
+    let (mut known, mut states) = (BTreeMap::new(), [BTreeMap::new(), BTreeMap::new()]);
+    for event in events.into_iter().chain(gone) {
+        plain.handle(event.clone());
+        with_dns.handle(event);
+        let (Some(plain), Some(with_dns)) = (plain.localize(), with_dns.localize()) else { continue };
+        // A change that concerns DNS only may localize a Service again, with the same result.
+        for (state, of) in states.iter_mut().zip([&plain, &with_dns]) {
+            state.extend(of.services.iter().cloned());
+            state.retain(|_, service| service.is_some());
+        }
+        assert_eq!(states[0], states[1]);
+        assert_eq!((&plain.health_checks, &plain.skipped), (&with_dns.health_checks, &with_dns.skipped));
+        assert_eq!(plain.names, []);
+        known.extend(with_dns.names);
+    }
+    let known: Vec<_> =
+        known.iter().map(|(key, names)| (&*key.name, names.as_ref().map(|names| names.endpoints.len()))).collect();
+    assert_eq!(known, [("db", Some(0)), ("mesh", None), ("out", Some(0)), ("web", Some(1))]);
 }
 
 /// Events in any order lead to the same state as one list.

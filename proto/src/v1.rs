@@ -7,11 +7,13 @@
 //!
 //! - [`wire`] is generated from the files in `proto/localnet/v1`, which document every message and field.
 //! - [`encode`] (model → records) and [`decode`] (records → model) handle single records.
+//! - [`dns`] contains the model and the records of the view for DNS.
 //! - [`raw`] contains the messages of an answer around records that are already encoded.
 //! - [`Reader`] keeps what a reader keeps, checks answers, and yields the same [`Update`](crate::Update)s as `localnetv1`.
 //! - [`ErrorInfo`] is the machine-readable part of an error.
 
 pub mod decode;
+pub mod dns;
 pub mod encode;
 mod error;
 pub mod raw;
@@ -40,6 +42,14 @@ pub struct EndpointKey {
     pub address: IpAddr,
     /// Tells endpoints with the same address apart.
     pub ordinal: u32,
+}
+
+impl EndpointKey {
+    /// The key of the endpoint that follows `last`, in a list of endpoints that is sorted by address.
+    pub(crate) fn after(last: Option<Self>, address: IpAddr) -> Self {
+        let same = last.filter(|last| last.address == address);
+        Self { address, ordinal: same.map_or(0, |last| last.ordinal + 1) }
+    }
 }
 
 impl From<EndpointKey> for wire::EndpointKey {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use localnet_proto::{
-    Digest, Service,
+    Digest,
     v1::{EndpointKey, encode},
 };
 
@@ -41,20 +41,19 @@ pub(super) struct EndpointRecord {
 
 impl Records {
     /// The records of a Service that is new in revision `rev`.
-    pub(super) fn new(rev: u64, floor: u64, service: &Service) -> Self {
-        let endpoints = encode::endpoints(service).map(|of| Arc::new(EndpointRecord { rev, of }));
-        Self::of(floor, rev, encode::head(service), endpoints.collect(), Vec::new())
+    pub(super) fn new(rev: u64, floor: u64, head: encode::Head, tails: impl Iterator<Item = encode::Tail>) -> Self {
+        let endpoints = tails.map(|of| Arc::new(EndpointRecord { rev, of }));
+        Self::of(floor, rev, head, endpoints.collect(), Vec::new())
     }
 
     /// The records after a change of the Service in revision `rev`. If nothing has changed, they are equal to these.
-    pub(super) fn changed(&self, rev: u64, service: &Service) -> Self {
-        let head = encode::head(service);
+    pub(super) fn changed(&self, rev: u64, head: encode::Head, tails: impl Iterator<Item = encode::Tail>) -> Self {
         let head_rev = if head == self.head { self.head_rev } else { rev };
         // A reader that lacks a capability has another record of the Service, and no endpoints.
         let mut floor = if head.requires == self.head.requires { self.floor } else { rev };
         let mut gone = Vec::new();
         let mut before = self.endpoints.iter().peekable();
-        let endpoints: Vec<_> = encode::endpoints(service)
+        let endpoints: Vec<_> = tails
             .map(|of| {
                 while let Some(older) = before.next_if(|older| older.of.key < of.key) {
                     gone.push((rev, older.of.key));
@@ -89,7 +88,7 @@ impl Records {
 
 #[cfg(test)]
 mod tests {
-    use localnet_proto::{Endpoint, EndpointPort, Scopes, ServiceKey, SourceFilter};
+    use localnet_proto::{Endpoint, EndpointPort, Scopes, Service, ServiceKey, SourceFilter};
 
     use super::*;
 
@@ -105,6 +104,16 @@ mod tests {
         };
         let endpoints = numbers.into_iter().map(endpoint).collect();
         Service { endpoints, ..Service::new(ServiceKey::new("default", "web"), vec![[10, 96, 0, 1].into()]) }
+    }
+
+    impl Records {
+        fn of_service(rev: u64, floor: u64, service: &Service) -> Self {
+            Self::new(rev, floor, encode::head(service), encode::endpoints(service))
+        }
+
+        fn changed_to(&self, rev: u64, service: &Service) -> Self {
+            self.changed(rev, encode::head(service), encode::endpoints(service))
+        }
     }
 
     /// The last number and the ordinal of each key.
@@ -123,31 +132,35 @@ mod tests {
 
     #[test]
     fn a_change_gets_its_revision_and_leaves_the_others_alone() {
-        let first = Records::new(1, 0, &service([(1, 80), (2, 80), (4, 80)]));
-        let second = first.changed(2, &service([(1, 80), (2, 81), (3, 80)]));
+        let first = Records::of_service(1, 0, &service([(1, 80), (2, 80), (4, 80)]));
+        let second = first.changed_to(2, &service([(1, 80), (2, 81), (3, 80)]));
         assert_eq!(revisions(&second), [((1, 0), 1), ((2, 0), 2), ((3, 0), 2)]);
         assert_eq!((removed(&second), second.head_rev, second.floor), (vec![(2, (4, 0))], 1, 0));
         assert!(Arc::ptr_eq(&first.endpoints[0], &second.endpoints[0]));
-        let third = second.changed(3, &service([(4, 80)]));
+        let third = second.changed_to(3, &service([(4, 80)]));
         assert_eq!(revisions(&third), [((4, 0), 3)]);
         assert_eq!(removed(&third), [(3, (1, 0)), (3, (2, 0)), (3, (3, 0))], "endpoint 4 is back");
-        assert_eq!(third.sum, Records::new(9, 9, &service([(4, 80)])).sum, "the digest does not depend on the history");
+        assert_eq!(
+            third.sum,
+            Records::of_service(9, 9, &service([(4, 80)])).sum,
+            "the digest does not depend on the history"
+        );
     }
 
     #[test]
     fn endpoints_with_the_same_address_have_ordinals() {
-        let first = Records::new(1, 0, &service([(1, 80), (1, 81), (1, 81)]));
+        let first = Records::of_service(1, 0, &service([(1, 80), (1, 81), (1, 81)]));
         assert_eq!(revisions(&first), [((1, 0), 1), ((1, 1), 1), ((1, 2), 1)]);
-        let second = first.changed(2, &service([(1, 81), (1, 81)]));
+        let second = first.changed_to(2, &service([(1, 81), (1, 81)]));
         assert_eq!(revisions(&second), [((1, 0), 2), ((1, 1), 1)]);
         assert_eq!(removed(&second), [(2, (1, 2))]);
     }
 
     #[test]
     fn a_forgotten_removal_raises_the_floor() {
-        let mut records = Records::new(1, 0, &service((0..40).map(|last| (last, 80))));
+        let mut records = Records::of_service(1, 0, &service((0..40).map(|last| (last, 80))));
         for rev in 2..30 {
-            records = records.changed(rev, &service((rev as u8..40).map(|last| (last, 80))));
+            records = records.changed_to(rev, &service((rev as u8..40).map(|last| (last, 80))));
         }
         assert_eq!((records.endpoints.len(), records.removed.len()), (11, FEWEST_REMOVED));
         let oldest = records.removed[0].0;
@@ -159,10 +172,10 @@ mod tests {
         let plain = service([(1, 80)]);
         let filter = SourceFilter { targets: vec![[10, 96, 0, 1].into()], source_ranges: Vec::new() };
         let filtered = Service { source_filters: vec![filter], ..plain.clone() };
-        let first = Records::new(1, 0, &plain);
-        let second = first.changed(2, &filtered);
+        let first = Records::of_service(1, 0, &plain);
+        let second = first.changed_to(2, &filtered);
         assert_eq!((second.floor, second.head_rev), (2, 2));
-        assert_eq!(second.changed(3, &filtered).floor, 2);
-        assert_eq!(second.changed(3, &plain).floor, 3);
+        assert_eq!(second.changed_to(3, &filtered).floor, 2);
+        assert_eq!(second.changed_to(3, &plain).floor, 3);
     }
 }

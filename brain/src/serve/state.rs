@@ -14,7 +14,7 @@ use localnet_proto::{
     Revision,
     v1::{
         ErrorInfo, Metadata, PUBLISHED,
-        wire::{Capability, ErrorReason, NextStateRequest, Reader, ReaderRole},
+        wire::{Capability, ErrorReason, NextStateRequest, Reader, ReaderRole, View},
     },
 };
 use tokio_util::sync::CancellationToken;
@@ -67,6 +67,7 @@ impl NextState {
 
     async fn answer(self, request: NextStateRequest) -> Result<Messages, Status> {
         let selection = selection(&request, &self.published)?;
+        let feed = self.view(request.view)?;
         let metrics = self.feed.metrics().reader();
         let held = token::revision(&request.token, &selection);
         let state = tokio::select! {
@@ -74,7 +75,7 @@ impl NextState {
             () = self.stop.cancelled() => {
                 return Err(ErrorInfo::new(ErrorReason::ShuttingDown).status("the brain is shutting down; retry the call"));
             }
-            state = self.differing(&request.node_name, held) => state?,
+            state = differing(feed, &request.node_name, held) => state?,
         };
         self.log(&request.reader.unwrap_or_default(), held.is_none(), state.withheld(&selection));
         let tokens = (request.token, token::token(state.revision(), &selection));
@@ -84,17 +85,18 @@ impl NextState {
         Ok(Box::pin(self.stalls.pace(Box::new(messages)).map_err(stalled)))
     }
 
-    /// Waits for a state other than `held`. `node` is the node whose state the reader wants.
-    async fn differing(&self, node: &str, held: Option<Revision>) -> Result<State, Status> {
-        if !node.is_empty() {
-            // The first state contains the name of this node.
-            let first = self.feed.differing(Revision::default()).await;
-            let own = &first.node().name;
-            if node_name(node).as_ref() != Ok(own) {
-                return Err(not_served(node, own));
-            }
+    /// The feed of a view.
+    fn view(&self, view: i32) -> Result<&Feed, Status> {
+        match View::try_from(view) {
+            Ok(View::Unspecified) => Ok(&self.feed),
+            Ok(View::Dns) => self.feed.dns().ok_or_else(|| {
+                let info = ErrorInfo::new(ErrorReason::NotPublished)
+                    .with("field", "view")
+                    .with("key", View::Dns.as_str_name());
+                info.status("this brain does not serve the view for DNS; start the brain with --dns")
+            }),
+            Err(_) => Err(invalid("view", "is a view that this brain does not know")),
         }
-        Ok(self.feed.differing(held.unwrap_or_default()).await)
     }
 
     /// Whether to warn about a reader now: at most once a minute, because readers call after each change.
@@ -128,6 +130,19 @@ impl ServerStreamingService<NextStateRequest> for NextState {
         let messages: Messages = Box::pin(answer.try_flatten_stream());
         Box::pin(ready(Ok(Response::new(messages))))
     }
+}
+
+/// Waits for a state of the feed other than `held`. `node` is the node whose state the reader wants.
+async fn differing(feed: &Feed, node: &str, held: Option<Revision>) -> Result<State, Status> {
+    if !node.is_empty() {
+        // The first state contains the name of this node.
+        let first = feed.differing(Revision::default()).await;
+        let own = &first.node().name;
+        if node_name(node).as_ref() != Ok(own) {
+            return Err(not_served(node, own));
+        }
+    }
+    Ok(feed.differing(held.unwrap_or_default()).await)
 }
 
 /// What the reader gets. Besides the annotations in [`PUBLISHED`], it may select what the operator has published.

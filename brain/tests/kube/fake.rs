@@ -172,6 +172,12 @@ pub(crate) struct Fake {
 
 impl Fake {
     pub(crate) fn start(service_proxy_name: Option<&str>) -> Self {
+        let service_proxy_name = service_proxy_name.map(str::to_owned);
+        Self::start_with(Options { service_proxy_name, ..Options::of_node("node-a") })
+    }
+
+    /// Starts a source with these options.
+    pub(crate) fn start_with(options: Options) -> Self {
         let (sender, requests) = mpsc::unbounded_channel();
         let version = Arc::new(AtomicU64::new(u64::MAX));
         let of_server = Arc::clone(&version);
@@ -189,8 +195,6 @@ impl Fake {
         });
         let (events, received) = mpsc::channel(64);
         let cancel = CancellationToken::new();
-        let options =
-            Options { service_proxy_name: service_proxy_name.map(str::to_owned), ..Options::of_node("node-a") };
         let metrics = Metrics::default();
         let api = ApiServer::new("https://api.test", service).with_metrics(&metrics);
         let run = watch::run(api, options, events, cancel.clone());

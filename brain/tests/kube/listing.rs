@@ -1,7 +1,10 @@
 //! Tests of requests, lists and changes.
 
 use futures::FutureExt as _;
-use localnet_cluster::objects::{Event, Kind, Object};
+use localnet_cluster::{
+    Options,
+    objects::{Event, Kind, Object},
+};
 
 use tokio::time::Instant;
 
@@ -45,6 +48,16 @@ async fn the_selectors_match_kube_proxy() {
             assert_eq!(watch.parameter("allowWatchBookmarks"), Some("true"));
             drop(watch.stream());
         }
+    }
+}
+
+/// Proxies ignore what the brain then receives in addition.
+#[tokio::test(start_paused = true)]
+async fn dns_needs_all_services_and_slices() {
+    let mut fake = Fake::start_with(Options { dns: true, ..Options::of_node("node-a") });
+    for kind in [Kind::Service, Kind::Slice] {
+        let list = fake.request(kind).await;
+        assert_eq!((list.parameter("labelSelector"), list.parameter("fieldSelector")), (None, None), "{kind:?}");
     }
 }
 

@@ -81,6 +81,13 @@ impl Server {
         Self::start(address, &Options::default(), folder, Feed::with_records(INSTANCE, publish.into())).await
     }
 
+    /// A server that also serves the view for DNS.
+    pub(crate) async fn dns() -> Self {
+        let folder = TempDir::new().unwrap();
+        let address = Address::Unix(folder.path().join("brain.sock"));
+        Self::start(address, &Options::default(), folder, Feed::with_dns(INSTANCE, Publish::default().into())).await
+    }
+
     pub(crate) async fn tcp(options: &Options) -> Self {
         let address = Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
         Self::start(address, options, TempDir::new().unwrap(), Feed::new(INSTANCE)).await

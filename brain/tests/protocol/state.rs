@@ -1,14 +1,14 @@
 //! Tests of `StateService.NextState` of the draft `localnet.v1`: what it answers, and when.
 
 use futures::FutureExt as _;
-use localnet_cluster::objects::Publish;
+use localnet_cluster::{localize::Localized, objects::Publish};
 use localnet_proto::{
     Change, Endpoint, EndpointPort, Facts, Origin, Revision, Scopes, Service, ServiceKey, Snapshot, SourceFilter,
     Update,
     v1::{
-        Answer, ErrorInfo, Reader,
+        Answer, ErrorInfo, Reader, dns,
         wire::{
-            self, Capability, ErrorReason, MetadataSelector, NextStateRequest, NextStateResponse,
+            self, Capability, ErrorReason, MetadataSelector, NextStateRequest, NextStateResponse, View,
             state_service_client::StateServiceClient,
         },
     },
@@ -191,6 +191,78 @@ async fn a_reader_gets_the_metadata_and_details_that_it_selects() {
     let facts = Facts { uid: "1".into(), ..Facts::default() }.known();
     assert_eq!(*state.services[&web.key], Service { facts, ..web });
     server.shutdown().await;
+}
+
+/// The Services in an answer of the view for DNS, `-` if they were removed.
+async fn names(client: &mut Client, token: &str) -> Result<(String, Vec<String>), Status> {
+    let request = NextStateRequest { token: token.to_owned(), view: View::Dns.into(), ..NextStateRequest::default() };
+    let mut stream = client.call(request).await?;
+    let (mut token, mut services) = (String::new(), Vec::new());
+    while let Some(message) = soon(stream.message()).await? {
+        token.extend(message.commit.map(|commit| commit.token));
+        services.extend(message.services.into_iter().map(|update| {
+            let name = update.key.unwrap_or_default().name;
+            if update.removed { format!("-{name}") } else { format!("{name} {}", update.endpoints.len()) }
+        }));
+    }
+    Ok((token, services))
+}
+
+#[tokio::test]
+async fn the_view_for_dns_has_its_own_states() {
+    let server = Server::dns().await;
+    let named = |name: &str, last: Option<u8>| {
+        let endpoint = |last| dns::Endpoint {
+            address: [10, 1, 0, last].into(),
+            hostname: None,
+            ports: [].into(),
+            origin: Origin::default(),
+        };
+        let service = dns::Service {
+            key: ServiceKey::new("default", name),
+            kind: "ClusterIP".to_owned(),
+            cluster_ips: Vec::new(),
+            external_name: None,
+            ports: Vec::new(),
+            endpoints: last.map(endpoint).into_iter().collect(),
+        };
+        Localized { names: vec![(service.key.clone(), Some(service.into()))], ..Localized::default() }
+    };
+    let first = applied([service("a", 1, 0)]);
+    server.feed.publish(Localized { names: named("b", Some(1)).names, ..first });
+    let mut client = Client::of(&server).await;
+    let (token, services) = names(&mut client, "").await.unwrap();
+    assert_eq!(services, ["b 1"]);
+    assert_eq!(client.read().await, full(&server));
+    assert_eq!(client.1.withheld().count() + server.feed.state().len(), 1, "proxies see one Service");
+
+    let mut waiting = client.call(client.request()).await.unwrap();
+    server.feed.publish(named("b", Some(2)));
+    assert_eq!(names(&mut client, &token).await.unwrap().1, ["b 1"], "another endpoint");
+    assert!(waiting.message().now_or_never().is_none(), "nothing has changed for proxies");
+    assert_eq!(server.feed.state().revision(), at(1));
+    let key = ServiceKey::new("default", "b");
+    server.feed.publish(Localized { names: vec![(key, None)], ..Localized::default() });
+    assert_eq!(names(&mut client, &token).await.unwrap().1, ["-b"]);
+    let of_other = client.1.token().to_owned();
+    let (_, services) = names(&mut client, &of_other).await.unwrap();
+    assert_eq!(services, [""; 0], "a token of the other view yields the full state");
+    server.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_view_that_is_not_served_is_refused() {
+    for (server, view, reason) in [
+        (Server::draft().await, View::Dns.into(), ErrorReason::NotPublished),
+        (Server::dns().await, 99, ErrorReason::InvalidRequest),
+    ] {
+        server.feed.publish(node("node-a"));
+        let mut client = Client::of(&server).await;
+        let request = NextStateRequest { view, ..client.request() };
+        let (code, info) = refused(&mut client, request).await;
+        assert_eq!((code, info.reason), (ErrorInfo::code(reason), reason));
+        server.shutdown().await;
+    }
 }
 
 #[tokio::test]

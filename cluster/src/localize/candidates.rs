@@ -63,7 +63,7 @@ pub(super) type Candidates<'a> = Vec<BTreeMap<(IpAddr, u16), Candidate<'a>>>;
 /// Maximum number of pairs of a port and an endpoint in a Service. Without this maximum, everyone who may create Services
 /// could fill the memory of every node: an EndpointSlice may have 20,000 ports and 1000 endpoints, and a Service may have
 /// many slices.
-const MOST: usize = 1 << 20;
+pub(super) const MOST: usize = 1 << 20;
 
 /// Merges the slices of a Service. `families`: the families of the Service. Returns `None` if there are too many endpoints.
 pub(super) fn merge<'a>(

@@ -31,7 +31,8 @@ pub(super) fn facts(
     facts.known()
 }
 
-fn origin(of: &SliceEndpoint) -> Origin {
+/// Where an endpoint comes from.
+pub(super) fn origin(of: &SliceEndpoint) -> Origin {
     Origin {
         node: of.node.clone().unwrap_or_default(),
         zone: of.zone.clone().unwrap_or_default(),

@@ -16,6 +16,7 @@ mod endpoints;
 mod facts;
 mod front;
 mod health;
+mod names;
 mod node;
 mod ports;
 mod proxied;
@@ -30,7 +31,7 @@ mod weights;
 use std::{fmt, net::IpAddr, num::NonZeroU64, sync::Arc};
 
 use localnet_core::{Code, Diagnostic, Object, Subject};
-use localnet_proto::{Family, HashBy, Node, Protocol, Service, ServiceKey, encode};
+use localnet_proto::{Family, HashBy, Node, Protocol, Service, ServiceKey, encode, v1::dns};
 
 use crate::objects::{
     Kind, Parsed, ServiceObject, SliceObject,
@@ -40,6 +41,7 @@ use categorize::Policy;
 pub use front::wanted;
 pub use health::{HEALTH_CHECK_NODE_PORT, HealthCheck, health_check, health_check_port, is_eligible};
 pub use localnet_proto::reasons::{Reasons, Rule, Standing};
+pub use names::names;
 pub use node::{Here, NodeIps, node, node_deleted};
 pub use ports::NODE_PORTS;
 pub use proxied::is_proxied;
@@ -53,6 +55,9 @@ pub struct Localized {
     /// The Services that may have changed, sorted. The value is `None` if the node does not serve the Service, or no
     /// longer serves it.
     pub services: Vec<(ServiceKey, Option<Arc<Service>>)>,
+    /// What DNS must know about the Services in `services`. The value is `None` if DNS must not know the Service. Empty without
+    /// [`Options::dns`](crate::Options::dns).
+    pub names: Vec<(ServiceKey, Option<Arc<dns::Service>>)>,
     /// The answers to load balancers' health checks, sorted: one for each Service in `services` that has a health check
     /// port.
     pub health_checks: Vec<(ServiceKey, HealthCheck)>,

@@ -24,7 +24,7 @@ pub use conditions::Conditions;
 pub use event::{Event, Kind, Object};
 pub use publish::Publish;
 
-/// Annotations of a Service that kube-proxy does not know.
+/// What few Services have. Most of it comes from annotations that kube-proxy does not know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
     /// The annotation `localnet.dev/close-connections-after`, in seconds.
@@ -33,6 +33,8 @@ pub struct Extensions {
     pub hash: Option<Parsed<HashBy>>,
     /// The annotation `localnet.dev/zone-weights`: the weight of the endpoints in each zone.
     pub zone_weights: Option<Parsed<ZoneWeights>>,
+    /// `spec.externalName` of a Service of type ExternalName.
+    pub external_name: Option<Arc<str>>,
 }
 
 /// A parsed value, or the text that cannot be parsed.
@@ -110,7 +112,7 @@ pub struct ServiceObject {
     pub ipvs_scheduler: Option<Arc<str>>,
     /// Whether the annotation `preserve-destination` is `true`.
     pub preserve_destination: bool,
-    /// Annotations that kube-proxy does not know. `None` if there are none.
+    /// What few Services have. `None` if the Service has nothing of it.
     pub extensions: Option<Box<Extensions>>,
     /// What only readers of the draft `localnet.v1` get, without the origins of endpoints. `None` if the brain does not serve
     /// them.

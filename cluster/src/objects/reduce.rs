@@ -122,14 +122,14 @@ impl From<Service> for ServiceObject {
                 // Only this exact value counts, as in kube-proxy.
                 annotations.get(PRESERVE_DESTINATION).is_some_and(|value| value == "true")
             }),
-            extensions: extensions(service.metadata.annotations.as_ref()),
+            extensions: extensions(service.metadata.annotations.as_ref(), &spec),
             facts: None,
             ports: spec.ports.into_iter().flatten().map(Into::into).collect(),
         }
     }
 }
 
-fn extensions(annotations: Option<&BTreeMap<String, String>>) -> Option<Box<Extensions>> {
+fn extensions(annotations: Option<&BTreeMap<String, String>>, spec: &ServiceSpec) -> Option<Box<Extensions>> {
     let pair = |pair: &str| {
         let (zone, number) = pair.split_once('=')?;
         Some((zone.trim().into(), weight(number)?)).filter(|(zone, _): &(Arc<str>, _)| !zone.is_empty())
@@ -138,10 +138,12 @@ fn extensions(annotations: Option<&BTreeMap<String, String>>) -> Option<Box<Exte
         let few = text.split(',').nth(MAX_ZONES).is_none();
         parsed(&text, few.then(|| text.split(',').map(pair).collect()).flatten())
     };
+    let external_name = spec.external_name.as_ref().filter(|_| spec.type_.as_deref() == Some("ExternalName"));
     let extensions = Extensions {
         close_after: annotation(annotations, CLOSE_AFTER).map(|text| seconds(&text)),
         hash: annotation(annotations, HASH).map(|text| parsed(&text, HashBy::named(&text))),
         zone_weights: annotation(annotations, ZONE_WEIGHTS).map(zone_weights),
+        external_name: external_name.map(|name| name.as_str().into()),
     };
     (extensions != Extensions::default()).then(|| extensions.into())
 }

@@ -315,8 +315,8 @@ pub struct ServiceKey {
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
 }
-/// Service is a Kubernetes Service that the node serves, without its Endpoints. Headless and ExternalName Services are not part of the
-/// state.
+/// Service is a Kubernetes Service that the node serves, without its Endpoints. Headless and ExternalName Services are only part of
+/// VIEW_DNS.
 ///
 /// A backend handles the first packet of a flow in these steps. All lookups use the packet's destination before translation.
 ///   1. Find the Service port. First look up the destination address in Service.addresses, the protocol and the destination port. If
@@ -404,6 +404,10 @@ pub struct Service {
     /// filters. They do not affect other Services at the same addresses. Needs CAPABILITY_SOURCE_FILTERS.
     #[prost(message, repeated, tag = "16")]
     pub source_filters: ::prost::alloc::vec::Vec<SourceFilter>,
+    /// Service.spec.externalName of an ExternalName Service: the DNS name that the name of the Service stands for, as written by the user.
+    /// Only set in VIEW_DNS.
+    #[prost(string, tag = "17")]
+    pub external_name: ::prost::alloc::string::String,
 }
 /// ServiceAddress is an address of a Service.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -526,6 +530,9 @@ pub struct EndpointPort {
     /// Number of the port on the endpoint, 1 to 65535. If several entries have the same name, each is a separate destination.
     #[prost(uint32, tag = "2")]
     pub number: u32,
+    /// Protocol of the port. Only set in VIEW_DNS, where the ports of an endpoint may be other ones than those of its Service.
+    #[prost(enumeration = "Protocol", tag = "3")]
+    pub protocol: i32,
 }
 /// EndpointDetails describes where an endpoint comes from. Forwarding needs none of it. If the ports of the endpoint belong to different
 /// pods that use the host's network, the details contain what is the same for all of these pods.
@@ -569,6 +576,8 @@ pub enum ServiceType {
     NodePort = 2,
     /// LoadBalancer.
     LoadBalancer = 3,
+    /// ExternalName. Only used in VIEW_DNS.
+    ExternalName = 4,
 }
 impl ServiceType {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -581,6 +590,7 @@ impl ServiceType {
             Self::ClusterIp => "SERVICE_TYPE_CLUSTER_IP",
             Self::NodePort => "SERVICE_TYPE_NODE_PORT",
             Self::LoadBalancer => "SERVICE_TYPE_LOAD_BALANCER",
+            Self::ExternalName => "SERVICE_TYPE_EXTERNAL_NAME",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -590,6 +600,7 @@ impl ServiceType {
             "SERVICE_TYPE_CLUSTER_IP" => Some(Self::ClusterIp),
             "SERVICE_TYPE_NODE_PORT" => Some(Self::NodePort),
             "SERVICE_TYPE_LOAD_BALANCER" => Some(Self::LoadBalancer),
+            "SERVICE_TYPE_EXTERNAL_NAME" => Some(Self::ExternalName),
             _ => None,
         }
     }
@@ -841,6 +852,9 @@ pub struct NextStateRequest {
     /// Whether the reader wants Endpoint.details.
     #[prost(bool, tag = "6")]
     pub endpoint_details: bool,
+    /// Which state the reader wants. The brain refuses a value that it does not know with INVALID_REQUEST.
+    #[prost(enumeration = "View", tag = "7")]
+    pub view: i32,
 }
 /// MetadataSelector selects labels and annotations of Services by their exact keys, at most 64 in all. The operator of the brain
 /// decides which keys readers may select (--publish-label, --publish-annotation); the brain refuses other keys with NOT_PUBLISHED. All
@@ -932,6 +946,44 @@ pub struct ServiceUpdate {
     /// replaces the Endpoint with its key, if there is one.
     #[prost(message, repeated, tag = "6")]
     pub endpoints: ::prost::alloc::vec::Vec<Endpoint>,
+}
+/// View is a selection of the cluster's Services, and of what is said about them. Each view has states of its own, with tokens and
+/// Revisions of its own: a change that concerns one view only wakes no reader of the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum View {
+    /// What this node must do for each Service that it serves: the view for backends.
+    Unspecified = 0,
+    /// What DNS must know about each Service of the cluster, also about headless and ExternalName Services, and about those of other service
+    /// proxies. It is the same on all nodes. The operator of the brain decides whether readers may request it (--dns); the brain otherwise
+    /// refuses it with NOT_PUBLISHED. The messages contain these fields only:
+    ///   - Service: digest, type, addresses, ports and external_name. The addresses are the ClusterIPs. A Service without addresses and
+    ///     without external_name is headless.
+    ///   - ServicePort: name, protocol and number.
+    ///   - Endpoint: digest, address, ordinal, ports, hostname and, on request, details. The endpoints of a Service are all endpoints in its
+    ///     EndpointSlices, on all nodes, that are ready. (They are also ready if the Service publishes not-ready addresses.)
+    ///   - EndpointPort: all fields. An Endpoint has a port for each port of its EndpointSlice.
+    Dns = 1,
+}
+impl View {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "VIEW_UNSPECIFIED",
+            Self::Dns => "VIEW_DNS",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "VIEW_UNSPECIFIED" => Some(Self::Unspecified),
+            "VIEW_DNS" => Some(Self::Dns),
+            _ => None,
+        }
+    }
 }
 /// Generated client implementations.
 pub mod state_service_client {
@@ -1043,7 +1095,7 @@ pub mod state_service_client {
         /// state, and ends the stream with OK. Call it in a loop.
         ///
         /// An answer is a full state if the request has no token or asks for a full state; if the token is from another instance of the
-        /// brain, or was received with other options (node_name, capabilities, role, metadata, endpoint_details); or if the brain no
+        /// brain, or was received with other options (node_name, capabilities, role, metadata, endpoint_details, view); or if the brain no
         /// longer knows all Services that were removed since then (it remembers the last 4,096 removals). In all other cases, the answer
         /// contains only records that have changed since the state of the token. A record that has changed several times is sent once.
         ///
@@ -1100,7 +1152,7 @@ pub mod state_service_server {
         /// state, and ends the stream with OK. Call it in a loop.
         ///
         /// An answer is a full state if the request has no token or asks for a full state; if the token is from another instance of the
-        /// brain, or was received with other options (node_name, capabilities, role, metadata, endpoint_details); or if the brain no
+        /// brain, or was received with other options (node_name, capabilities, role, metadata, endpoint_details, view); or if the brain no
         /// longer knows all Services that were removed since then (it remembers the last 4,096 removals). In all other cases, the answer
         /// contains only records that have changed since the state of the token. A record that has changed several times is sent once.
         ///

@@ -28,7 +28,7 @@ impl Facts {
 }
 
 /// Where an endpoint comes from. Empty fields are unknown.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Origin {
     /// The node on which the endpoint runs.
     pub node: Arc<str>,
@@ -52,7 +52,7 @@ impl Origin {
 }
 
 /// Identifies a Kubernetes object.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TargetRef {
     /// The kind, such as `Pod`.
     pub kind: Box<str>,

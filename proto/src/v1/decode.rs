@@ -156,6 +156,7 @@ fn kind(number: i32) -> &'static str {
         Ok(wire::ServiceType::ClusterIp) => "ClusterIP",
         Ok(wire::ServiceType::NodePort) => "NodePort",
         Ok(wire::ServiceType::LoadBalancer) => "LoadBalancer",
+        Ok(wire::ServiceType::ExternalName) => "ExternalName",
         Ok(wire::ServiceType::Unspecified) | Err(_) => "",
     }
 }

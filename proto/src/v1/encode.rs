@@ -120,10 +120,9 @@ fn selectable(service: &Service) -> Box<[Selectable]> {
 pub fn endpoints(service: &Service) -> impl Iterator<Item = Tail> {
     let mut last: Option<EndpointKey> = None;
     service.endpoints.iter().map(move |endpoint| {
-        let same = last.filter(|last| last.address == endpoint.address);
-        let key = EndpointKey { address: endpoint.address, ordinal: same.map_or(0, |last| last.ordinal + 1) };
+        let key = EndpointKey::after(last, endpoint.address);
         last = Some(key);
-        let details = details(service.facts.as_deref(), endpoint);
+        let details = details(origin(service.facts.as_deref(), endpoint));
         let record = record(Some(&service.key), &content(endpoint, key), [&details]);
         Tail { key, record, details }
     })
@@ -151,7 +150,7 @@ pub fn digest(state: &Snapshot) -> Digest {
     state.services.values().fold(node(&state.node).digest, |sum, service| sum.and(of(service)))
 }
 
-fn record<'a>(
+pub(super) fn record<'a>(
     key: Option<&ServiceKey>,
     content: &impl Message,
     selectable: impl IntoIterator<Item = &'a Bytes>,
@@ -175,11 +174,12 @@ fn requires(service: &Service) -> Vec<wire::Capability> {
     filtered.then_some(wire::Capability::SourceFilters).into_iter().collect()
 }
 
-fn kind(kind: &str) -> wire::ServiceType {
+pub(super) fn kind(kind: &str) -> wire::ServiceType {
     match kind {
         "ClusterIP" => wire::ServiceType::ClusterIp,
         "NodePort" => wire::ServiceType::NodePort,
         "LoadBalancer" => wire::ServiceType::LoadBalancer,
+        "ExternalName" => wire::ServiceType::ExternalName,
         _ => wire::ServiceType::Unspecified,
     }
 }
@@ -218,14 +218,9 @@ fn filter(filter: &crate::model::SourceFilter) -> wire::SourceFilter {
 }
 
 fn port(port: &Port, facts: Option<&Facts>) -> wire::ServicePort {
-    let protocol = match port.protocol {
-        Protocol::Tcp => wire::Protocol::Tcp,
-        Protocol::Udp => wire::Protocol::Udp,
-        Protocol::Sctp => wire::Protocol::Sctp,
-    };
     wire::ServicePort {
         name: port.name.to_string(),
-        protocol: protocol.into(),
+        protocol: protocol(port.protocol).into(),
         number: port.port.into(),
         node_port: port.node_port.map_or(0, u32::from),
         app_protocol: facts
@@ -233,6 +228,14 @@ fn port(port: &Port, facts: Option<&Facts>) -> wire::ServicePort {
             .map_or(String::new(), ToString::to_string),
         when_empty_ipv4: when_empty(port.when_empty_v4),
         when_empty_ipv6: when_empty(port.when_empty_v6),
+    }
+}
+
+pub(super) fn protocol(protocol: Protocol) -> wire::Protocol {
+    match protocol {
+        Protocol::Tcp => wire::Protocol::Tcp,
+        Protocol::Udp => wire::Protocol::Udp,
+        Protocol::Sctp => wire::Protocol::Sctp,
     }
 }
 
@@ -246,7 +249,11 @@ fn when_empty(when_empty: WhenEmpty) -> Option<wire::WhenEmpty> {
 }
 
 fn content(endpoint: &Endpoint, key: EndpointKey) -> wire::Endpoint {
-    let port = |port: &EndpointPort| wire::EndpointPort { name: port.name.to_string(), number: port.port.into() };
+    let port = |port: &EndpointPort| wire::EndpointPort {
+        name: port.name.to_string(),
+        number: port.port.into(),
+        ..Default::default()
+    };
     wire::Endpoint {
         address: key.address.to_string(),
         ordinal: key.ordinal,
@@ -259,11 +266,15 @@ fn content(endpoint: &Endpoint, key: EndpointKey) -> wire::Endpoint {
     }
 }
 
-/// The details of an endpoint: what the origins of its ports agree on.
-fn details(facts: Option<&Facts>, endpoint: &Endpoint) -> Bytes {
+/// What the origins of an endpoint's ports agree on.
+fn origin(facts: Option<&Facts>, endpoint: &Endpoint) -> Origin {
     let origin = |port| facts?.origins.get(&(endpoint.address, EndpointPort::clone(port)));
     let known = endpoint.ports.iter().map(|port| origin(port).cloned().unwrap_or_default());
-    let origin = known.reduce(|common, other| common.common(&other)).unwrap_or_default();
+    known.reduce(|common, other| common.common(&other)).unwrap_or_default()
+}
+
+/// The details of an endpoint.
+pub(super) fn details(origin: Origin) -> Bytes {
     if origin == Origin::default() {
         return Bytes::new();
     }

@@ -4,7 +4,8 @@
 //! their changes. A list is collected in a buffer and sent as one `Replace`, so the cluster never contains only a part of
 //! a list. While the API server is unavailable, the source sends nothing, and the cluster keeps its objects.
 //!
-//! The selectors are those of kube-proxy. They exclude the objects that this node must not serve or does not need.
+//! The selectors are those of kube-proxy. They exclude the objects that this node must not serve or does not need. DNS needs all
+//! Services and EndpointSlices.
 
 mod api_server;
 mod backoff;
@@ -39,8 +40,11 @@ use localnet_cluster::{
     },
 };
 
-/// Selects the Services that belong to this proxy and are not headless.
+/// Selects the Services that belong to this proxy and are not headless; all Services if the brain serves the view for DNS.
 fn services(options: &Options) -> Selectors {
+    if options.dns {
+        return Selectors::default();
+    }
     let proxy = match &options.service_proxy_name {
         Some(name) => format!("{SERVICE_PROXY_NAME}={name}"),
         None => format!("!{SERVICE_PROXY_NAME}"),
@@ -49,7 +53,11 @@ fn services(options: &Options) -> Selectors {
     Selectors { labels: Some(proxy + &canary.collect::<String>()), fields: Some("spec.clusterIP!=None".to_owned()) }
 }
 
-fn slices() -> Selectors {
+/// Selects the slices of the Services that are not headless; all slices if the brain serves the view for DNS.
+fn slices(options: &Options) -> Selectors {
+    if options.dns {
+        return Selectors::default();
+    }
     Selectors { labels: Some(format!("!{HEADLESS}")), fields: None }
 }
 
@@ -85,7 +93,7 @@ fn watches(api: &ApiServer, options: &Options, events: &mpsc::Sender<Batch>) -> 
     let services = follow(Kind::Service, Absent::Empty, services(options));
     let publish = options.publish.clone();
     watches.spawn(services.run(move |service: Service| Object::Service(reduce::service(service, publish.as_deref()))));
-    let slices = follow(Kind::Slice, Absent::Empty, slices());
+    let slices = follow(Kind::Slice, Absent::Empty, slices(options));
     let publish = options.publish.clone();
     watches.spawn(slices.run(move |slice: EndpointSlice| Object::Slice(reduce::slice(slice, publish.as_deref()))));
     let node = follow(Kind::Node, Absent::Awaited { name: options.node_name.clone() }, node(options));
