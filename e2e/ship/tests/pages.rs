@@ -56,7 +56,7 @@ cd /run/first-backend
 const CLUSTER_PAGES: [&str; 2] = ["charts/localnet/README.md", "docs/migrating.md"];
 
 /// Blocks that are not run: the page, the beginning of the block, and the reason.
-const NOT_RUN: [(&str, &str, &str); 24] = [
+const NOT_RUN: [(&str, &str, &str); 25] = [
     ("README.md", "make demo", "CI runs it"),
     ("README.md", "helm install", "the chart's own page runs it"),
     ("README.md", "localnet-node", "it needs kube-proxy's file: `system::drop_in` runs it with one"),
@@ -85,6 +85,7 @@ const NOT_RUN: [(&str, &str, &str); 24] = [
         "localnet-ipvs",
         "it needs a kernel with IPVS: e2e/tests/tests/guest_system runs it in a guest",
     ),
+    ("docs/dns.md", "localnet-brain", "neither program exits: `dns` of e2e/tests and `make dns` run both"),
     (
         "docs/backends/ebpf.md",
         "localnet-ebpf",

@@ -1,12 +1,13 @@
 //! Tests of the programs as shipped, and of the repository itself: see the `tests` folder of this crate.
 //!
 //! This library contains the code that the tests share: it starts the programs, or [`kube_proxy`], on a node of the lab, and waits for
-//! the outcome of packets. It also has [`api_server`], [`differential`], [`faults`], [`load`], [`privileges`], [`scenario`], [`web`]
+//! the outcome of packets. It also has [`api_server`], [`differential`], [`dns`], [`faults`], [`load`], [`privileges`], [`scenario`], [`web`]
 //! and [`writer`].
 
 pub mod api_server;
 mod backend;
 pub mod differential;
+pub mod dns;
 pub mod faults;
 pub mod kube_proxy;
 pub mod load;

@@ -121,6 +121,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("localnet-sim-entropy", &[]),
+    ("localnet-dns-example", &["localnet-proto"]),
     ("localnet-demo", &["localnet-lab", "localnet-proto", "localnet-client"]),
     ("localnet-bench", &["localnet-lab", "localnet-controlplane", "localnet-vm", "localnet-proto", "localnet-client"]),
     (

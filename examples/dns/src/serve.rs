@@ -1,0 +1,86 @@
+//! Serves DNS over UDP and TCP with hickory's server, which decodes questions, encodes answers, and truncates those that are too long.
+
+use std::{
+    sync::{Arc, RwLock},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use hickory_server::{
+    net::runtime::Time,
+    proto::{
+        op::{Edns, Header, HeaderCounts, Metadata, ResponseCode},
+        rr::Name,
+    },
+    server::{Request, RequestHandler, ResponseHandler, ResponseInfo, Server},
+    zone_handler::MessageResponseBuilder,
+};
+use tokio::net::{TcpListener, UdpSocket};
+
+use crate::{
+    answer::{Answer, answer},
+    names::Names,
+};
+
+/// A TCP connection without questions is closed after this time.
+const IDLE: Duration = Duration::from_secs(30);
+/// The number of answers that may wait for a slow client.
+const QUEUE: usize = 32;
+/// The largest answer over UDP, in bytes: larger ones may be lost, as fragments.
+const LARGEST: u16 = 1232;
+
+struct Handler {
+    domain: Name,
+    names: Arc<RwLock<Option<Names>>>,
+}
+
+/// Answers questions with `names`. `domain` is the domain of the cluster.
+pub(crate) async fn run(
+    udp: UdpSocket,
+    tcp: TcpListener,
+    domain: Name,
+    names: Arc<RwLock<Option<Names>>>,
+) -> anyhow::Result<()> {
+    let mut server = Server::new(Handler { domain, names });
+    server.register_socket(udp);
+    server.register_listener(tcp, IDLE, QUEUE);
+    server.block_until_done().await.context("the DNS server has failed")
+}
+
+impl Handler {
+    fn answer(&self, request: &Request) -> Answer {
+        let refused = |code| Answer { code, ..Answer::default() };
+        let Ok(info) = request.request_info() else { return refused(ResponseCode::FormErr) };
+        let question = info.query.original();
+        let names = self.names.read().expect("no code panics while it holds the lock");
+        let Some(names) = &*names else { return refused(ResponseCode::ServFail) };
+        answer(names, &self.domain, question.name(), question.query_type())
+            .unwrap_or_else(|| refused(ResponseCode::Refused))
+    }
+}
+
+#[async_trait::async_trait]
+impl RequestHandler for Handler {
+    async fn handle_request<R: ResponseHandler, T: Time>(&self, request: &Request, mut client: R) -> ResponseInfo {
+        let Answer { code, answers, soa, additionals } = self.answer(request);
+        let mut metadata = Metadata::response_from_request(&request.metadata);
+        metadata.response_code = code;
+        metadata.authoritative = matches!(code, ResponseCode::NoError | ResponseCode::NXDomain);
+        let edns = request.edns.as_ref().map(|edns| {
+            let mut own = Edns::new();
+            own.set_max_payload(edns.max_payload().clamp(512, LARGEST));
+            own
+        });
+        let builder = MessageResponseBuilder::new(&request.queries, edns.as_ref());
+        let response = builder.build(metadata, &answers, [], &soa, &additionals);
+        match client.send_response(response).await {
+            Ok(info) => info,
+            Err(error) => {
+                tracing::debug!(%error, "cannot send an answer");
+                let mut metadata = Metadata::response_from_request(&request.metadata);
+                metadata.response_code = ResponseCode::ServFail;
+                Header { metadata, counts: HeaderCounts::default() }.into()
+            }
+        }
+    }
+}
