@@ -4,36 +4,32 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    net::IpAddr,
     process::Command,
 };
 
 use anyhow::Context as _;
+use ipnet::IpNet;
 use localnet_e2e::{
     Programs, await_condition,
     kube_proxy::{self, KUBE_PROXY, Mode},
-    web,
     writer::{self, NODE_NAME, Writer},
 };
-use localnet_lab::{
-    Case, Namespace, Network, Running, Topology,
-    topology::{CLUSTER_CIDRS, NODE},
-};
+use localnet_lab::{Case, DetectLocal, Namespace, Network, NodeOptions, Running, Topology};
 
 /// The flavour of the iptables tools.
 const FLAVOUR: &str = "nft";
 const SAVES: [&str; 2] = ["iptables-nft-save", "ip6tables-nft-save"];
 
-/// localnet runs in the namespace of this pod, which no Case has. The pod's addresses stand for those of the node.
-const POD: &str = "10.180.0.99";
-
 /// The Cases of whose objects the API server refuses one, so kube-proxy never sees them.
-const REFUSED: [&str; 14] = [
+const REFUSED: [&str; 15] = [
     "addresses-inside-service-cidr",
     "addresses-leading-zeros",
     "addresses-v4-mapped",
     "endpoint-addresses",
     "endpoints-refused",
     "health-check-node-port",
+    "node-port-localhost",
     "policy-external-local-by-type",
     "policy-local-needs-node-name",
     "proxied-by-address-not-type",
@@ -60,7 +56,7 @@ const RANDOM: [&str; 2] = ["vip-conflict-", "duplicates"];
 type Entry = (usize, Side, &'static str, &'static str, &'static str);
 
 /// The first entry that matches a rule explains it. Each must explain one.
-const ENTRIES: [Entry; 15] = [
+const ENTRIES: [Entry; 31] = [
     (2, Localnet, "", "KUBE-SERVICES", "-j KUBE-EXTERNAL-SERVICES"),
     (3, Localnet, "", "KUBE-CLUSTER-IPS", ""),
     (3, Localnet, "", "KUBE-SERVICES", "unused ports of cluster IPs"),
@@ -76,6 +72,22 @@ const ENTRIES: [Entry; 15] = [
     (8, Localnet, "source-ranges-no-endpoints", "KUBE-FW-", ""),
     (8, Localnet, "source-ranges-no-endpoints", "KUBE-PROXY-FIREWALL", "-j KUBE-FW-"),
     (9, Localnet, "topology-endpoint-without-hint", "KUBE-S", "demo/empty:http"),
+    (10, KubeProxy, "", "KUBE-SERVICES", "--dst-type LOCAL -j KUBE-NODEPORTS"),
+    (10, Localnet, "node-port", "KUBE-SERVICES", "-j KUBE-NODEPORTS"),
+    (11, KubeProxy, "node-port-nowhere", "KUBE-NODEPORTS", ""),
+    (11, KubeProxy, "node-port-nowhere", "KUBE-EXT-", ""),
+    (11, KubeProxy, "node-port-nowhere", "KUBE-SVL-", ""),
+    (11, KubeProxy, "vip-of-the-node-and-node-port", "KUBE-NODEPORTS", "demo/a-node-port:http"),
+    (11, KubeProxy, "vip-of-the-node-and-node-port", "KUBE-EXT-", ""),
+    (12, KubeProxy, "weights", "KUBE-SVC-", " -> "),
+    (12, KubeProxy, "weights", "KUBE-SEP-", ""),
+    (13, KubeProxy, "endpoint-at-its-own-vip-with-source-ranges", "KUBE-PROXY-FIREWALL", "-j DROP"),
+    (13, Localnet, "endpoint-at-its-own-vip-with-source-ranges", "KUBE-PROXY-FIREWALL", "-j KUBE-FW-"),
+    (13, Localnet, "endpoint-at-its-own-vip-with-source-ranges", "KUBE-FW-", ""),
+    (14, KubeProxy, "", "KUBE-FIREWALL", "! -s 127.0.0.0/8 -d 127.0.0.0/8"),
+    (14, Localnet, "", "KUBE-NODEPORTS", "! -s 127.0.0.0/8 -d 127.0.0.0/8"),
+    (15, KubeProxy, "node-port", "KUBE-NODEPORTS", "-d 127.0.0.0/8 -p"),
+    (15, Localnet, "node-port", "KUBE-EXT-", "count localhost traffic"),
 ];
 /// Entry 1: only localnet checks whether a packet was translated. The rules are compared without this part.
 const UNTRANSLATED: &str = " -m conntrack ! --ctstate DNAT";
@@ -99,9 +111,7 @@ impl fmt::Display for Rule {
 /// order of endpoints follows from no rule, so probabilities are left out.
 fn rules(namespace: &Namespace) -> anyhow::Result<Vec<Rule>> {
     let mut rules = Vec::new();
-    for ((save, family), (pod, node)) in
-        SAVES.into_iter().zip(["IPv4", "IPv6"]).zip(web::addresses(POD).iter().zip(NODE))
-    {
+    for (save, family) in SAVES.into_iter().zip(["IPv4", "IPv6"]) {
         let mut table = String::new();
         for line in namespace.output(&mut Command::new(save))?.lines() {
             if let Some(name) = line.strip_prefix('*') {
@@ -112,7 +122,6 @@ fn rules(namespace: &Namespace) -> anyhow::Result<Vec<Rule>> {
                 Some((before, after)) => format!("{before} {}", after.split_once(' ').map_or("", |(_, end)| end)),
                 None => rest.to_owned(),
             };
-            let rest = rest.replace(&format!("-d {pod}/"), &format!("-d {node}/"));
             if rest != "-j KUBE-FIREWALL" {
                 rules.push(Rule { family, table: table.clone(), chain: chain.to_owned(), rest });
             }
@@ -169,34 +178,112 @@ fn orders(theirs: &[Rule], ours: &[Rule]) -> Vec<String> {
         .collect()
 }
 
+/// Cases that are compared with the same options of both programs.
+struct Group {
+    options: NodeOptions,
+    masquerade_bit: u8,
+    /// Whether the kernel ignores the windows of TCP connections. Then neither program drops invalid packets.
+    is_liberal: bool,
+    cases: Vec<Case>,
+}
+
+/// All Cases by the options of the node, and one Case with each option that no Case has.
+fn groups() -> anyhow::Result<Vec<Group>> {
+    let group = |options: NodeOptions| Group { options, masquerade_bit: 14, is_liberal: false, cases: Vec::new() };
+    let mut groups: Vec<Group> = Vec::new();
+    for case in localnet_lab::cases() {
+        match groups.iter_mut().find(|group| group.options == case.flows.node) {
+            Some(group) => group.cases.push(case),
+            None => groups.push(Group { cases: vec![case.clone()], ..group(case.flows.node) }),
+        }
+    }
+    let case = || Case::load(&localnet_lab::case::folder().join("node-port"));
+    let options = case()?.flows.node;
+    groups.extend([
+        Group { cases: vec![case()?], ..group(NodeOptions { localhost: true, ..options.clone() }) },
+        Group { cases: vec![case()?], masquerade_bit: 20, ..group(options.clone()) },
+        Group { cases: vec![case()?], is_liberal: true, ..group(options) },
+    ]);
+    Ok(groups)
+}
+
+/// Lines of the configuration file, which both programs read.
+fn configuration(Group { options, masquerade_bit, .. }: &Group) -> String {
+    let list = |networks: &[IpNet]| networks.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let (mut cidrs, mut detect_local) = (String::new(), String::new());
+    let mode = match &options.detect_local {
+        None => "ClusterCIDR",
+        Some(DetectLocal::ClusterCidr(networks)) => {
+            cidrs = list(networks).join(",");
+            "ClusterCIDR"
+        }
+        Some(DetectLocal::NodeCidr) => "NodeCIDR",
+        Some(DetectLocal::BridgeInterface(name)) => {
+            detect_local = format!("bridgeInterface: {name}");
+            "BridgeInterface"
+        }
+        Some(DetectLocal::InterfaceNamePrefix(prefix)) => {
+            detect_local = format!("interfaceNamePrefix: {prefix}");
+            "InterfaceNamePrefix"
+        }
+    };
+    // Without networks, NodePorts are open on all addresses, and only then on those of the loopback interface.
+    let node_ports = match &options.node_port_addresses {
+        _ if options.localhost => Vec::new(),
+        None => vec!["primary".to_owned()],
+        Some(networks) => list(networks),
+    };
+    let iptables = format!(
+        "masqueradeAll: {}, masqueradeBit: {masquerade_bit}, localhostNodePorts: {}, minSyncPeriod: 50ms, syncPeriod: 1h",
+        options.masquerade_all, options.localhost
+    );
+    format!(
+        "clusterCIDR: \"{cidrs}\"\ndetectLocalMode: {mode}\ndetectLocal: {{{detect_local}}}\nnodePortAddresses: {node_ports:?}\niptables: {{{iptables}}}\n"
+    )
+}
+
+/// Two equal nodes: kube-proxy runs on the first one, localnet-iptables on the second one.
 struct World {
     // Fields are dropped in this order.
-    _programs: [Running; 3],
+    programs: Vec<Running>,
+    _brain: Running,
     writer: Writer,
     logs: [Programs; 2],
-    network: Network,
-    _api: localnet_e2e::api_server::Api,
+    networks: [Network; 2],
+    api: localnet_e2e::api_server::Api,
+    /// The addresses that the nodes have beyond those of the lab.
+    addresses: Vec<IpAddr>,
 }
 
 impl World {
-    /// kube-proxy runs on the node, brain and backend in the namespace of a pod.
     async fn build() -> anyhow::Result<Self> {
-        let network = Network::build(Topology::with_pods([POD])?)?;
-        let api = writer::reach(&network).await?;
+        let networks = [Network::build(Topology::default())?, Network::build(Topology::default())?];
+        let api = writer::reach(&networks[0]).await?;
         let logs = [Programs::new()?, Programs::new()?];
-        let lines = format!(
-            "clusterCIDR: \"{}\"\nnodePortAddresses: [primary]\niptables: {{minSyncPeriod: 50ms, syncPeriod: 1h}}\n",
-            CLUSTER_CIDRS.join(",")
-        );
-        let kube_proxy =
-            kube_proxy::start(network.node(), &logs[0], Mode::Iptables(FLAVOUR), (&api.kube_proxy, NODE_NAME), &lines)?;
-        let pod = network.pod(POD.parse()?)?;
-        let brain = logs[1].start_brain(pod, &format!("kube:{}", api.kube_proxy.display()))?;
-        let (socket, cluster) = (logs[1].api(), CLUSTER_CIDRS.join(","));
-        let flags = ["--api", &socket, "--cluster-cidr", &cluster, "--iptables-flavour", FLAVOUR];
-        let ours = logs[1].start(pod, "localnet-iptables", &flags)?;
+        // Only the first network leads to the API server. The socket of the brain is in the file system.
+        let brain = logs[1].start_brain(networks[0].client(), &format!("kube:{}", api.kube_proxy.display()))?;
         let writer = Writer::new(api.client.clone());
-        Ok(Self { _programs: [kube_proxy, ours, brain], writer, logs, network, _api: api })
+        Ok(Self { programs: Vec::new(), _brain: brain, writer, logs, networks, api, addresses: Vec::new() })
+    }
+
+    /// Starts both programs with the options of a group, without rules of before.
+    fn start(&mut self, group: &Group, lines: &str) -> anyhow::Result<()> {
+        let Group { options, is_liberal, .. } = group;
+        self.programs.clear();
+        for node in self.networks.iter().map(Network::node) {
+            node.output(Command::new("nft").args(["flush", "ruleset"]))?;
+            node.ip(self.addresses.iter().map(|address| format!("address del {address} dev uplink")))?;
+            node.ip(options.addresses.iter().map(|address| format!("address add {address} dev uplink nodad")))?;
+            node.sysctl(&[("net/netfilter/nf_conntrack_tcp_be_liberal", if *is_liberal { "1" } else { "0" })])?;
+        }
+        self.addresses.clone_from(&options.addresses);
+        let [theirs, ours] = self.networks.each_ref().map(Network::node);
+        let client = (self.api.kube_proxy.as_path(), NODE_NAME);
+        self.programs.push(kube_proxy::start(theirs, &self.logs[0], Mode::Iptables(FLAVOUR), client, lines)?);
+        let (socket, config) = (self.logs[1].api(), self.logs[0].path().join("kube-proxy.yaml"));
+        let flags = ["--api", &socket, "--config", &config.display().to_string(), "--iptables-flavour", FLAVOUR];
+        self.programs.push(self.logs[1].start(ours, "localnet-iptables", &flags)?);
+        Ok(())
     }
 
     /// The rules of kube-proxy and of localnet for a Case; `None` if the API server refuses it.
@@ -206,13 +293,16 @@ impl World {
             return Ok(None);
         }
         let sentinel = self.writer.write_sentinel().await?;
-        let nodes = [self.network.node(), self.network.pod(POD.parse()?)?];
+        let nodes = self.networks.each_ref().map(Network::node);
         for ((program, logs), node) in [KUBE_PROXY, "localnet-iptables"].into_iter().zip(&self.logs).zip(nodes) {
             let has_sentinel = || {
                 let Ok(rules) = rules(node) else { return false };
-                sentinel.paths.iter().all(|(to, _)| {
+                // Services and slices arrive independently of one another.
+                sentinel.paths.iter().all(|(to, endpoint)| {
                     let (address, port) = (format!("-d {}/", to.ip()), format!("--dport {} -j KUBE-SVC-", to.port()));
+                    let destination = format!("--to-destination {endpoint}");
                     rules.iter().any(|rule| rule.rest.starts_with(&address) && rule.rest.contains(&port))
+                        && rules.iter().any(|rule| rule.rest.ends_with(&destination))
                 })
             };
             tokio::task::block_in_place(|| await_condition("the sentinel's rules", has_sentinel))
@@ -227,20 +317,20 @@ async fn all_differences_from_the_rules_of_kube_proxy_are_listed() -> anyhow::Re
     let mut world = World::build().await?;
     let (mut compared, mut refused, mut met, mut wrong) = (0, BTreeSet::new(), BTreeSet::new(), Vec::new());
     let mut checks_translation = false;
-    // Other options of the node need other configurations of both programs.
-    let options = Case::load(&localnet_lab::case::folder().join("cluster-ip"))?.flows.node;
-    for case in localnet_lab::cases().into_iter().filter(|case| case.flows.node == options) {
-        if RANDOM.iter().any(|random| case.name.starts_with(random)) {
-            continue;
+    for group in groups()? {
+        let lines = configuration(&group);
+        world.start(&group, &lines)?;
+        let is_random = |case: &Case| RANDOM.iter().any(|random| case.name.starts_with(random));
+        for case in group.cases.into_iter().filter(|case| !is_random(case)) {
+            let Some(rules) = world.enter(&case).await.with_context(|| format!("{}\n{lines}", case.name))? else {
+                refused.insert(case.name);
+                continue;
+            };
+            compared += 1;
+            checks_translation |= rules[1].iter().any(|rule| rule.rest.contains(UNTRANSLATED));
+            let differences = unexplained(&case.name, rules, &mut met);
+            wrong.extend(differences.into_iter().map(|difference| format!("{}: {difference}", case.name)));
         }
-        let Some(rules) = world.enter(&case).await.with_context(|| case.name.clone())? else {
-            refused.insert(case.name);
-            continue;
-        };
-        compared += 1;
-        checks_translation |= rules[1].iter().any(|rule| rule.rest.contains(UNTRANSLATED));
-        let differences = unexplained(&case.name, rules, &mut met);
-        wrong.extend(differences.into_iter().map(|difference| format!("{}: {difference}", case.name)));
     }
     println!("{compared} Cases compared");
     wrong.extend(ENTRIES.iter().filter(|entry| !met.contains(*entry)).map(|entry| format!("{entry:?} is not met")));
