@@ -31,6 +31,8 @@ fn settings_for(release: &str, strict_arp: bool) -> Vec<(&'static str, i64)> {
     }
     // A persistent client whose destination drains gets another destination.
     pairs.push(("proc/sys/net/ipv4/vs/expire_quiescent_template", 1));
+    // IPVS forwards packets from other hosts only with this setting. kube-proxy sets it in this mode, too.
+    pairs.push(("proc/sys/net/ipv4/ip_forward", 1));
     if strict_arp {
         pairs.push(("proc/sys/net/ipv4/conf/all/arp_ignore", 1));
         pairs.push(("proc/sys/net/ipv4/conf/all/arp_announce", 2));
@@ -77,6 +79,11 @@ mod tests {
             let sloppy = settings_for(release, false).iter().any(|(name, _)| name.ends_with("/sloppy_sctp"));
             assert_eq!(sloppy, expected, "{release}");
         }
+    }
+
+    #[test]
+    fn the_node_forwards_packets() {
+        assert!(settings_for("6.1.0", false).contains(&("proc/sys/net/ipv4/ip_forward", 1)));
     }
 
     #[test]

@@ -14,6 +14,9 @@ fn all_settings_can_be_applied() {
         isolated(|| {
             // Loads the module, which adds the settings.
             Socket::open().unwrap();
+            // A new namespace inherits this setting.
+            let forward_nothing = || fs::write("/proc/sys/net/ipv4/ip_forward", "0").unwrap();
+            forward_nothing();
             let read = |name: &str| fs::read_to_string(format!("/{name}")).unwrap().trim().to_owned();
             let first = apply_settings(&Settings::default(), true);
             let made: Vec<_> = first.into_iter().map(Result::unwrap).collect();
@@ -25,6 +28,7 @@ fn all_settings_can_be_applied() {
                 ("proc/sys/net/ipv4/vs/expire_nodest_conn", "1"),
                 ("proc/sys/net/ipv4/vs/sloppy_sctp", "1"),
                 ("proc/sys/net/ipv4/vs/expire_quiescent_template", "1"),
+                ("proc/sys/net/ipv4/ip_forward", "1"),
                 ("proc/sys/net/ipv4/conf/all/arp_ignore", "1"),
                 ("proc/sys/net/ipv4/conf/all/arp_announce", "2"),
             ];
@@ -32,7 +36,8 @@ fn all_settings_can_be_applied() {
             let again = apply_settings(&Settings::default(), true);
             assert!(again.into_iter().all(|result| result.unwrap().1 == Set::Already));
             // Another namespace has settings of its own.
-            isolated(|| {
+            isolated(move || {
+                forward_nothing();
                 let there = apply_settings(&Settings::default(), false);
                 assert!(there.into_iter().all(|result| result.unwrap().1 == Set::From(0)));
             });
