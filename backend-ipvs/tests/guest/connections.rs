@@ -49,9 +49,13 @@ fn serve(network: &Network, number: u8) {
     });
 }
 
-/// Opens a connection, and returns it with the number of the pod that accepted it.
 fn connect(network: &Network) -> (TcpStream, usize) {
-    let vip: SocketAddr = VIP.parse().unwrap();
+    connect_to(network, VIP)
+}
+
+/// Opens a connection, and returns it with the number of the pod that accepted it.
+pub(crate) fn connect_to(network: &Network, vip: &str) -> (TcpStream, usize) {
+    let vip: SocketAddr = vip.parse().unwrap();
     let client = network.pod(CLIENT.into()).unwrap();
     let mut stream = client.run(|| Ok(TcpStream::connect_timeout(&vip, PATIENCE)?)).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -68,7 +72,7 @@ fn is_answered(stream: &mut TcpStream) -> bool {
 }
 
 /// Runs a test in a network with two endpoints and a client.
-fn in_network(test: impl FnOnce(&Network) + Send) {
+pub(crate) fn in_network(test: impl FnOnce(&Network) + Send) {
     let addresses = PODS.iter().chain([&CLIENT]).map(ToString::to_string).collect::<Vec<_>>();
     let network = Network::build(Topology::with_pods(addresses.iter().map(String::as_str)).unwrap()).unwrap();
     [0, 1].into_iter().for_each(|number| serve(&network, number));
@@ -76,7 +80,7 @@ fn in_network(test: impl FnOnce(&Network) + Send) {
 }
 
 /// Runs a new backend, which syncs with `state` and then calls `then`.
-fn with_backend<T: Send>(
+pub(crate) fn with_backend<T: Send>(
     network: &Network,
     options: Options,
     state: &Snapshot,

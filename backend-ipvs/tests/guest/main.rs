@@ -7,6 +7,7 @@ mod connections;
 mod contract;
 mod planned;
 mod repair;
+mod schedulers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
