@@ -7,7 +7,7 @@ use std::{
     fs::File,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{Command, Stdio},
 };
 
 use anyhow::Context as _;
@@ -83,6 +83,14 @@ oomScoreAdj: 0
         }
         command
     })
+}
+
+/// Removes what kube-proxy has left in a namespace, in any mode. In mode ipvs, this includes all virtual servers.
+///
+/// # Errors
+/// Returns an error if kube-proxy is not built or fails.
+pub fn clean_up(namespace: &Namespace) -> anyhow::Result<()> {
+    namespace.output(Command::new(program()?).arg("--cleanup")).map(drop)
 }
 
 fn program() -> anyhow::Result<PathBuf> {

@@ -29,7 +29,7 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 
 /// Maximum time for the whole test.
-const LIMIT: Duration = Duration::from_secs(1800);
+pub(crate) const LIMIT: Duration = Duration::from_secs(1800);
 /// Maximum time for kube-proxy to start and to sync, on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// The number of flows at a time. They spend most of the time waiting.
@@ -101,25 +101,26 @@ fn compare() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn load(name: &str) -> anyhow::Result<Case> {
+/// A Case of this repository.
+pub(crate) fn load(name: &str) -> anyhow::Result<Case> {
     Case::load(&localnet_lab::case::folder().join(name))
 }
 
 /// One network for all Cases, with kube-proxy on its node.
-struct World<'a> {
+pub(crate) struct World<'a> {
     runtime: &'a Runtime,
     // Fields are dropped in this order: first the programs that run in the network.
-    _kube_proxy: localnet_lab::Running,
-    _brain: localnet_lab::Running,
+    pub(crate) kube_proxy: localnet_lab::Running,
+    pub(crate) brain: localnet_lab::Running,
     writer: Writer,
-    _api: Api,
-    programs: Programs,
+    pub(crate) api: Api,
+    pub(crate) programs: Programs,
     _servers: Servers,
-    network: Network,
+    pub(crate) network: Network,
 }
 
 impl<'a> World<'a> {
-    fn build(runtime: &'a Runtime, cases: &[Case]) -> anyhow::Result<Self> {
+    pub(crate) fn build(runtime: &'a Runtime, cases: &[Case]) -> anyhow::Result<Self> {
         let first = cases.first().context("no Case is listed")?;
         let mut all = Flows { node: first.flows.node.clone(), ..Flows::default() };
         let mut endpoints: BTreeSet<_> = writer::sentinel_endpoints().collect();
@@ -129,7 +130,7 @@ impl<'a> World<'a> {
             endpoints.extend(case.endpoints()?);
         }
         let network = Network::build(all.topology(&endpoints))?;
-        let servers = Servers::start(&network, endpoints)?;
+        let servers = Servers::start_with_open_connections(&network, endpoints)?;
         let programs = Programs::new()?;
         let api = runtime.block_on(writer::reach(&network))?;
         let lines = format!(
@@ -142,16 +143,7 @@ impl<'a> World<'a> {
         let arguments = ["--source", &source, "--node-name", NODE_NAME, "--listen", &listen, "--shadow"];
         let brain = programs.start(network.node(), "localnet-brain", &arguments)?;
         let writer = Writer::new(api.client.clone());
-        Ok(Self {
-            runtime,
-            _kube_proxy: kube_proxy,
-            _brain: brain,
-            writer,
-            _api: api,
-            programs,
-            _servers: servers,
-            network,
-        })
+        Ok(Self { runtime, kube_proxy, brain, writer, api, programs, _servers: servers, network })
     }
 
     /// What `localnet shadow` finds: the entries of the differences, and the differences without an entry.
@@ -196,7 +188,7 @@ impl<'a> World<'a> {
     }
 
     /// Writes a Case, and waits until kube-proxy has programmed it.
-    fn enter(&mut self, case: &Case) -> anyhow::Result<()> {
+    pub(crate) fn enter(&mut self, case: &Case) -> anyhow::Result<()> {
         self.runtime.block_on(self.writer.write(case))?;
         // A virtual server answers while a sync is still running. The next sync starts only after that one has ended.
         for _ in 0..2 {

@@ -8,6 +8,7 @@
 //! | `kube_proxy` | where kube-proxy's ipvs mode differs from the Cases, by entry of `docs/differences.md` |
 //! | `privileges` | one capability is enough, and the backend starts no program |
 //! | `restarts` | connections survive killed programs, terminating endpoints, and `ipvsadm -C` |
+//! | `takeover` | localnet takes over from kube-proxy's ipvs mode, and no connection fails |
 //! | `traffic` | the exported traffic is the traffic of clients, also while no backend runs |
 
 mod conformance;
@@ -16,4 +17,5 @@ mod faults;
 mod kube_proxy;
 mod privileges;
 mod restarts;
+mod takeover;
 mod traffic;
