@@ -1,12 +1,9 @@
-//! The parts that only exist on Windows: HNS itself, the node's interfaces, and the service control manager.
+//! The parts that only exist on Windows: HNS itself, and the node's interfaces.
 
 mod host;
-mod service;
 
-use localnet_client::{
-    args::terminated,
-    program::{self, execute},
-};
+use localnet_client::program::{self, BackendProgram as _, execute};
+use localnet_config_file::windows::{run_service, terminated};
 
 use crate::program::{Win, wants_service};
 
@@ -20,7 +17,11 @@ pub type Arguments = program::Arguments<Win<Host>>;
 /// # Errors
 /// Returns an error of [`execute`], or an error if the service control manager did not start this process.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
-    if wants_service(&arguments)? { service::run() } else { block_on(arguments, terminated()) }
+    if wants_service(&arguments)? {
+        run_service(Win::<Host>::PROGRAM, |stopped| block_on(arguments, stopped))
+    } else {
+        block_on(arguments, terminated())
+    }
 }
 
 /// The number of threads. While one thread waits for a call to HNS, which may take long, the other thread answers the

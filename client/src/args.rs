@@ -151,27 +151,5 @@ pub async fn terminated() {
     }
 }
 
-/// Resolves when the program should end: on Ctrl-C or Ctrl-Break, when its console is closed, and when Windows shuts
-/// down.
 #[cfg(windows)]
-pub async fn terminated() {
-    use tokio::signal::windows;
-
-    // Without a handler, the event ends the process anyway.
-    macro_rules! wait {
-        ($what:path) => {
-            async {
-                match $what() {
-                    Ok(mut signals) => _ = signals.recv().await,
-                    Err(_) => std::future::pending().await,
-                }
-            }
-        };
-    }
-    tokio::select! {
-        () = wait!(windows::ctrl_c) => {}
-        () = wait!(windows::ctrl_break) => {}
-        () = wait!(windows::ctrl_close) => {}
-        () = wait!(windows::ctrl_shutdown) => {}
-    }
-}
+pub use localnet_config_file::windows::terminated;

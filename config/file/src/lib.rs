@@ -11,13 +11,15 @@
 //! At the start, an invalid file is an error. Later, the program reports an invalid file and keeps its previous
 //! configuration.
 //!
-//! [`start_log`] starts the log of a program.
+//! [`start_log`] starts the log of a program. On Windows, the module `windows` tells when a program has to end.
 
 mod begin;
 mod log;
 mod read;
 mod running;
 mod watch;
+#[cfg(windows)]
+pub mod windows;
 
 pub use begin::{Begin, begin};
 pub use log::start_log;

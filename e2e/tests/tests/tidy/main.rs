@@ -63,7 +63,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "localnet-brain",
         &["localnet-core", "localnet-proto", "localnet-config", "localnet-config-file", "localnet-cluster"],
     ),
-    ("localnet-win", &["localnet-core", "localnet-proto", "localnet-client", "localnet-config", "localnet-hcn"]),
+    (
+        "localnet-win",
+        &[
+            "localnet-core",
+            "localnet-proto",
+            "localnet-client",
+            "localnet-config",
+            "localnet-config-file",
+            "localnet-hcn",
+        ],
+    ),
     ("localnet-hcn", &[]),
     ("localnet-bpf", &[]),
     (

@@ -1,10 +1,15 @@
-//! Runs the program as a Windows service: the service control manager starts and stops the process.
+//! How a program ends on Windows: by the events of its console, or by the service control manager, which runs it as a
+//! Windows service.
 
-use std::{ffi::OsString, sync::Arc, time::Duration};
+use std::{
+    ffi::OsString,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use anyhow::Context as _;
-use clap::Parser as _;
-use tokio::sync::Notify;
+use tokio::{signal::windows, sync::Notify};
 use tracing::error;
 use windows_service::{
     define_windows_service,
@@ -13,24 +18,59 @@ use windows_service::{
     service_dispatcher,
 };
 
-use super::{Arguments, block_on};
+/// Resolves when the program should end: on Ctrl-C or Ctrl-Break, when its console is closed, and when Windows shuts
+/// down.
+pub async fn terminated() {
+    // Without a handler, the event ends the process anyway.
+    macro_rules! wait {
+        ($what:path) => {
+            async {
+                match $what() {
+                    Ok(mut signals) => _ = signals.recv().await,
+                    Err(_) => std::future::pending().await,
+                }
+            }
+        };
+    }
+    tokio::select! {
+        () = wait!(windows::ctrl_c) => {}
+        () = wait!(windows::ctrl_break) => {}
+        () = wait!(windows::ctrl_close) => {}
+        () = wait!(windows::ctrl_shutdown) => {}
+    }
+}
 
-/// The name of the service. It has a process of its own, so Windows accepts any name.
-const NAME: &str = "localnet-win";
+/// Resolves when the service control manager stops the service.
+pub type Stopped = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A service: its name, and the program that it runs until it is stopped.
+struct Service {
+    name: &'static str,
+    run: Box<dyn FnOnce(Stopped) -> anyhow::Result<()> + Send>,
+}
+
+/// The service of this process. Windows calls a function that gets nothing from the caller of [`run_service`].
+static SERVICE: Mutex<Option<Service>> = Mutex::new(None);
 
 define_windows_service!(begin, serve);
 
-/// Runs until the service is stopped.
+/// Runs a program as a Windows service until the service is stopped. The service has a process of its own, so Windows
+/// accepts any name.
 ///
 /// # Errors
-/// Returns an error if this process was not started as a service.
-pub(super) fn run() -> anyhow::Result<()> {
-    service_dispatcher::start(NAME, begin)
+/// Returns an error if the service control manager did not start this process.
+pub fn run_service(
+    name: &'static str,
+    run: impl FnOnce(Stopped) -> anyhow::Result<()> + Send + 'static,
+) -> anyhow::Result<()> {
+    *SERVICE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Service { name, run: Box::new(run) });
+    service_dispatcher::start(name, begin)
         .context("failed to run as a Windows service: start it with the service control manager (sc.exe create)")
 }
 
 /// Runs the service. Its arguments come from the command line of the process, not from the service control manager.
 fn serve(_arguments: Vec<OsString>) {
+    let Some(Service { name, run }) = SERVICE.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
     let ended = Arc::new(Notify::new());
     let notify = Arc::clone(&ended);
     let handler = move |control| match control {
@@ -42,13 +82,13 @@ fn serve(_arguments: Vec<OsString>) {
         _ => ServiceControlHandlerResult::NotImplemented,
     };
     // Without a handler, no status can be reported.
-    let Ok(status) = service_control_handler::register(NAME, handler) else { return };
+    let Ok(status) = service_control_handler::register(name, handler) else { return };
     report_state(status, ServiceState::Running, ServiceExitCode::NO_ERROR);
-    let ending = async move {
+    let stopped = async move {
         ended.notified().await;
         report_state(status, ServiceState::StopPending, ServiceExitCode::NO_ERROR);
     };
-    let code = match block_on(Arguments::parse_from(localnet_config::flags::spelled(std::env::args_os())), ending) {
+    let code = match run(Box::pin(stopped)) {
         Ok(()) => ServiceExitCode::NO_ERROR,
         Err(error) => {
             error!("{error:#}");
@@ -58,7 +98,7 @@ fn serve(_arguments: Vec<OsString>) {
     report_state(status, ServiceState::Stopped, code);
 }
 
-/// How long a pending call to HNS may take after the service control manager stops the service.
+/// How long the program may take to end after the service control manager stops the service.
 const STOPPING: Duration = Duration::from_secs(30);
 
 fn report_state(status: ServiceStatusHandle, state: ServiceState, exit_code: ServiceExitCode) {
