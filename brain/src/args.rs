@@ -16,7 +16,7 @@ use localnet_proto::{Address, DEFAULT_ADDRESS};
 
 use crate::{
     feed::Feed,
-    serve,
+    platform, serve,
     source::{self, Source},
     watch::file::{is_label_key, is_label_value},
 };
@@ -138,10 +138,8 @@ impl SourceArgs {
             Some(name) => {
                 node_name(name).map_err(|problem| anyhow::anyhow!("hostnameOverride: {name:?} is {problem}"))?
             }
-            None => {
-                let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-                node_name(&host).map_err(|_| anyhow::anyhow!("this host has no name; pass --node-name"))?
-            }
+            None => node_name(&platform::host_name())
+                .map_err(|_| anyhow::anyhow!("this host has no name; pass --node-name"))?,
         };
         let service_proxy_name = self.service_proxy_name.clone();
         let external_ips = config.feature_gates.enabled("AllowServiceExternalIPs");

@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     net::SocketAddr,
 };
 
@@ -21,6 +20,7 @@ use crate::{
         self, Inputs,
         port::{self, Listening, Port, Servers, Status},
     },
+    platform,
     reports::Reports,
     status,
 };
@@ -176,7 +176,7 @@ impl Configured {
         let of = |family| node.addresses.iter().any(|address| Family::of(*address) == family);
         let node = Node {
             primary,
-            dual_stack: has_ipv6(),
+            dual_stack: platform::has_ipv6(),
             has_both: Family::BOTH.into_iter().all(of),
             pod_cidrs: &node.pod_cidrs,
         };
@@ -193,10 +193,4 @@ impl Configured {
         self.complaints = complaints;
         Ok(())
     }
-}
-
-/// Whether this machine has IPv6, according to the same files that kube-proxy reads.
-fn has_ipv6() -> bool {
-    let disabled = fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
-    fs::exists("/proc/net/if_inet6").unwrap_or(false) && disabled.is_ok_and(|text| text.trim() == "0")
 }

@@ -26,6 +26,7 @@ pub mod journal;
 pub mod kpng;
 pub mod metrics;
 pub mod peer;
+pub mod platform;
 pub mod pump;
 pub mod push;
 pub mod reports;

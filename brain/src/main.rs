@@ -9,10 +9,10 @@ use anyhow::ensure;
 use clap::Parser as _;
 use localnet_brain::{
     args::{Arguments, Command},
-    check, run,
+    check, platform, run,
 };
 use localnet_config::{
-    KubeProxyFlags, Mode, Platform, Reader,
+    KubeProxyFlags, Mode, Reader,
     flags::{Part, spelled},
 };
 use localnet_config_file::{Begin, Running, begin, last_words};
@@ -29,7 +29,7 @@ const CHECK_FAILED: u8 = 2;
 fn main() -> ExitCode {
     let arguments = Arguments::parse_from(spelled(std::env::args_os()));
     let failed = if arguments.command.is_some() { ExitCode::from(CHECK_FAILED) } else { ExitCode::FAILURE };
-    match brain(arguments) {
+    match execute(arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs the command. Returns false only if `check` finds differences.
-fn brain(arguments: Arguments) -> anyhow::Result<bool> {
+fn execute(arguments: Arguments) -> anyhow::Result<bool> {
     if let Some(Command::Check(check)) = &arguments.command {
         programs_nothing(&check.kube_proxy)?;
         // `check` compares with kube-proxy, so a configuration without a mode means kube-proxy's default mode.
@@ -51,14 +51,17 @@ fn brain(arguments: Arguments) -> anyhow::Result<bool> {
         return Ok(!runtime.block_on(check::run(check, running.config()))?);
     }
     programs_nothing(&arguments.kube_proxy)?;
-    let Some(running) = read(&arguments.kube_proxy, Mode::Nftables)? else { return Ok(true) };
+    let Some(running) = read(&arguments.kube_proxy, platform::BACKEND_MODE)? else { return Ok(true) };
     arguments.log.start(running.config())?;
     running.log_warnings();
     for problem in arguments.kube_proxy.elsewhere(Part::Brain) {
         warn!("{problem}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async { run::run(arguments, *running, run::terminated()?).await })?;
+    let handle = runtime.handle().clone();
+    let _entered = handle.enter();
+    let as_service = running.config().windows.run_as_service;
+    platform::run(as_service, move |ended| runtime.block_on(run::run(arguments, *running, ended)))?;
     Ok(true)
 }
 
@@ -73,7 +76,7 @@ fn programs_nothing(flags: &KubeProxyFlags) -> anyhow::Result<()> {
 /// Reads the configuration. With the flag `--write-config-to`, writes the configuration to that file and returns
 /// `None`.
 fn read(flags: &KubeProxyFlags, empty_mode: Mode) -> anyhow::Result<Option<Box<Running>>> {
-    match begin(flags.clone(), Reader { platform: Platform::Linux, empty_mode })? {
+    match begin(flags.clone(), Reader { platform: platform::PLATFORM, empty_mode })? {
         Begin::Run(running) => Ok(Some(running)),
         Begin::Done { messages } => {
             let lines: String = messages.iter().map(|line| format!("{line}\n")).collect();

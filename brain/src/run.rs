@@ -7,7 +7,6 @@ use anyhow::Context as _;
 use futures::future::OptionFuture;
 use localnet_config_file::Running;
 use tokio::{
-    signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
     task::JoinSet,
 };
@@ -295,20 +294,5 @@ fn views(own: Feed, allowed: &[String], sources: Vec<Source>, options: localnet_
         // The configuration can select addresses of this node only, not of the other nodes.
         let (_, node_ips) = watch::channel(NodeIps::default());
         Box::pin(async move { start(&sources, options, node_ips).await.map(Started::from) })
-    })
-}
-
-/// Returns a future that resolves on SIGTERM or SIGINT.
-///
-/// # Errors
-/// Returns an error if the handlers of the signals cannot be installed.
-pub fn terminated() -> anyhow::Result<impl Future<Output = ()>> {
-    let mut terminate = signal(SignalKind::terminate()).context("failed to handle SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("failed to handle SIGINT")?;
-    Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
     })
 }

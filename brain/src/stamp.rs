@@ -2,16 +2,15 @@
 
 use std::{
     fs, io,
-    os::unix::fs::MetadataExt as _,
     path::Path,
     time::{Duration, SystemTime},
 };
 
+use crate::platform;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stamp {
-    device: u64,
-    inode: u64,
-    mode: u32,
+    identity: (u64, u64, u32),
     size: u64,
     /// When the file last changed, in seconds and nanoseconds since 1970.
     changed: (i64, i64),
@@ -33,7 +32,6 @@ impl Stamp {
 
 impl From<&fs::Metadata> for Stamp {
     fn from(file: &fs::Metadata) -> Self {
-        let changed = (file.ctime(), file.ctime_nsec());
-        Self { device: file.dev(), inode: file.ino(), mode: file.mode(), size: file.size(), changed }
+        Self { identity: platform::identity(file), size: file.len(), changed: platform::changed(file) }
     }
 }

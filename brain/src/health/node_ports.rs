@@ -1,8 +1,7 @@
 //! Decides which health check ports are open: one for each Service, family and address.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
+    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
     time::Duration,
@@ -22,7 +21,7 @@ use super::{
     Inputs,
     port::{self, Port, Retry, Status},
 };
-use crate::feed::HealthFacts;
+use crate::{feed::HealthFacts, platform};
 
 /// If `nodePortAddresses` selects only some of the node's addresses, the node's addresses are read at this interval.
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
@@ -76,20 +75,6 @@ impl Cidrs {
     }
 }
 
-/// The addresses of the node's interfaces. Link-local addresses are omitted, because they cannot be bound without a
-/// scope.
-fn node_addresses() -> io::Result<Vec<IpAddr>> {
-    let interfaces = nix::ifaddrs::getifaddrs()?;
-    let addresses = interfaces.filter_map(|interface| {
-        let address = interface.address?;
-        let v4 = address.as_sockaddr_in().map(|address| IpAddr::from(address.ip()));
-        let v6 =
-            address.as_sockaddr_in6().map(nix::sys::socket::SockaddrIn6::ip).filter(|ip| !ip.is_unicast_link_local());
-        v4.or(v6.map(IpAddr::from))
-    });
-    Ok(addresses.collect::<BTreeSet<_>>().into_iter().collect())
-}
-
 /// An open port. Dropping it closes the port.
 struct Open {
     stop: DropGuard,
@@ -107,7 +92,7 @@ pub(super) async fn run(addresses: NodePortAddresses, inputs: Arc<Inputs>, statu
         let cidrs = Cidrs::new(&addresses, &facts.borrow_and_update());
         let restricted = !Family::BOTH.iter().all(|family| cidrs.is_all(*family));
         if restricted {
-            node = node_addresses().unwrap_or_else(|error| {
+            node = platform::node_addresses().unwrap_or_else(|error| {
                 tracing::warn!(%error, "failed to read the addresses of this node; using the previous ones");
                 node
             });
@@ -193,6 +178,6 @@ mod tests {
 
     #[test]
     fn the_addresses_of_this_machine_include_loopback() {
-        assert!(node_addresses().unwrap().contains(&Ipv4Addr::LOCALHOST.into()));
+        assert!(platform::node_addresses().unwrap().contains(&Ipv4Addr::LOCALHOST.into()));
     }
 }

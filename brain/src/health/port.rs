@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{answer::Answer, connections::Connections};
-use crate::{serve::PeerId, throttle::Throttle};
+use crate::{platform, serve::PeerId, throttle::Throttle};
 
 /// Length of the accept queue.
 const BACKLOG: u32 = 1024;
@@ -221,7 +221,9 @@ pub fn check(address: Option<SocketAddr>, what: &str) -> anyhow::Result<()> {
 
 fn bind(address: SocketAddr, v6_only: bool) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    socket.set_reuseaddr(true)?;
+    if platform::ASKS_TO_REUSE_PORTS {
+        socket.set_reuseaddr(true)?;
+    }
     if address.is_ipv6() {
         rustix::net::sockopt::set_ipv6_v6only(&socket, v6_only)?;
     }

@@ -10,19 +10,20 @@ use clap::Args;
 use localnet_proto::Address;
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream, UnixStream, lookup_host},
+    net::{TcpListener, TcpStream, lookup_host},
     time,
 };
 
+use super::unix as local;
 use super::{
-    credentials, names,
+    names,
     quota::PeerId,
     tls::{Tls, TlsFiles},
-    unix,
 };
 use crate::{
     metrics::Metrics,
     peer::{Name, Peer},
+    platform,
 };
 
 /// How often the TLS files are checked while no client connects.
@@ -34,7 +35,7 @@ const MAX_AGE: Duration = Duration::from_secs(3600);
 #[derive(Args, Clone, Debug, Default)]
 pub struct Options {
     /// Group (name or number) that owns the unix sockets and may connect to them; their mode is 0660
-    #[arg(long = "socket-group", value_name = "GROUP", value_parser = group)]
+    #[arg(long = "socket-group", value_name = "GROUP", value_parser = platform::group)]
     pub socket_gid: Option<u32>,
     /// User (number) that may connect to unix sockets; may be given several times; excludes all other users, except for
     /// members of --allow-gid [default: everybody who can open the socket]
@@ -57,17 +58,6 @@ pub struct Options {
     pub insecure_tcp: bool,
 }
 
-fn group(text: &str) -> Result<u32, String> {
-    if let Ok(number) = text.parse() {
-        return Ok(number);
-    }
-    match nix::unistd::Group::from_name(text) {
-        Ok(Some(group)) => Ok(group.gid.as_raw()),
-        Ok(None) => Err("there is no such group".to_owned()),
-        Err(error) => Err(format!("failed to look up the group: {error}")),
-    }
-}
-
 /// A bound socket.
 #[derive(Debug)]
 pub struct Listener {
@@ -78,8 +68,8 @@ pub struct Listener {
 
 #[derive(Debug)]
 enum Socket {
-    /// A unix socket. Dropping it removes the socket's file.
-    Unix(unix::Socket),
+    /// A socket within this machine.
+    Local(local::Socket),
     Tcp(TcpListener, Option<Arc<Tls>>),
 }
 
@@ -91,6 +81,7 @@ impl Listener {
     /// kind of socket (TCP or unix) that `addresses` does not contain.
     pub async fn bind_all(addresses: &[Address], options: &Options) -> anyhow::Result<Vec<Self>> {
         let is_tcp = |address: &Address| matches!(address, Address::Tcp { .. });
+        let is_unix = |address: &Address| matches!(address, Address::Unix(_));
         for (position, address) in addresses.iter().enumerate() {
             // The kernel chooses a different port each time that port 0 is bound, so it may be given twice.
             let any_port = matches!(address, Address::Tcp { port: 0, .. });
@@ -113,7 +104,7 @@ impl Listener {
         if let Some(flag) = given(&for_tcp).filter(|_| !addresses.iter().any(is_tcp)) {
             bail!("{flag} applies to TCP, and no --listen is tcp://HOST:PORT; add one, or remove {flag}");
         }
-        if let Some(flag) = given(&for_unix).filter(|_| addresses.iter().all(is_tcp)) {
+        if let Some(flag) = given(&for_unix).filter(|_| !addresses.iter().any(is_unix)) {
             bail!("{flag} applies to unix sockets, and no --listen is unix:///PATH; add one, or remove {flag}");
         }
         let mut listeners = Vec::new();
@@ -134,7 +125,6 @@ impl Listener {
 
     async fn try_bind(address: &Address, options: &Options) -> anyhow::Result<Self> {
         let (socket, address) = match address {
-            Address::Unix(path) => (Socket::Unix(unix::Socket::bind(path, options.socket_gid)?), address.clone()),
             Address::Tcp { host, port } => {
                 let tls = options
                     .tls
@@ -146,7 +136,7 @@ impl Listener {
                 let port = listener.local_addr()?.port();
                 (Socket::Tcp(listener, tls), Address::Tcp { host: host.clone(), port })
             }
-            Address::Pipe(_) => bail!("only Windows has named pipes; use unix:///absolute/path or tcp://host:port"),
+            within => (Socket::Local(local::Socket::bind(within, options.socket_gid)?), address.clone()),
         };
         Ok(Self { address, socket, options: Arc::new(options.clone()) })
     }
@@ -160,11 +150,9 @@ impl Listener {
     /// certificate to `metrics`.
     pub(super) async fn accept(&mut self, metrics: &Metrics) -> io::Result<Accepted> {
         let (peer, peer_id, stream) = match &mut self.socket {
-            Socket::Unix(socket) => {
+            Socket::Local(socket) => {
                 let stream = socket.accept().await?;
-                // Linux always has the credentials of the peer. All peers without credentials would share one quota.
-                let peer_id = PeerId::User(stream.peer_cred().map_or(u32::MAX, |credentials| credentials.uid()));
-                (self.address.to_string(), peer_id, Stream::Unix(stream))
+                (self.address.to_string(), local::peer_id(&stream), Stream::Local(stream))
             }
             Socket::Tcp(listener, tls) => {
                 let (stream, peer) = accept_tcp(listener, tls.as_deref(), metrics).await?;
@@ -234,7 +222,7 @@ pub(super) struct Established {
 type Retired = Pin<Box<dyn Future<Output = &'static str> + Send>>;
 
 enum Stream {
-    Unix(UnixStream),
+    Local(local::Stream),
     Tcp(TcpStream, Option<Arc<Tls>>),
 }
 
@@ -245,13 +233,9 @@ impl Accepted {
     /// Returns an error if the peer may not connect, or if the handshake fails.
     pub(super) async fn establish(self) -> io::Result<Established> {
         let (io, peer, retired): (Box<dyn Io>, Peer, Retired) = match self.stream {
-            Stream::Unix(stream) => {
-                let (uids, gids) = (&self.options.allow_uids, &self.options.allow_gids);
-                let credentials = credentials::Peer::of(&stream)?;
-                if !(uids.is_empty() && gids.is_empty()) {
-                    credentials.check(uids, gids).map_err(refused)?;
-                }
-                (Box::new(stream), Peer::User(credentials.uid()), Box::pin(std::future::pending()))
+            Stream::Local(stream) => {
+                let peer = local::peer(&stream, &self.options.allow_uids, &self.options.allow_gids)?;
+                (Box::new(stream), peer, Box::pin(std::future::pending()))
             }
             Stream::Tcp(stream, tls) => {
                 stream.set_nodelay(true)?;
@@ -284,10 +268,6 @@ impl Accepted {
         };
         Ok(Established { io, peer, retired })
     }
-}
-
-fn refused(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
-    io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
 /// A byte stream that carries HTTP/2.

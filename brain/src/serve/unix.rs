@@ -17,6 +17,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use localnet_proto::Address;
 use notify::{RecursiveMode, Watcher as _};
 use rustix::{
     fs::{FlockOperation, Mode, fchmod, flock},
@@ -30,6 +31,9 @@ use tokio::{
 };
 use tracing::warn;
 
+use super::{credentials, quota::PeerId};
+use crate::peer::Peer;
+
 /// Length of the accept queue. It equals the maximum number of connections, because a peer immediately gets `EAGAIN` if the
 /// queue is full, unlike with TCP.
 const BACKLOG: i32 = super::quota::MAX_CONNECTIONS as i32;
@@ -38,6 +42,28 @@ const BACKLOG: i32 = super::quota::MAX_CONNECTIONS as i32;
 const SETTLE: Duration = Duration::from_millis(100);
 /// How often the file is checked if there is no event. inotify reports no changes above the folder.
 const POLL: Duration = Duration::from_secs(10);
+
+/// A connection.
+pub(super) type Stream = UnixStream;
+
+/// The quota of a peer. Linux always has the credentials of the peer. All peers without credentials would share one quota.
+pub(super) fn peer_id(stream: &Stream) -> PeerId {
+    PeerId::User(stream.peer_cred().map_or(u32::MAX, |credentials| credentials.uid()))
+}
+
+/// Authenticates a peer by its credentials: it must be one of these users, or a member of one of these groups. If there are
+/// none, every peer may connect.
+///
+/// # Errors
+/// Returns an error if the peer may not connect.
+pub(super) fn peer(stream: &Stream, uids: &[u32], gids: &[u32]) -> io::Result<Peer> {
+    let credentials = credentials::Peer::of(stream)?;
+    if !(uids.is_empty() && gids.is_empty()) {
+        let refused = |why| io::Error::new(io::ErrorKind::PermissionDenied, why);
+        credentials.check(uids, gids).map_err(refused)?;
+    }
+    Ok(Peer::User(credentials.uid()))
+}
 
 /// A listener that recreates its file if somebody deletes it. Without the file, no backend could connect.
 #[derive(Debug)]
@@ -56,11 +82,15 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Listens on `path`. The file belongs to group `gid`, if one is given.
+    /// Listens on the path of a unix socket. The file belongs to group `gid`, if one is given.
     ///
     /// # Errors
-    /// Returns an error if another process listens on the path, or if the file or its folder cannot be created.
-    pub(super) fn bind(path: &Path, gid: Option<u32>) -> anyhow::Result<Self> {
+    /// Returns an error if the address is a named pipe, if another process listens on the path, or if the file or its folder
+    /// cannot be created.
+    pub(super) fn bind(address: &Address, gid: Option<u32>) -> anyhow::Result<Self> {
+        let Address::Unix(path) = address else {
+            bail!("only Windows has named pipes; use unix:///absolute/path or tcp://host:port")
+        };
         let (listener, file) = bind(path, gid)?;
         let (path, next_check) = (path.to_owned(), Instant::now() + POLL);
         let watch = Watch::new(&path);

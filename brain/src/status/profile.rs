@@ -1,31 +1,20 @@
 //! `/debug/pprof`: CPU profiles on the paths and in the format of Go's `net/http/pprof`. `go tool pprof
 //! http://NODE:10249/debug/pprof/profile` and other tools that profile kube-proxy work unchanged.
-//!
-//! A timer signal interrupts the running threads, and the handler records their stacks. Unwinding in a signal handler
-//! cannot be made safe in every situation, so the handler skips stacks in code that is known to be unsafe. Because some
-//! risk remains, profiling needs `enableProfiling`, and runs only during a request.
 
 mod format;
+mod stacks;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use http::{HeaderValue, StatusCode, header};
-use pprof::{ProfilerGuard, ProfilerGuardBuilder};
-use prost::Message as _;
-use tokio::{task::spawn_blocking, time::sleep};
 
-use self::format::Place;
 use super::TEXT;
 use crate::health::answer::{self, Answer};
 
-/// Samples per second of CPU time, as in Go.
-const RATE: i32 = 100;
 /// The default duration of a profile.
 const DEFAULT_SECONDS: u64 = 30;
 /// The maximum duration of a profile. All samples stay in memory until the end.
 const MAX_SECONDS: u64 = 600;
-/// A stack is skipped if its innermost frame is in one of these libraries, which may hold locks that unwinding needs.
-const UNSAFE: [&str; 4] = ["libc", "libgcc", "pthread", "vdso"];
 
 const INDEX: &str = "\
 <html>
@@ -57,41 +46,15 @@ fn seconds(query: Option<&str>) -> Duration {
 }
 
 async fn profile(duration: Duration) -> Answer {
-    let broken = |error: &dyn std::fmt::Display| {
-        failed(StatusCode::INTERNAL_SERVER_ERROR, format!("Could not enable CPU profiling: {error}\n"))
-    };
-    let running = match ProfilerGuardBuilder::default().frequency(RATE).blocklist(&UNSAFE).build() {
-        Ok(running) => running,
-        Err(error) => return broken(&error),
-    };
-    // A client that disconnects drops this future, which stops the profiler.
-    sleep(duration).await;
-    // Symbol names are read from the program's file, and this read blocks.
-    match spawn_blocking(move || encoded(&running, duration)).await {
-        Ok(Ok(bytes)) => {
+    match stacks::profile(duration).await {
+        Ok(bytes) => {
             let mut answer = answer::unsniffed("application/octet-stream", bytes);
             let named = HeaderValue::from_static("attachment; filename=\"profile\"");
             answer.headers_mut().insert(header::CONTENT_DISPOSITION, named);
             answer
         }
-        Ok(Err(error)) => broken(&error),
-        Err(error) => broken(&error),
+        Err(error) => failed(StatusCode::INTERNAL_SERVER_ERROR, format!("Could not enable CPU profiling: {error}\n")),
     }
-}
-
-fn encoded(running: &ProfilerGuard<'_>, took: Duration) -> pprof::Result<Vec<u8>> {
-    let report = running.report().build()?;
-    let mut stacks: BTreeMap<Vec<Place>, i64> = BTreeMap::new();
-    for (frames, count) in &report.data {
-        let symbols = frames.frames.iter().flatten();
-        let place = symbols.map(|symbol| Place {
-            function: symbol.name(),
-            file: symbol.filename().into_owned(),
-            line: symbol.lineno(),
-        });
-        *stacks.entry(place.collect()).or_default() += i64::try_from(*count).unwrap_or(i64::MAX);
-    }
-    Ok(format::profile(&stacks, RATE.into(), report.timing.start_time, took).encode_to_vec())
 }
 
 fn moved() -> Answer {
@@ -120,6 +83,7 @@ mod tests {
     };
 
     use http_body_util::BodyExt as _;
+    use prost::Message as _;
 
     use super::*;
 

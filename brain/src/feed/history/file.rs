@@ -7,9 +7,8 @@
 //! Nothing waits for the disk: if it is full or too slow, the thread stops recording.
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
-    io::{self, BufReader, Read as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    fs::{self, File},
+    io::{self, BufReader, Read as _, Seek as _, SeekFrom, Write as _},
     path::{Path, PathBuf},
     sync::mpsc::{Receiver, SyncSender, sync_channel},
     thread,
@@ -28,7 +27,7 @@ use super::{
     entry,
     frames::{Encoder, Frames, MAGIC},
 };
-use crate::feed::State;
+use crate::{feed::State, platform};
 
 /// Maximum number of messages that wait for the thread.
 const QUEUE: usize = 4096;
@@ -193,11 +192,8 @@ impl Log {
 
 /// Opens a history file, or creates it. Cuts off a damaged end. Returns the file and its length.
 fn opened(path: &Path) -> io::Result<(File, u64)> {
-    let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
-    file.try_lock().map_err(|error| match error {
-        TryLockError::WouldBlock => io::Error::other("another process records its history in this file"),
-        TryLockError::Error(error) => error,
-    })?;
+    let mut file = platform::open_alone(path)?
+        .ok_or_else(|| io::Error::other("another process records its history in this file"))?;
     let size = file.metadata()?.len();
     let mut reader = BufReader::new((&file).take(size));
     let mut head = Vec::new();
@@ -215,6 +211,7 @@ fn opened(path: &Path) -> io::Result<(File, u64)> {
         file.set_len(length)?;
         tracing::warn!(file = %path.display(), bytes = size - length, "the end of the history file is damaged; the brain has cut it off");
     }
+    file.seek(SeekFrom::Start(length))?;
     if length == 0 {
         file.write_all(MAGIC)?;
         length = MAGIC.len() as u64;

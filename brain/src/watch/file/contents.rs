@@ -16,7 +16,6 @@ use std::{
     fs,
     hash::{BuildHasher as _, RandomState},
     io,
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -32,7 +31,7 @@ use super::{
     open::{self, Refused},
     problems, reading,
 };
-use crate::stamp::Stamp;
+use crate::{platform, stamp::Stamp};
 use localnet_cluster::objects::{Event, Kind, Object, Publish, ServiceType};
 
 /// If a file changed less than this time before it was read, it is read again even if its stamp is unchanged. The file
@@ -168,7 +167,7 @@ impl File {
 
 /// The device of a file or folder.
 fn device(path: &Path) -> Option<u64> {
-    fs::metadata(path).ok().map(|metadata| metadata.dev())
+    fs::metadata(path).ok().as_ref().and_then(platform::device)
 }
 
 fn spoken((kind, name): Id<'_>) -> localnet_core::Object {

@@ -1,13 +1,12 @@
 //! Opens regular files only, so that reading never blocks, whatever the path resolves to.
 
 use std::{
-    fs::{self, File, FileType, Metadata, OpenOptions},
+    fs::{self, File, Metadata},
     io::{self, Read as _},
-    os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
     path::Path,
 };
 
-use crate::stamp::Stamp;
+use crate::{platform, stamp::Stamp};
 
 /// Maximum size of a file in MiB. It bounds the memory that reading needs (docs/operations/brain.md).
 const LARGEST_MIB: u64 = 32;
@@ -30,8 +29,7 @@ impl From<io::Error> for Refused {
 pub(super) fn read(path: &Path) -> Result<(Vec<u8>, Stamp), Refused> {
     // Opening a device may already have an effect, so check the file first.
     check(&fs::metadata(path)?)?;
-    let without_waiting = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
-    let file = OpenOptions::new().read(true).custom_flags(without_waiting).open(path)?;
+    let file = platform::to_read().open(path)?;
     // Another file may have replaced the checked one since the check.
     let metadata = file.metadata()?;
     check(&metadata)?;
@@ -46,22 +44,13 @@ fn limit() -> u64 {
 
 fn check(metadata: &Metadata) -> Result<(), Refused> {
     if !metadata.is_file() {
-        return Err(Refused::Odd(format!("is a {}", kind(metadata.file_type())), "use a regular file"));
+        return Err(Refused::Odd(format!("is a {}", platform::kind(metadata.file_type())), "use a regular file"));
     }
     if metadata.len() > limit() { Err(too_large()) } else { Ok(()) }
 }
 
 fn too_large() -> Refused {
     Refused::Odd(format!("is larger than {LARGEST_MIB} MiB"), "split it into several files")
-}
-
-fn kind(file_type: FileType) -> &'static str {
-    match file_type {
-        kind if kind.is_fifo() => "FIFO",
-        kind if kind.is_socket() => "socket",
-        kind if kind.is_dir() => "folder",
-        _ => "device",
-    }
 }
 
 /// What a directory entry is.
@@ -83,7 +72,7 @@ pub(super) fn entry(path: &Path) -> Result<Entry, Refused> {
             match error.kind() {
                 io::ErrorKind::NotFound if link => Err(Refused::Odd("is a link to a missing file".to_owned(), remedy)),
                 io::ErrorKind::NotFound => Ok(Entry::Nothing),
-                _ if link && error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
+                _ if link && platform::is_loop(&error) => {
                     Err(Refused::Odd("is a link that leads back to itself".to_owned(), remedy))
                 }
                 _ => Err(error.into()),

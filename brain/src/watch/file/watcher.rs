@@ -5,9 +5,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{self, Metadata},
-    io,
-    os::unix::fs::MetadataExt as _,
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -29,6 +27,7 @@ use super::{
 use crate::{
     batch::{Batch, Origin},
     metrics::Troubles,
+    platform,
 };
 use localnet_cluster::objects::{Event, Publish};
 
@@ -305,8 +304,7 @@ impl Watch {
                 changed.notify_one();
             }
         });
-        let watcher =
-            watcher.context("failed to watch files; check whether fs.inotify.max_user_instances is too small")?;
+        let watcher = watcher.context(platform::UNWATCHED)?;
         Ok(Self { path: path.to_owned(), watcher, armed: Vec::new(), unwatched: BTreeSet::new() })
     }
 
@@ -337,24 +335,15 @@ impl Watch {
     }
 }
 
-/// Whether a file was already complete when it got this name. This is so if it is a symbolic or hard link to an existing
-/// file, or if it was renamed after its last write. No event then reports a finished write. A file that is still being
-/// written has only one name, and its metadata were not changed after the last write.
-fn was_created_complete(file: &Path) -> bool {
-    let changed = |metadata: &Metadata| (metadata.ctime(), metadata.ctime_nsec());
-    let written = |metadata: &Metadata| (metadata.mtime(), metadata.mtime_nsec());
-    fs::symlink_metadata(file).is_ok_and(|metadata| {
-        metadata.is_symlink() || metadata.nlink() > 1 || (metadata.len() > 0 && changed(&metadata) > written(&metadata))
-    })
-}
-
 /// Whether an event may mean that the content of the path has changed.
 fn is_change(event: &notify::Event, path: &Path) -> bool {
+    let was_created_complete =
+        |file: &PathBuf| fs::symlink_metadata(file).is_ok_and(|metadata| platform::was_created_complete(&metadata));
     let matters = match event.kind {
         // A file is read after its writer has closed it, not while it is being written.
         EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
         EventKind::Access(_) | EventKind::Modify(ModifyKind::Data(_)) => false,
-        EventKind::Create(CreateKind::File) => event.paths.iter().any(|path| was_created_complete(path)),
+        EventKind::Create(CreateKind::File) => event.paths.iter().any(was_created_complete),
         _ => true,
     };
     // The kubelet replaces a ConfigMap by renaming a link whose name begins with two dots.
