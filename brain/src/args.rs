@@ -1,5 +1,7 @@
 //! The flags of `localnet-brain`. The structs for groups of flags are public, because `localnet-node` also uses them.
 
+#[cfg(windows)]
+use std::fs::File;
 use std::{
     io::{self, IsTerminal as _},
     net::SocketAddr,
@@ -164,7 +166,11 @@ fn server(text: &str) -> anyhow::Result<http::Uri> {
 /// The addresses to serve on, and the peers that may connect.
 #[derive(Args, Clone, Debug)]
 pub struct ServeArgs {
-    /// Address to serve on: unix:///path or tcp://host:port; may be given several times
+    #[cfg_attr(unix, doc = "Address to serve on: unix:///path or tcp://host:port; may be given several times")]
+    #[cfg_attr(
+        windows,
+        doc = "Address to serve on: tcp://host:port or npipe:////./pipe/name; may be given several times"
+    )]
     #[arg(long, value_name = "ADDR", default_value = DEFAULT_ADDRESS)]
     pub listen: Vec<Address>,
     /// The peers that may connect.
@@ -232,18 +238,29 @@ pub struct LogArgs {
     /// configured]
     #[arg(long, value_name = "LEVEL", env = "RUST_LOG")]
     pub log_level: Option<String>,
+    /// Append the log to this file; a Windows service cannot log elsewhere
+    #[cfg(windows)]
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
 }
 
 impl LogArgs {
     /// Starts logging. If a flag for the format or the level is absent, the value in the configuration applies.
     ///
     /// # Errors
-    /// Returns an error if the level is invalid.
+    /// Returns an error if the level is invalid, or if the log cannot be opened.
     pub fn start(&self, config: &Config) -> anyhow::Result<()> {
         // An empty environment variable counts as unset.
         let level = self.log_level.as_deref().filter(|level| !level.is_empty()).unwrap_or(config.logging.level());
         let (format, colours) = (self.log_format.unwrap_or(config.logging.format), io::stderr().is_terminal());
-        start_log(format, level, io::stderr, colours).context("invalid log level (--log-level or RUST_LOG)")
+        let wrong = "invalid log level (--log-level or RUST_LOG)";
+        #[cfg(windows)]
+        if let Some(path) = &self.log_file {
+            let file = File::options().append(true).create(true).open(path);
+            let file = file.with_context(|| format!("failed to open --log-file {}", path.display()))?;
+            return start_log(format, level, file, false).context(wrong);
+        }
+        start_log(format, level, io::stderr, colours).context(wrong)
     }
 }
 

@@ -20,6 +20,7 @@ use tracing::warn;
 
 /// jemalloc returns memory to the kernel. Otherwise the brain would keep the memory that only the first list and the
 /// first full state need.
+#[cfg(unix)]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
 /// Runs the command. Returns false only if `check` finds differences.
 fn execute(arguments: Arguments) -> anyhow::Result<bool> {
     if let Some(Command::Check(check)) = &arguments.command {
+        ensure!(cfg!(unix), "check: the command knows kube-proxy's modes on Linux only; run it on a Linux machine");
         programs_nothing(&check.kube_proxy)?;
         // `check` compares with kube-proxy, so a configuration without a mode means kube-proxy's default mode.
         let Some(running) = read(&check.kube_proxy, Mode::Iptables)? else { return Ok(true) };

@@ -9,6 +9,7 @@
 mod conntrack;
 mod families;
 mod page;
+#[cfg(unix)]
 mod process;
 mod traffic;
 
@@ -47,6 +48,7 @@ fn families(
     families::of_reports(&mut page, reports);
     traffic::add(&mut page, reports);
     conntrack::add(&mut page, read);
+    #[cfg(unix)]
     process::add(&mut page);
     let mut families: Vec<_> = metrics.gather().into_iter().chain(page.families()).collect();
     families.sort_by(|one, other| one.name().cmp(other.name()));

@@ -1,7 +1,7 @@
 //! Bound sockets: the addresses that the brain serves on, and the authentication of peers.
 //!
-//! On a unix socket, the kernel reports the user and group of the peer, and the mode of the socket's file is 0660. TCP on
-//! addresses other than loopback requires a client certificate.
+//! On a unix socket, the kernel reports the user and group of the peer, and the mode of the socket's file is 0660. On
+//! Windows, a named pipe replaces the unix socket. TCP on addresses other than loopback requires a client certificate.
 
 use std::{future::Future, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
@@ -14,6 +14,9 @@ use tokio::{
     time,
 };
 
+#[cfg(windows)]
+use super::pipe as local;
+#[cfg(unix)]
 use super::unix as local;
 use super::{
     names,
@@ -105,7 +108,8 @@ impl Listener {
             bail!("{flag} applies to TCP, and no --listen is tcp://HOST:PORT; add one, or remove {flag}");
         }
         if let Some(flag) = given(&for_unix).filter(|_| !addresses.iter().any(is_unix)) {
-            bail!("{flag} applies to unix sockets, and no --listen is unix:///PATH; add one, or remove {flag}");
+            let add = if cfg!(unix) { "add one, or " } else { "" };
+            bail!("{flag} applies to unix sockets, and no --listen is unix:///PATH; {add}remove {flag}");
         }
         let mut listeners = Vec::new();
         for address in addresses {

@@ -1,4 +1,5 @@
-//! Serves the feed: `localnetv1`, the draft of `localnet.v1`, `grpc.health.v1` and gRPC reflection, over unix sockets and TCP.
+//! Serves the feed: `localnetv1`, the draft of `localnet.v1`, `grpc.health.v1` and gRPC reflection, over unix sockets,
+//! named pipes and TCP.
 //!
 //! ```text
 //! Listener ──accept──► quota ──► authentication (unix: credentials, TCP: TLS) ──► HTTP/2 ──► Usage ──► Routes ─┬► Next    (long poll of the feed)
@@ -15,11 +16,14 @@
 //! nothing and queues nothing. A slow reader only keeps a state in memory, and states share whatever has not changed.
 
 mod connection;
+#[cfg(unix)]
 mod credentials;
 mod history;
 pub mod listen;
 mod names;
 mod next;
+#[cfg(windows)]
+mod pipe;
 mod push;
 mod quota;
 mod reasons;
@@ -29,6 +33,7 @@ mod stall;
 mod state;
 mod tls;
 mod token;
+#[cfg(unix)]
 mod unix;
 mod usage;
 mod verbatim;

@@ -1,7 +1,9 @@
 //! `/debug/pprof`: CPU profiles on the paths and in the format of Go's `net/http/pprof`. `go tool pprof
 //! http://NODE:10249/debug/pprof/profile` and other tools that profile kube-proxy work unchanged.
 
+#[cfg(unix)]
 mod format;
+#[cfg(unix)]
 mod stacks;
 
 use std::time::Duration;
@@ -54,6 +56,14 @@ async fn profile(duration: Duration) -> Answer {
             answer
         }
         Err(error) => failed(StatusCode::INTERNAL_SERVER_ERROR, format!("Could not enable CPU profiling: {error}\n")),
+    }
+}
+
+/// Windows has no signals that interrupt threads.
+#[cfg(windows)]
+mod stacks {
+    pub(super) async fn profile(_: super::Duration) -> Result<Vec<u8>, &'static str> {
+        Err("localnet-brain records no profiles on Windows; use Windows Performance Recorder")
     }
 }
 

@@ -70,6 +70,8 @@ pub(super) fn connect(config: &Config, keep_alive: KeepAlive) -> anyhow::Result<
     tcp.set_keepalive(Some(keep_alive.idle));
     tcp.set_keepalive_interval(Some(keep_alive.answer / 2));
     tcp.set_keepalive_retries(Some(2));
+    // Windows has no such option. The keep-alive of HTTP/2 below detects a dead connection on both systems.
+    #[cfg(unix)]
     tcp.set_tcp_user_timeout(Some(keep_alive.idle + keep_alive.answer));
 
     let mut https = HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();

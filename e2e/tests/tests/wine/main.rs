@@ -1,4 +1,4 @@
-//! `localnet-win` as a Windows program, run by Wine, with an HNS that stores its objects in a file
+//! `localnet-win` and `localnet-brain` as Windows programs, run by Wine, with an HNS that stores its objects in a file
 //! (`e2e/wine/dll/computenetwork.c`).
 //!
 //! | file | what it verifies |
@@ -7,6 +7,7 @@
 //! | `contract` | the library is called as its header requires (the suite of every implementor), and nothing leaks |
 //! | `follow` | the program follows a brain on Linux, and repairs changes that other programs make to HNS |
 //! | `inspect` | what the program prints about HNS lets `localnet` answer on Linux |
+//! | `node` | a node without a Linux machine: the brain and the program |
 //! | `service` | the program as a Windows service, and a brain on a named pipe |
 //! | `windows` | the program, a Wine prefix, and the file of the HNS |
 
@@ -16,5 +17,6 @@ mod conformance;
 mod contract;
 mod follow;
 mod inspect;
+mod node;
 mod service;
 mod windows;

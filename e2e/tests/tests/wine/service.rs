@@ -7,7 +7,7 @@ use localnet_lab::{Network, Topology};
 
 use crate::{
     follow::{API, POD, brain, cluster, write},
-    windows::{SERVICE, Windows, is_possible, windows_path},
+    windows::{BACKEND, Windows, is_possible, windows_path},
 };
 
 const CONFIGURATION: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration\n\
@@ -29,21 +29,21 @@ fn the_service_control_manager_starts_and_ends_it() {
     // Wine shuts Windows down when the last program that is not a service exits.
     let _session = windows.start_pipe(node, "session", 12_090).unwrap();
     let (config, log_file) = (windows_path(&configuration), windows_path(&log));
-    windows.install(node, &["--config", &config, "--api", API, "--log-file", &log_file]).unwrap();
+    windows.install(node, BACKEND, &["--config", &config, "--api", API, "--log-file", &log_file]).unwrap();
 
-    windows.tool(node, "sc", &["start", SERVICE]).unwrap();
+    windows.tool(node, "sc", &["start", BACKEND]).unwrap();
     let endpoints: &[&str] = &[POD, "0ab40101"];
     windows.await_balancers(&[("172.30.0.41:80", endpoints), ("node:30080", endpoints)]).unwrap();
-    windows.tool(node, "sc", &["query", SERVICE]).unwrap();
+    windows.tool(node, "sc", &["query", BACKEND]).unwrap();
     assert!(windows.output().contains("RUNNING"), "{}", windows.output());
     write(&file, &cluster(&[2]));
     let endpoints: &[&str] = &[POD, "0ab40102"];
     windows.await_balancers(&[("172.30.0.41:80", endpoints), ("node:30080", endpoints)]).unwrap();
 
-    windows.tool(node, "sc", &["stop", SERVICE]).unwrap();
+    windows.tool(node, "sc", &["stop", BACKEND]).unwrap();
     await_condition("the end of the process", || windows.log().contains("unloaded")).unwrap();
     let before = windows.output().len();
-    windows.tool(node, "sc", &["query", SERVICE]).unwrap();
+    windows.tool(node, "sc", &["query", BACKEND]).unwrap();
     let state = windows.output().split_off(before);
     assert!(state.contains("STOPPED") && state.contains("WIN32_EXIT_CODE    : 0 "), "{state}");
     // The programmed load balancers remain until they are removed explicitly.

@@ -37,36 +37,44 @@ pub(crate) fn is_possible() -> bool {
     possible
 }
 
-/// The program, built from the current sources.
-pub(crate) fn program() -> &'static Path {
-    static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    PROGRAM.get_or_init(|| build().map_err(|error| format!("{error:#}"))).as_deref().unwrap()
+/// The backend.
+pub(crate) const BACKEND: &str = "localnet-win";
+/// The brain.
+pub(crate) const BRAIN: &str = "localnet-brain";
+
+/// The backend, built from the current sources.
+pub(crate) fn program() -> PathBuf {
+    built(BACKEND)
+}
+
+/// A program, built from the current sources.
+fn built(name: &str) -> PathBuf {
+    static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| build().map_err(|error| format!("{error:#}")));
+    folder.as_deref().unwrap().join(name).with_extension("exe")
 }
 
 fn build() -> anyhow::Result<PathBuf> {
     let ready = cache().join("prefix/stamp");
     ensure!(ready.exists(), "Wine is not set up ({} is missing): run `make wine`", ready.display());
     let mut cargo = Command::new(repository().join("e2e/wine/cargo"));
-    let built = cargo.args(["build", "--locked", "-p", "localnet-win"]).current_dir(repository()).output()?;
+    let built = cargo.args(["build", "--locked", "-p", BACKEND, "-p", BRAIN]).current_dir(repository()).output()?;
     // No other compilation sees the code that is only for Windows, so its warnings count here.
     let stderr = String::from_utf8_lossy(&built.stderr);
     ensure!(
         built.status.success() && !stderr.contains("warning: "),
-        "localnet-win does not build without warnings: {stderr}"
+        "the programs do not build without warnings: {stderr}"
     );
     // target/PROFILE/deps/TEST-HASH
     let test = env::current_exe()?;
     let target = test.ancestors().nth(3).context("finding the folder of programs")?;
-    Ok(target.join("wine/x86_64-pc-windows-gnu/debug/localnet-win.exe"))
+    Ok(target.join("wine/x86_64-pc-windows-gnu/debug"))
 }
 
 /// The name of a Linux file in Windows.
 pub(crate) fn windows_path(path: &Path) -> String {
     format!("Z:{}", path.display()).replace('/', "\\")
 }
-
-/// The service that [`Windows::install`] creates.
-pub(crate) const SERVICE: &str = "localnet-win";
 
 /// A Windows with an HNS.
 #[derive(Debug)]
@@ -165,6 +173,11 @@ impl Windows {
         ]
     }
 
+    /// Starts the brain.
+    pub(crate) fn start_brain(&self, namespace: &Namespace, arguments: &[&str]) -> anyhow::Result<Running> {
+        self.start_other(namespace, built(BRAIN).as_os_str(), arguments)
+    }
+
     /// Starts the program.
     pub(crate) fn start(&self, namespace: &Namespace, arguments: &[&str]) -> anyhow::Result<Running> {
         self.start_other(namespace, program().as_os_str(), arguments)
@@ -204,8 +217,13 @@ impl Windows {
 
     /// Runs a tool of Windows to its end. Its output is appended to that of the program.
     pub(crate) fn tool(&self, namespace: &Namespace, tool: &str, arguments: &[&str]) -> anyhow::Result<()> {
-        let running = self.start_other(namespace, OsStr::new(tool), arguments)?;
+        let running = self.start_tool(namespace, tool, arguments)?;
         self.succeeded(running, arguments).context(tool.to_owned())
+    }
+
+    /// Starts a tool of Windows.
+    pub(crate) fn start_tool(&self, namespace: &Namespace, tool: &str, arguments: &[&str]) -> anyhow::Result<Running> {
+        self.start_other(namespace, OsStr::new(tool), arguments)
     }
 
     fn succeeded(&self, mut running: Running, arguments: &[&str]) -> anyhow::Result<()> {
@@ -214,10 +232,10 @@ impl Windows {
         Ok(())
     }
 
-    /// Installs the program as a service of this Windows, with these arguments.
-    pub(crate) fn install(&self, namespace: &Namespace, arguments: &[&str]) -> anyhow::Result<()> {
-        let command = format!("{} {}", windows_path(program()), arguments.join(" "));
-        self.tool(namespace, "sc", &["create", SERVICE, "binpath=", &command])
+    /// Installs a program as a service of the same name, with these arguments.
+    pub(crate) fn install(&self, namespace: &Namespace, name: &str, arguments: &[&str]) -> anyhow::Result<()> {
+        let command = format!("{} {}", windows_path(&built(name)), arguments.join(" "));
+        self.tool(namespace, "sc", &["create", name, "binpath=", &command])
     }
 
     /// Waits until the program exits.
