@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use localnet_conformance::{Level, Options, claims::Claim};
@@ -83,7 +84,9 @@ fn node_js_proxies_tcp() {
     example("examples/node/backend.js");
     let backend = format!("node {} {{api}} {{dump}}", built("node/backend.js"));
     let claims = PROXIES.into_iter().filter(|claim| *claim != Claim::Udp).collect();
-    passes(&each_kind(Options { claims, ..Options::of(backend) }));
+    // Node.js needs seconds of a processor before it runs the program, and other tests use the processors, too.
+    let patience = Duration::from_secs(60);
+    passes(&each_kind(Options { claims, patience, ..Options::of(backend) }));
 }
 
 #[test]
