@@ -117,7 +117,9 @@ impl Browser {
                 );
             }
             work();
-            std::thread::park_timeout(Duration::from_millis(50));
+            // `park_timeout` would return at once, because the work has waited for other threads. Too many connections would use up the ports of
+            // the client.
+            std::thread::sleep(Duration::from_millis(50));
         }
         Ok(())
     }
