@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine ebpf python go examples cluster build demo test simulate simulate-mutants museum conformance-ipvs chart images packages release differential differential-ipvs faults-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-scale instructions bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine ebpf python go examples cluster build demo test simulate simulate-mutants museum conformance-ipvs chart images packages release differential dns differential-ipvs faults-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-scale instructions bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
