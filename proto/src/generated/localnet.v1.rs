@@ -947,7 +947,7 @@ pub struct ServiceUpdate {
     #[prost(message, repeated, tag = "6")]
     pub endpoints: ::prost::alloc::vec::Vec<Endpoint>,
 }
-/// View is a selection of the cluster's Services, and of what is said about them. Each view has states of its own, with tokens and
+/// View selects Services of the cluster, and the fields that describe them. Each view has states of its own, with tokens and
 /// Revisions of its own: a change that concerns one view only wakes no reader of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
