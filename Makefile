@@ -113,7 +113,7 @@ kernels: deps vm ## Send the packets of all Cases through nft and iptables on th
 	@ONLY=$(ONLY) BACKENDS="$(BACKENDS)" e2e/vm/kernels.sh $(KERNELS)
 
 dns: deps controlplane ## Compare the answers of examples/dns with those of CoreDNS, on a real API server (the first run builds CoreDNS)
-	@e2e/coredns/build.sh
+	@e2e/kubernetes/build.sh coredns
 	$(CARGO) build --locked -p localnet-brain -p localnet-dns-example
 	$(CARGO) test --locked -p localnet-e2e --test coredns -- --nocapture
 

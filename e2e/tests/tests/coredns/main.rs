@@ -1,5 +1,5 @@
-//! The DNS server of `examples/dns` answers like CoreDNS' plugin `kubernetes`, which reads the same API server. `make dns` builds CoreDNS
-//! and runs this test.
+//! The DNS server of `examples/dns` answers like CoreDNS' plugin `kubernetes`, which reads the same API server. `make dns` builds
+//! e2e/kubernetes/modules/coredns and runs this test.
 //!
 //! The [`cluster`] has Services of all kinds. Every name of the cluster, and names that do not exist, are asked for with all types of
 //! records. `docs/dns.md` numbers the [`differences`].
@@ -34,12 +34,12 @@ const KINDS: [RecordType; 10] = [
     RecordType::HTTPS,
 ];
 
-/// The program that `make dns` builds.
+/// The program of e2e/kubernetes/modules/coredns.
 fn coredns() -> anyhow::Result<PathBuf> {
     let cache = env::var_os("LOCALNET_CACHE").map(PathBuf::from);
     let cache = cache.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache"));
-    let path = cache.join("coredns/coredns");
-    anyhow::ensure!(path.is_file(), "{} is missing: run `make dns`", path.display());
+    let path = cache.join("kubernetes/bin/coredns");
+    anyhow::ensure!(path.is_file(), "{} is missing: run e2e/kubernetes/build.sh", path.display());
     Ok(path)
 }
 
