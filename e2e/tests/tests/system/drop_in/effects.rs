@@ -194,11 +194,14 @@ fn node_ports_answer_on_localhost_if_configured() -> anyhow::Result<()> {
         |answers| [iptables(answers, all), iptables(answers, loopback), iptables(answers, "localhost"), nft(answers)];
     for (on, off) in lines(true).into_iter().zip(lines(false)) {
         for (answers, lines) in [(true, on), (false, off)] {
+            let applied = alone.programs.states_applied(PROGRAM);
             let mut running = alone.start(&lines)?;
             await_condition(&lines, || {
                 // Not the loopback address, which the pod has, too.
                 let seen = alone.seen(node, (LOOPBACK[0], NODE_PORT));
+                // An `ip6tables-restore` that is about to start would keep the ports of the ended program open for a moment.
                 seen.map(|source| NODE_TO_PODS.contains(&source)) == answers.then_some(true)
+                    && alone.programs.states_applied(PROGRAM) > applied
             })
             .with_context(|| alone.log())?;
             let rules = node.output(Command::new("nft").args(["list", "ruleset"]))?;
