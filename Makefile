@@ -20,10 +20,10 @@ vm: ## Build the guest (a Debian kernel) for tests that need IPVS, in .cache; in
 	@e2e/deps.sh guest
 	@e2e/vm/build.sh
 
-wine: ## Install mingw and Wine in .cache, and build localnet-brain and localnet-win for Windows
+wine: ## Install mingw and Wine in .cache, and build localnet-brain, localnet-win and localnet-node for Windows
 	@e2e/deps.sh windows
 	@e2e/wine/build.sh
-	@[ "$$(uname -m)" != x86_64 ] || e2e/wine/cargo build --locked -p localnet-brain -p localnet-win
+	@[ "$$(uname -m)" != x86_64 ] || e2e/wine/cargo build --locked -p localnet-brain -p localnet-win -p localnet-node
 
 ebpf: ## Build the eBPF programs and store the result in backend-ebpf/programs (needs Debian on x86_64)
 	@backend-ebpf/programs/build.sh

@@ -12,7 +12,7 @@ use localnet_brain::{
     serve::{self, Listener},
     source, status,
 };
-use localnet_client::{Options, vips::flags::ConfigArgs};
+use localnet_client::{Options, args::terminated, vips::flags::ConfigArgs};
 use localnet_config_file::Running;
 use localnet_proto::Address;
 use tokio::sync::watch;
@@ -21,7 +21,7 @@ use tracing::warn;
 
 use crate::{
     FeedSource,
-    backends::{BACKENDS, BackendArgs, Entry},
+    backends::{BACKENDS, BackendArgs, Ended, Entry},
     shadow::{self, ShadowArgs},
 };
 
@@ -31,6 +31,9 @@ use crate::{
 pub struct Arguments {
     #[command(flatten)]
     source: SourceArgs,
+    // Before the flags of backends: on Windows, they have some of these flags, too.
+    #[command(flatten)]
+    log: LogArgs,
     #[command(flatten)]
     backend: BackendArgs,
     #[command(flatten)]
@@ -40,21 +43,27 @@ pub struct Arguments {
     /// Apply one state, print how to resume, and exit
     #[arg(long)]
     once: bool,
-    /// Also serve the state at this address: unix:///path or tcp://host:port of loopback; repeat for more addresses
+    #[cfg_attr(
+        unix,
+        doc = "Also serve the state at this address: unix:///path or tcp://host:port of loopback; repeat for more addresses"
+    )]
+    #[cfg_attr(
+        windows,
+        doc = "Also serve the state at this address: tcp://host:port of loopback or npipe:////./pipe/name; repeat for more addresses"
+    )]
     #[arg(long, value_name = "ADDR")]
     listen: Vec<Address>,
     #[command(flatten)]
     history: HistoryArgs,
-    #[command(flatten)]
-    log: LogArgs,
 }
 
-/// Runs the program until SIGTERM or SIGINT, or with `--once` until one state is applied.
+/// Runs the program until SIGTERM or SIGINT, or with `--once` until one state is applied. On Windows, it ends on Ctrl-C, or as a
+/// service if the configuration requests one.
 ///
 /// # Errors
 /// Returns an error if a flag or the configuration is invalid, the source is unusable, or the kernel cannot be programmed at all.
 /// With `--once`, every other failure is an error as well; without it, the program retries.
-pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     arguments.backend.check()?;
     // If no mode is configured, the mode of this backend applies.
     let preferred = arguments.backend.chosen.unwrap_or(&BACKENDS[0]);
@@ -63,8 +72,9 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     arguments.log.start(config)?;
     running.log_warnings();
     let backend = arguments.backend.of(config.mode);
+    let shadow = arguments.shadow.chosen();
     // A shadow programs no mode.
-    if !arguments.shadow.on {
+    if shadow.is_none() {
         if arguments.backend.chosen.is_none() && backend.mode != config.mode {
             warn!(mode = config.mode.as_str(), "localnet-node has no backend for this mode; using {}", backend.name);
         } else {
@@ -73,19 +83,27 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     let to_do = arguments.config.kube_proxy.to_do()?;
     ensure!(
-        !arguments.shadow.on || !(to_do.cleanup || to_do.init_only),
+        shadow.is_none() || !(to_do.cleanup || to_do.init_only),
         "--shadow changes nothing, but --cleanup and --init-only do; remove one of the flags"
     );
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     if to_do.cleanup {
-        return (backend.cleanup)(&arguments.backend.own, &arguments.config, config).await;
+        return runtime.block_on((backend.cleanup)(&arguments.backend.own, &arguments.config, config));
     }
     if to_do.init_only {
         return (backend.init)(&arguments.backend.own, config);
     }
-    serve(&arguments, *running, backend).await
+    #[cfg(windows)]
+    if config.windows.run_as_service {
+        let arguments = arguments.clone();
+        return localnet_config_file::windows::run_service("localnet-node", move |stopped| {
+            runtime.block_on(serve(&arguments, *running, backend, stopped))
+        });
+    }
+    runtime.block_on(serve(arguments, *running, backend, Box::pin(terminated())))
 }
 
-async fn serve(arguments: &Arguments, running: Running, backend: &Entry) -> anyhow::Result<()> {
+async fn serve(arguments: &Arguments, running: Running, backend: &Entry, ended: Ended) -> anyhow::Result<()> {
     let config = running.config();
     let listeners = Listener::bind_all(&arguments.listen, &serve::Options::default()).await?;
     let sources = arguments.source.sources(config, arguments.config.kube_proxy.to_do()?.master)?;
@@ -98,10 +116,11 @@ async fn serve(arguments: &Arguments, running: Running, backend: &Entry) -> anyh
     let reports = Reports::recorded(brain.feed().history().clone());
     let chosen = running.has_file();
     let (current, mut following) = running.follow();
-    let shadow = &arguments.shadow;
-    let _metrics = shadow.metrics_at.map(|address| status::start(address, current.clone(), brain.feed(), &reports));
+    let shadow = arguments.shadow.chosen();
+    let metrics_at = arguments.shadow.metrics_at();
+    let _metrics = metrics_at.map(|address| status::start(address, current.clone(), brain.feed(), &reports));
     let mut configured = None;
-    if !shadow.on {
+    if shadow.is_none() {
         brain.post_warnings(&reports);
         let of_brain = (brain.feed(), brain.events());
         configured = Some(Configured::start(current.clone(), chosen, node_ips, of_brain, &reports)?);
@@ -122,10 +141,9 @@ async fn serve(arguments: &Arguments, running: Running, backend: &Entry) -> anyh
     let mut served = pin!(serve::run(listeners, state, stop.clone().cancelled_owned()));
     let source = FeedSource::new(brain.feed().clone(), reports);
     let options = Options { once: arguments.once, ..Options::default() };
-    let backend = if shadow.on {
-        shadow::run(shadow, &arguments.config, current, source)
-    } else {
-        (backend.run)(&arguments.backend.own, &arguments.config, current, source, options)
+    let backend = match shadow {
+        Some(shadow) => shadow::run(shadow, &arguments.config, current, source, ended),
+        None => (backend.run)(&arguments.backend.own, &arguments.config, current, source, options, ended),
     };
     let serving = !arguments.listen.is_empty();
     let result = tokio::select! {
@@ -139,7 +157,7 @@ async fn serve(arguments: &Arguments, running: Running, backend: &Entry) -> anyh
     if serving { result.and(served.await) } else { result }
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
 

@@ -9,7 +9,6 @@ use clap::{
 };
 use localnet_client::{
     Options,
-    args::terminated,
     program::{self, Arguments, BackendProgram},
     vips::flags::ConfigArgs,
 };
@@ -18,7 +17,8 @@ use localnet_config_file::Current;
 
 use crate::FeedSource;
 
-/// All backends.
+/// All backends for this system.
+#[cfg(unix)]
 pub static BACKENDS: &[Entry] = &[
     // The first backend is also the default for the modes of kube-proxy that have no backend in this list.
     Entry::of::<localnet_nft::Nft>(),
@@ -26,6 +26,13 @@ pub static BACKENDS: &[Entry] = &[
     Entry::of::<localnet_ipvs::Ipvs>(),
     Entry::of::<localnet_ebpf::Ebpf>(),
 ];
+
+/// All backends for this system.
+#[cfg(windows)]
+pub static BACKENDS: &[Entry] = &[Entry::of::<localnet_win::Win<localnet_win::windows::Host>>()];
+
+/// Resolves when the program should end.
+pub type Ended = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The future that a function of [`Entry`] returns. The future runs in the task of the caller.
 pub type Work<'a> = Pin<Box<dyn Future<Output = anyhow::Result<()>> + 'a>>;
@@ -50,7 +57,7 @@ pub struct Entry {
     /// See [`BackendProgram::init`].
     pub init: fn(own: &ArgMatches, &Config) -> anyhow::Result<()>,
     /// Runs the backend until the program should end, or with [`Options::once`] until one state is applied.
-    pub run: for<'a> fn(own: &'a ArgMatches, &'a ConfigArgs, Current, FeedSource, Options) -> Work<'a>,
+    pub run: for<'a> fn(own: &'a ArgMatches, &'a ConfigArgs, Current, FeedSource, Options, Ended) -> Work<'a>,
 }
 
 impl Entry {
@@ -79,11 +86,12 @@ fn run<'a, P: BackendProgram>(
     current: Current,
     source: FeedSource,
     options: Options,
+    ended: Ended,
 ) -> Work<'a> {
     Box::pin(async move {
         let program = P::from_arg_matches(own)?;
         let open = async |config: &Config| Ok((program.open(flags, config).await?, options.clone().configured(config)));
-        program::run(current, |config| flags.concerns(config), open, source, terminated()).await
+        program::run(current, |config| flags.concerns(config), open, source, ended).await
     })
 }
 
@@ -139,7 +147,10 @@ impl Args for BackendArgs {
         let backend = Arg::new(FLAG)
             .long(FLAG)
             .value_parser(PossibleValuesParser::new(BACKENDS.iter().map(value)))
-            .help("Backend to run [default: the backend for the configured mode; nft if no mode is configured]");
+            .help(format!(
+                "Backend to run [default: the backend for the configured mode; {} if no mode is configured]",
+                BACKENDS[0].name
+            ));
         BACKENDS.iter().fold(command.arg(backend), |command, entry| {
             let own = (entry.with_flags)(Command::default());
             // Several backends may have the same flag.
@@ -167,7 +178,7 @@ impl FromArgMatches for BackendArgs {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use clap::Parser;
 

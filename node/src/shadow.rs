@@ -8,12 +8,15 @@ use localnet::{
     shadow::live::{News, Rhythm, repeat},
     world::World,
 };
-use localnet_client::{Snapshot, args::terminated, vips::flags::ConfigArgs};
+use localnet_client::{Snapshot, vips::flags::ConfigArgs};
 use localnet_config::{BadDuration, GoDuration};
 use localnet_config_file::Current;
 use tracing::{info, warn};
 
-use crate::{FeedSource, backends::Work};
+use crate::{
+    FeedSource,
+    backends::{Ended, Work},
+};
 
 /// After this pause, differences are checked again. kube-proxy syncs once per second.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -36,6 +39,18 @@ pub struct ShadowArgs {
     pub metrics_at: Option<SocketAddr>,
 }
 
+impl ShadowArgs {
+    /// Returns the flags if there is to be a comparison.
+    pub fn chosen(&self) -> Option<&Self> {
+        self.on.then_some(self)
+    }
+
+    /// The address for metrics and the health page.
+    pub fn metrics_at(&self) -> Option<SocketAddr> {
+        self.metrics_at
+    }
+}
+
 /// Parses a duration in the format of Go that is longer than zero.
 fn pause(text: &str) -> Result<Duration, String> {
     let duration: GoDuration = text.parse().map_err(|error: BadDuration| error.to_string())?;
@@ -43,7 +58,13 @@ fn pause(text: &str) -> Result<Duration, String> {
 }
 
 /// Compares until the program should end, logs each result that is new, and reports each result to the brain.
-pub fn run<'a>(shadow: &ShadowArgs, flags: &'a ConfigArgs, current: Current, source: FeedSource) -> Work<'a> {
+pub fn run<'a>(
+    shadow: &ShadowArgs,
+    flags: &'a ConfigArgs,
+    current: Current,
+    source: FeedSource,
+    ended: Ended,
+) -> Work<'a> {
     let rhythm = Rhythm { every: shadow.every, settle: SETTLE };
     Box::pin(async move {
         let world = async |state: Snapshot| -> Result<World, Failure> {
@@ -53,7 +74,7 @@ pub fn run<'a>(shadow: &ShadowArgs, flags: &'a ConfigArgs, current: Current, sou
             log(news);
             Ok(())
         };
-        repeat(&source, rhythm, true, world, show, terminated()).await?;
+        repeat(&source, rhythm, true, world, show, ended).await?;
         Ok(())
     })
 }

@@ -16,13 +16,13 @@ use serde_json::json;
 
 use crate::{
     follow::{API, POD, cluster, write},
-    windows::{BRAIN, Windows, is_possible, windows_path},
+    windows::{BRAIN, NODE, Windows, is_possible, windows_path},
 };
 
 const PIPE: &str = "npipe:////./pipe/localnet";
 
 /// The answer to a request for a page, or an empty text if nothing answers.
-fn page(node: &Namespace, at: &str, path: &str) -> String {
+pub(crate) fn page(node: &Namespace, at: &str, path: &str) -> String {
     let at: SocketAddr = at.parse().unwrap();
     let answer = node.run(|| {
         let mut stream = TcpStream::connect_timeout(&at, PATIENCE)?;
@@ -127,17 +127,46 @@ fn the_service_control_manager_starts_and_ends_the_brain() {
         windows.await_balancers(&[("172.30.0.41:80", &endpoints), ("node:30080", &endpoints)]).unwrap();
     }
 
-    windows.tool(node, "sc", &["stop", BRAIN]).unwrap();
-    let state = || {
-        let before = windows.output().len();
-        windows.tool(node, "sc", &["query", BRAIN]).unwrap();
-        windows.output().split_off(before)
-    };
-    await_condition("the end of the service", || state().contains("STOPPED")).unwrap();
-    let state = state();
-    assert!(state.contains("WIN32_EXIT_CODE    : 0 "), "{state}");
+    windows.stop(node, BRAIN).unwrap();
     let log = fs::read_to_string(log).unwrap();
     assert!(log.contains("watching files") && !log.contains("WARN"), "{log}");
+}
+
+#[test]
+fn one_service_is_the_whole_node() {
+    if !is_possible() {
+        return;
+    }
+    let network = Network::build(Topology::default()).unwrap();
+    let (node, programs) = (network.node(), Programs::new().unwrap());
+    let windows = Windows::new("15.5", "L2Bridge", &["10.180.0.1"]).unwrap();
+    let [file, log] = ["cluster.yaml", "node.log"].map(|name| programs.path().join(name));
+    write(&file, &cluster(&[1]));
+    let (source, log_file) = (format!("file:{}", windows_path(&file)), windows_path(&log));
+    // Wine shuts Windows down when the last program that is not a service exits.
+    let _session = windows.start_pipe(node, "session", 12_090).unwrap();
+    let of_brain = ["--source", &source, "--node-name", "node-a", "--listen", API];
+    let of_both = ["--windows-service", "--network-name", "pods", "--log-file", &log_file];
+    windows.install(node, NODE, &[&of_brain[..], &of_both].concat()).unwrap();
+    windows.tool(node, "sc", &["start", NODE]).unwrap();
+    for pod in [1, 2] {
+        write(&file, &cluster(&[pod]));
+        let endpoints: &[&str] = &[POD, &format!("0ab4010{pod}")];
+        windows.await_balancers(&[("172.30.0.41:80", endpoints), ("node:30080", endpoints)]).unwrap();
+    }
+    for (at, path, expected) in [
+        ("127.0.0.1:10256", "/healthz", "HTTP/1.1 200 OK"),
+        ("127.0.0.1:10249", "/metrics", "localnet_backend_skipped{backend=\"win\"} 0"),
+    ] {
+        await_condition("the page", || page(node, at, path).contains(expected))
+            .unwrap_or_else(|error| panic!("{error}: {}", fs::read_to_string(&log).unwrap_or_default()));
+    }
+    // It also serves the state, to the command `localnet` for example.
+    windows.run(node, &["--once", "--api", API, "--network-name", "pods"]).unwrap();
+    windows.stop(node, NODE).unwrap();
+    windows.leaks_nothing().unwrap();
+    let log = fs::read_to_string(log).unwrap();
+    assert!(log.contains("watching files") && log.contains("HNS found") && !log.contains("WARN"), "{log}");
 }
 
 #[test]

@@ -41,6 +41,8 @@ pub(crate) fn is_possible() -> bool {
 pub(crate) const BACKEND: &str = "localnet-win";
 /// The brain.
 pub(crate) const BRAIN: &str = "localnet-brain";
+/// Both in one program.
+pub(crate) const NODE: &str = "localnet-node";
 
 /// The backend, built from the current sources.
 pub(crate) fn program() -> PathBuf {
@@ -58,7 +60,8 @@ fn build() -> anyhow::Result<PathBuf> {
     let ready = cache().join("prefix/stamp");
     ensure!(ready.exists(), "Wine is not set up ({} is missing): run `make wine`", ready.display());
     let mut cargo = Command::new(repository().join("e2e/wine/cargo"));
-    let built = cargo.args(["build", "--locked", "-p", BACKEND, "-p", BRAIN]).current_dir(repository()).output()?;
+    let built =
+        cargo.args(["build", "--locked", "-p", BACKEND, "-p", BRAIN, "-p", NODE]).current_dir(repository()).output()?;
     // No other compilation sees the code that is only for Windows, so its warnings count here.
     let stderr = String::from_utf8_lossy(&built.stderr);
     ensure!(
@@ -178,20 +181,52 @@ impl Windows {
         self.start_other(namespace, built(BRAIN).as_os_str(), arguments)
     }
 
+    /// The drive `C:`.
+    pub(crate) fn drive(&self) -> PathBuf {
+        self.path("prefix").join("drive_c")
+    }
+
+    /// Starts a program of a HostProcess container, in the folder where containerd puts the files of its image.
+    pub(crate) fn start_in_image(
+        &self,
+        namespace: &Namespace,
+        program: &str,
+        arguments: &[String],
+        environment: &[(String, String)],
+    ) -> anyhow::Result<Running> {
+        let image = self.drive().join("hpc");
+        fs::create_dir_all(&image)?;
+        fs::copy(built(program.trim_end_matches(".exe")), image.join(program))?;
+        self.start_with(namespace, image.join(program).as_os_str(), arguments, |command| {
+            command.current_dir(&image).envs(environment.iter().cloned());
+        })
+    }
+
     /// Starts the program.
     pub(crate) fn start(&self, namespace: &Namespace, arguments: &[&str]) -> anyhow::Result<Running> {
         self.start_other(namespace, program().as_os_str(), arguments)
     }
 
     fn start_other(&self, namespace: &Namespace, program: &OsStr, arguments: &[&str]) -> anyhow::Result<Running> {
+        self.start_with(namespace, program, arguments, |command| {
+            command.current_dir(self.folder.path()).env("RUST_LOG", "info,localnet=debug");
+        })
+    }
+
+    fn start_with(
+        &self,
+        namespace: &Namespace,
+        program: &OsStr,
+        arguments: &[impl AsRef<OsStr>],
+        change: impl FnOnce(&mut Command),
+    ) -> anyhow::Result<Running> {
         // Other processes of Wine inherit the output and outlive the program, so a pipe would not end with the program.
         let output = fs::File::options().create(true).append(true).open(self.path("output"))?;
         let other = output.try_clone()?;
         namespace.spawn(repository().join("e2e/wine/run"), |command| {
-            let command = command.arg(program).args(arguments).current_dir(self.folder.path());
-            let command =
-                command.env("LOCALNET_WINEPREFIX", self.path("prefix")).env("RUST_LOG", "info,localnet=debug");
-            command.envs(self.environment()).stdout(output).stderr(other)
+            change(command.arg(program).args(arguments));
+            let command = command.env("LOCALNET_WINEPREFIX", self.path("prefix")).envs(self.environment());
+            command.stdout(output).stderr(other)
         })
     }
 
@@ -236,6 +271,20 @@ impl Windows {
     pub(crate) fn install(&self, namespace: &Namespace, name: &str, arguments: &[&str]) -> anyhow::Result<()> {
         let command = format!("{} {}", windows_path(&built(name)), arguments.join(" "));
         self.tool(namespace, "sc", &["create", name, "binpath=", &command])
+    }
+
+    /// Stops a service and waits until it has stopped without an error.
+    pub(crate) fn stop(&self, namespace: &Namespace, name: &str) -> anyhow::Result<()> {
+        self.tool(namespace, "sc", &["stop", name])?;
+        let mut state = String::new();
+        await_condition("the end of the service", || {
+            let before = self.output().len();
+            let queried = self.tool(namespace, "sc", &["query", name]);
+            state = self.output().split_off(before);
+            queried.is_ok() && state.contains("STOPPED")
+        })?;
+        ensure!(state.contains("WIN32_EXIT_CODE    : 0 "), "{state}");
+        Ok(())
     }
 
     /// Waits until the program exits.
