@@ -16,6 +16,7 @@
 #   jq          for the example in shell
 #   buildah     writes OCI layouts
 #   skopeo, shellcheck   push images, and check our scripts
+#   libhivex-bin         reads the registry hives of our images for Windows
 #   valgrind    counts instructions
 #   chromium, fonts-dejavu-core   show the page of `localnet ui`
 #   nodejs, npm   install and run the example in Node.js; `make deps` installs neither if npm exists already
@@ -33,6 +34,7 @@
 #   gcc, libc6-dev, make                           link static programs, and build jemalloc
 #   python3-venv                                   builds the wheel of the Python library
 #   gcc-aarch64-linux-gnu, libc6-dev-arm64-cross   link for arm64
+#   gcc-mingw-w64-x86-64-win32                     links for Windows
 #
 # With `kubernetes`, those for this machine's images and for `make kubernetes`:
 #   debootstrap, conntrack, iproute2, nftables, iptables, openssl, python3   make and run the cluster of e2e/kubernetes
@@ -44,13 +46,14 @@
 set -eu
 
 packages="nftables iptables iproute2 conntrack procps strace systemd util-linux protobuf-compiler protobuf-compiler-grpc"
-packages="$packages python3-venv openssl jq buildah skopeo shellcheck valgrind chromium fonts-dejavu-core"
+packages="$packages python3-venv openssl jq buildah skopeo shellcheck libhivex-bin valgrind chromium fonts-dejavu-core"
 # A Node.js from elsewhere contains npm, and conflicts with Debian's package.
 command -v npm >/dev/null || packages="$packages nodejs npm"
 case "${1-} $(uname -m)" in
 "guest x86_64") packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd ipvsadm ipset" ;;
 "windows x86_64") packages="$packages gcc-mingw-w64-x86-64-win32 wine64" ;;
-"images x86_64") packages="buildah jq skopeo gcc libc6-dev make python3-venv gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
+"images x86_64") packages="buildah jq skopeo gcc libc6-dev make python3-venv gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+    gcc-mingw-w64-x86-64-win32" ;;
 images*) packages="buildah jq skopeo gcc libc6-dev make python3-venv" ;;
 kubernetes*)
     packages="buildah jq gcc libc6-dev make debootstrap conntrack iproute2 nftables iptables openssl python3 procps libseccomp-dev pkg-config"

@@ -1,13 +1,15 @@
 #!/bin/sh
 # Builds the container images. An image contains only static programs; those of localnet-iptables and localnet-node also contain Debian's
-# iptables tools, nft and ipset.
+# iptables tools, nft and ipset. Images for Windows are for HostProcess containers.
 #
 #   packaging/images.sh                   writes target/images: an OCI layout with all images for each architecture, and bills of materials
 #   packaging/images.sh verify            builds everything again from an empty folder, and fails if a digest differs
-#   packaging/images.sh of FOLDER OUT     writes a layout to OUT, with the programs in FOLDER/ARCH/bin, the kit in FOLDER/ARCH/kit and FOLDER/NOTICES.gz
+#   packaging/images.sh of FOLDER OUT     writes a layout to OUT, with the programs in FOLDER/ARCH/bin and FOLDER/windows-ARCH/bin, the kit in FOLDER/ARCH/kit and
+#                                         FOLDER/NOTICES.gz
 #
 # Layers, from the bottom: the command `localnet` and the licences, which all images share; the tools; the program. The image of the conformance kit contains
-# only the kit, for other images to copy.
+# only the kit, for other images to copy. An image for Windows has one layer: the program, the licences and five registry hives, without which Windows accepts no
+# lowest layer. It names no version of Windows, so containerd runs it on each.
 #
 # No container engine is needed: buildah writes the layout, as root. To push an image, run
 # `skopeo copy --all oci:target/images:localnet-nft-VERSION docker://REGISTRY/localnet-nft:VERSION`.
@@ -79,20 +81,31 @@ unpack_tools() {
     done
 }
 
-# layer NAME ARCH LOWER TREE: builds the image NAME from the image LOWER and a tree of files.
+# layer NAME ARCH LOWER TREE [OS]: builds the image NAME from the image LOWER and a tree of files.
 layer() {
     # Owner and date do not depend on the build.
     find "$4" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
-    user=0
-    [ "$1" != localnet-brain ] || user=65532:65532
-    container=$(store from --quiet --pull-never --arch "$2" "$3")
-    store copy --quiet --chown 0:0 "$container" "$4" / >/dev/null
-    store config --os linux --arch "$2" --user "$user" --entrypoint "[\"/usr/bin/$1\"]" --env PATH=/usr/sbin:/usr/bin \
-        --label "org.opencontainers.image.title=$1" --label "org.opencontainers.image.version=$version" \
+    tag=$2
+    if [ "${5-linux}" = windows ]; then
+        tag=windows-$2
+        # A HostProcess container starts in the folder of its image, as the user that its pod names.
+        set -- "$@" --entrypoint "[\"$1.exe\"]"
+    else
+        user=0
+        [ "$1" != localnet-brain ] || user=65532:65532
+        set -- "$1" "$2" "$3" "$4" linux --user "$user" --entrypoint "[\"/usr/bin/$1\"]" --env PATH=/usr/sbin:/usr/bin
+    fi
+    name=$1 arch=$2 lower=$3 tree=$4 os=$5
+    shift 5
+    container=$(store from --quiet --pull-never --arch "$arch" "$lower")
+    store copy --quiet --chown 0:0 "$container" "$tree" / >/dev/null
+    store config --os "$os" --arch "$arch" "$@" --label "org.opencontainers.image.title=$name" \
+        --label "org.opencontainers.image.version=$version" \
         --label org.opencontainers.image.licenses=Apache-2.0 --created-by packaging/images.sh "$container"
     store commit --quiet --identity-label=false --disable-compression=false --timestamp "$SOURCE_DATE_EPOCH" --rm --format oci \
-        "$container" "$1:$2" >/dev/null
-    rm -rf "$4"
+        "$container" "$name:$tag" >/dev/null
+    rm -rf "$tree"
+    [ "$name" = localnet-tools ] || made="$made $name:$tag"
 }
 
 store() {
@@ -125,7 +138,20 @@ images() {
             continue
         fi
         layer "$name" "$1" "$lower" "$tree"
-        [ "$program" = tools ] || made="$made $name:$1"
+    done
+}
+
+# windows_images ARCH FOLDER: builds the images of the Windows programs in a folder.
+windows_images() {
+    for program in "$2"/*.exe; do
+        tree=$work/tree
+        mkdir -p "$tree/Files/Windows/System32/config"
+        install -m 755 "$program" "$tree/Files"
+        [ ! -e "$2/../../NOTICES.gz" ] || install -m 644 "$2/../../NOTICES.gz" "$tree/Files"
+        for hive in DEFAULT SAM SECURITY SOFTWARE SYSTEM; do
+            packaging/hive.py "$hive" >"$tree/Files/Windows/System32/config/$hive"
+        done
+        layer "$(basename "$program" .exe)" "$1" scratch "$tree" windows
     done
 }
 
@@ -139,8 +165,14 @@ make_all() {
     trap 'rm -rf "$work"' EXIT
     made=
     for folder in "$1"/*/bin; do
-        [ -x "$folder/localnet" ] || fail "$folder has no programs"
-        images "$(basename "$(dirname "$folder")")" "$folder"
+        platform=$(basename "$(dirname "$folder")")
+        case $platform in
+            windows-*) windows_images "${platform#windows-}" "$folder" ;;
+            *)
+                [ -x "$folder/localnet" ] || fail "$folder has no programs"
+                images "$platform" "$folder"
+                ;;
+        esac
     done
     # shellcheck disable=SC2086 # a list of words
     for name in $(printf '%s\n' $made | sed 's/:.*//' | sort -u); do
@@ -154,15 +186,15 @@ make_all() {
     trap - EXIT
 }
 
-# list FOLDER: prints name, architecture, digest, compressed and unpacked size in KiB of each image.
+# list FOLDER: prints name, platform, digest, compressed and unpacked size in KiB of each image.
 list() {
     blob() { echo "$1/blobs/$2" | tr : /; }
     jq -r '.manifests[] | .annotations["org.opencontainers.image.ref.name"] + " " + .digest' "$1/index.json" | sort | while read -r name index; do
-        jq -r '.manifests[] | .platform.architecture + " " + .digest' "$(blob "$1" "$index")" | while read -r arch digest; do
+        jq -r '.manifests[] | .platform.os + "/" + .platform.architecture + " " + .digest' "$(blob "$1" "$index")" | while read -r platform digest; do
             manifest=$(blob "$1" "$digest")
             sent=$(jq '[.layers[].size] | add / 1024 | floor' "$manifest")
             unpacked=$(for layer in $(jq -r '.layers[].digest' "$manifest"); do zcat "$(blob "$1" "$layer")"; done | wc -c)
-            echo "$name $arch $digest $sent $((unpacked / 1024))"
+            echo "$name $platform $digest $sent $((unpacked / 1024))"
         done
     done
 }
@@ -172,9 +204,9 @@ case ${1-} in
         packaging/programs.sh
         make_all target/ship target/images
         # shellcheck disable=SC2046 # a list of words
-        packaging/sbom.sh target/images localnet-conformance $(basename --multiple "target/ship/$(dpkg --print-architecture)"/bin/*)
-        list target/images | while read -r name arch digest sent unpacked; do
-            echo "$name $arch: $sent KiB, unpacked $unpacked KiB, $digest"
+        packaging/sbom.sh target/images localnet-conformance $(basename --multiple --suffix .exe target/ship/*/bin/* | sort -u)
+        list target/images | while read -r name platform digest sent unpacked; do
+            echo "$name $platform: $sent KiB, unpacked $unpacked KiB, $digest"
             case $name in
                 localnet-iptables* | localnet-node*) ;;
                 *) [ "$sent" -le $((most * 1024)) ] || fail "$name has $sent KiB compressed; the limit is $most MiB" ;;
@@ -184,7 +216,7 @@ case ${1-} in
     verify)
         [ -f target/images/index.json ] || fail "there are no images to compare with: run make images first"
         list target/images >target/ship/first
-        rm -rf target/ship/build target/ship/a*64
+        rm -rf target/ship/build target/ship/*64
         packaging/programs.sh
         make_all target/ship target/ship/again
         list target/ship/again | diff target/ship/first - || fail "the second build has other digests"

@@ -5,22 +5,24 @@ set -eu
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# The command, each program that has a service, and the conformance kit.
-programs="localnet localnet-conformance $(basename --suffix .service --multiple packaging/systemd/*.service)"
+# The command, each program that has a service or runs on Windows, and the conformance kit.
+programs="localnet localnet-conformance localnet-win $(basename --suffix .service --multiple packaging/systemd/*.service)"
 
 cat <<'END'
 The programs of localnet are licensed under the Apache License 2.0, and contain the libraries below. They also contain Rust's standard library (MIT or
-Apache-2.0) and the GNU C Library (LGPL-2.1-or-later). To link the programs with another version of the GNU C Library, run packaging/programs.sh in the
+Apache-2.0), and the GNU C Library (LGPL-2.1-or-later) or, on Windows, mingw-w64's runtime (ZPL-2.1). To link the programs with another version of the GNU C Library, run packaging/programs.sh in the
 source of this release.
 END
 
 # Name, version, licence and folder of each crate from a registry that a program contains.
-"${CARGO:-cargo}" metadata --locked --format-version 1 --filter-platform x86_64-unknown-linux-gnu | jq -r --arg programs "$programs" '
+for platform in x86_64-unknown-linux-gnu x86_64-pc-windows-gnu; do
+    "${CARGO:-cargo}" metadata --locked --format-version 1 --filter-platform "$platform" | jq -r --arg programs "$programs" '
     (.packages | INDEX(.id)) as $packages
     | (.resolve.nodes | map({key: .id, value: [.deps[] | select(any(.dep_kinds[]; .kind == null)).pkg]}) | from_entries) as $uses
     | def all: (. + map($uses[.][]) | unique) as $more | if $more == . then . else $more | all end;
     [.packages[] | select(.source == null and IN(.name; $programs | split(" ")[])).id] | unique | all | map($packages[.] | select(.source))
-    | sort_by(.name)[] | [.name, .version, .license, (.manifest_path | rtrimstr("/Cargo.toml"))] | @tsv' >"$work/crates"
+    | .[] | [.name, .version, .license, (.manifest_path | rtrimstr("/Cargo.toml"))] | @tsv'
+done | sort -u >"$work/crates"
 
 tab=$(printf '\t')
 while IFS=$tab read -r name version licence folder; do

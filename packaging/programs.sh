@@ -1,13 +1,14 @@
 #!/bin/sh
 # Builds the programs for shipping. They are static, so they run on any Linux of their architecture, and two builds are identical.
 #
-#   packaging/programs.sh [amd64|arm64]…     builds into target/ship/ARCH/bin; without an argument, for all architectures that this machine supports.
+#   packaging/programs.sh [amd64|arm64|windows-amd64]…
+#                                            builds into target/ship/PLATFORM/bin; without an argument, for all platforms that this machine supports.
 #                                            The conformance kit is in target/ship/ARCH/kit, with what it needs, and the licences of all
 #                                            libraries are in target/ship/NOTICES.gz.
 #
 # The installed Rust builds for this machine's architecture, and writes manual pages and completions into target/ship/manual.
 # On amd64, Debian's Rust builds for arm64: it comes with the source of the standard library, and `e2e/wine/build.sh compiler` unpacks it into
-# the cache. Debian's gcc-aarch64-linux-gnu links the programs.
+# the cache, and builds for Windows. Debian's gcc-aarch64-linux-gnu and mingw link the programs.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -16,6 +17,7 @@ cargo=${CARGO:-cargo}
 here=$(dpkg --print-architecture)
 # The command, and each program that has a service.
 programs="localnet $(basename --suffix .service --multiple packaging/systemd/*.service)"
+windows_programs="localnet-brain localnet-win localnet-node"
 flags=
 for program in $programs localnet-conformance; do flags="$flags -p $program"; done
 # The programs contain no path of this machine.
@@ -34,12 +36,17 @@ fail() {
 
 build() {
     arch=$1
+    began=$(date +%s)
     case $arch in
         amd64) target=x86_64-unknown-linux-gnu ;;
         arm64) target=aarch64-unknown-linux-gnu ;;
-        *) fail "$arch: only amd64 and arm64 are supported" ;;
+        windows-amd64)
+            windows
+            echo "programs for $arch: $(($(date +%s) - began)) s"
+            return
+            ;;
+        *) fail "$arch: only amd64, arm64 and windows-amd64 are supported" ;;
     esac
-    began=$(date +%s)
     if [ "$arch" = "$here" ]; then
         linker "${CC:-cc}"
         # shellcheck disable=SC2086 # a list of words
@@ -88,10 +95,26 @@ cross() {
         "$rust/bin/cargo" build --release --locked --target "$target" -Zbuild-std=std,panic_unwind $flags
 }
 
+# Builds for Windows on amd64, together with the standard library.
+windows() {
+    [ "$here" = amd64 ] || fail "$arch: this is not possible on $here"
+    command -v x86_64-w64-mingw32-gcc >/dev/null || fail "$arch: x86_64-w64-mingw32-gcc is missing: e2e/deps.sh images"
+    e2e/wine/build.sh compiler
+    rust=$(cd "${LOCALNET_CACHE:-.cache}/wine/rust/usr" && pwd -P)
+    # shellcheck disable=SC2046 # a list of words
+    CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUSTFLAGS="$remap --remap-path-prefix=$rust=rust -C link-arg=-Wl,--no-insert-timestamp" \
+        e2e/wine/cargo build --release --locked $(printf -- '-p %s ' $windows_programs)
+    mkdir -p "target/ship/$arch/bin"
+    for program in $windows_programs; do
+        cp "$CARGO_TARGET_DIR/wine/x86_64-pc-windows-gnu/release/$program.exe" "target/ship/$arch/bin"
+    done
+}
+
 if [ $# -eq 0 ]; then
     set -- "$here"
-    [ "$here" != amd64 ] || ! command -v aarch64-linux-gnu-gcc >/dev/null || set -- amd64 arm64
+    [ "$here" != amd64 ] || ! command -v aarch64-linux-gnu-gcc >/dev/null || set -- "$@" arm64
+    [ "$here" != amd64 ] || ! command -v x86_64-w64-mingw32-gcc >/dev/null || set -- "$@" windows-amd64
 fi
 for arch in "$@"; do build "$arch"; done
 packaging/notices.sh | gzip --best --no-name >target/ship/NOTICES.gz
-for arch in "$@"; do cp target/ship/NOTICES.gz "target/ship/$arch/kit/share/doc/localnet-conformance"; done
+for kit in target/ship/*/kit; do cp target/ship/NOTICES.gz "$kit/share/doc/localnet-conformance"; done

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Builds all files of a release in target/dist: images, Debian packages, the chart, the conformance kit, the wheel of the
-# Python library, licences, bills of materials and checksums.
+# Builds all files of a release in target/dist: images, Debian packages, the programs for Windows, the chart, the conformance kit, the
+# wheel of the Python library, licences, bills of materials and checksums.
 #
 #   packaging/release/build.sh            builds the programs first
-#   packaging/release/build.sh of FOLDER  uses the programs in FOLDER/ARCH/bin, and the manuals in FOLDER/manual, as packaging/programs.sh writes them
+#   packaging/release/build.sh of FOLDER  uses the programs in FOLDER/ARCH/bin and FOLDER/windows-ARCH/bin, and the manuals in FOLDER/manual, as packaging/programs.sh writes them
 #   DIST=…                                another folder than target/dist
 #   TAG=vX.Y.Z                            fails if this is not the tag of the current version
 set -eu
@@ -26,7 +26,7 @@ if [ "${1-}" = of ]; then
     programs=${2:?the folder of the programs is missing}
     packaging/images.sh of "$programs" "$dist/images"
     # shellcheck disable=SC2046 # a list of words
-    packaging/sbom.sh "$dist/sbom" localnet-conformance $(basename --multiple "$programs/$(dpkg --print-architecture)"/bin/*)
+    packaging/sbom.sh "$dist/sbom" localnet-conformance $(basename --multiple --suffix .exe "$programs"/*/bin/* | sort -u)
 else
     programs=target/ship
     packaging/images.sh
@@ -38,11 +38,21 @@ fi
 jq -r --arg version "-$version" '.manifests[] | (.annotations["org.opencontainers.image.ref.name"] | rtrimstr($version)) + ": " + .digest' \
     "$dist/images/index.json" | sort >"$dist/digests.yaml"
 packaging/release/chart.sh "$dist/digests.yaml" "$dist/files"
+# archive FOLDER FILE: packs a folder, always in the same way.
+archive() {
+    tar --create --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --directory "$1" . | gzip --best --no-name >"$2"
+}
+
 for folder in "$programs"/*/bin; do
-    arch=$(basename "$(dirname "$folder")")
-    packaging/deb.sh of "$folder" "$programs/manual" "$arch" "$dist/files"
-    tar --create --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --directory "$folder/../kit" . |
-        gzip --best --no-name >"$dist/files/localnet-conformance_${version}_linux_$arch.tar.gz"
+    platform=$(basename "$(dirname "$folder")")
+    case $platform in
+        windows-*)
+            archive "$folder" "$dist/files/localnet_${version}_$(echo "$platform" | tr - _).tar.gz"
+            continue
+            ;;
+    esac
+    packaging/deb.sh of "$folder" "$programs/manual" "$platform" "$dist/files"
+    archive "$folder/../kit" "$dist/files/localnet-conformance_${version}_linux_$platform.tar.gz"
 done
 packaging/wheel.sh "$dist/files"
 cp "$programs/NOTICES.gz" "$dist/files"

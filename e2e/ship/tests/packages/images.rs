@@ -37,7 +37,7 @@ fn read(path: &Path) -> anyhow::Result<Value> {
     Ok(serde_json::from_str(&text)?)
 }
 
-/// The images, by name and processor architecture.
+/// The images, by name and platform, such as `linux/amd64`.
 fn images(layout: &Path) -> anyhow::Result<BTreeMap<(String, String), Image>> {
     let mut images = BTreeMap::new();
     for index in read(&layout.join("index.json"))?["manifests"].as_array().context("an index lists")? {
@@ -45,13 +45,16 @@ fn images(layout: &Path) -> anyhow::Result<BTreeMap<(String, String), Image>> {
         assert_eq!(index["mediaType"], "application/vnd.oci.image.index.v1+json", "{name}");
         let index = read(&blob(layout, &index["digest"])?)?;
         for manifest in index["manifests"].as_array().context("a list of processors")? {
-            let arch = manifest["platform"]["architecture"].as_str().context("a processor")?.to_owned();
+            let platform = &manifest["platform"];
+            let [os, arch] = ["os", "architecture"].map(|field| platform[field].as_str().unwrap_or_default());
+            // With the field `os.version`, containerd would run an image on one version of Windows alone.
+            assert_eq!(platform, &json!({ "os": os, "architecture": arch }), "{name}");
             let manifest = read(&blob(layout, &manifest["digest"])?)?;
             let config = read(&blob(layout, &manifest["config"]["digest"])?)?;
-            assert_eq!((&config["architecture"], &config["os"]), (&json!(arch), &json!("linux")), "{name}");
+            assert_eq!((&config["architecture"], &config["os"]), (&json!(arch), &json!(os)), "{name}");
             let layers = manifest["layers"].as_array().context("layers")?;
             let layers: anyhow::Result<_> = layers.iter().map(|layer| blob(layout, &layer["digest"])).collect();
-            images.insert((name.to_owned(), arch), Image { config, layers: layers? });
+            images.insert((name.to_owned(), format!("{os}/{arch}")), Image { config, layers: layers? });
         }
     }
     Ok(images)
@@ -154,6 +157,7 @@ fn images_are_reproducible() -> anyhow::Result<()> {
             put_stand_ins(&names, &folder.join("bin"))?;
             output(script("kit.sh").arg("/bin/true").arg(folder.join("kit")))?;
         }
+        put_stand_ins(&["localnet-brain.exe", "localnet-win.exe"], &made.path().join("programs/windows-amd64/bin"))?;
         fs::write(made.path().join("programs/NOTICES.gz"), "licences")?;
         let (programs, layout) = (made.path().join("programs"), made.path().join("layout"));
         let lines = format!("umask {umask}; exec packaging/images.sh of \"$@\"");
@@ -163,9 +167,13 @@ fn images_are_reproducible() -> anyhow::Result<()> {
         let expected = names
             .iter()
             .chain([&"localnet-conformance"])
-            .flat_map(|name| ["amd64", "arm64"].map(|arch| (format!("{name}-{VERSION}"), arch.to_owned())));
-        assert_eq!(images.keys().cloned().collect::<BTreeSet<_>>(), expected.collect::<BTreeSet<_>>());
-        let kit = images[&(format!("localnet-conformance-{VERSION}"), "arm64".to_owned())].files()?;
+            .flat_map(|name| ["linux/amd64", "linux/arm64"].map(|platform| (*name, platform)))
+            .chain(["localnet-brain", "localnet-win"].map(|name| (name, "windows/amd64")));
+        let expected: BTreeSet<_> =
+            expected.map(|(name, platform)| (format!("{name}-{VERSION}"), platform.to_owned())).collect();
+        assert_eq!(images.keys().cloned().collect::<BTreeSet<_>>(), expected);
+        check_windows(&images[&(format!("localnet-win-{VERSION}"), "windows/amd64".to_owned())])?;
+        let kit = images[&(format!("localnet-conformance-{VERSION}"), "linux/arm64".to_owned())].files()?;
         for file in [
             "usr/bin/localnet-conformance",
             "usr/share/localnet/cases/cluster-ip/flows.yaml",
@@ -179,6 +187,38 @@ fn images_are_reproducible() -> anyhow::Result<()> {
         seen.push(fs::read_to_string(layout.join("index.json"))?);
     }
     assert_eq!(seen[0], seen[1]);
+    Ok(())
+}
+
+/// An image for HostProcess containers has one layer, with the files that Windows requires of a lowest layer.
+fn check_windows(image: &Image) -> anyhow::Result<()> {
+    let labels = json!({
+        "org.opencontainers.image.title": "localnet-win",
+        "org.opencontainers.image.version": VERSION,
+        "org.opencontainers.image.licenses": "Apache-2.0",
+    });
+    assert_eq!(image.config["config"], json!({ "Entrypoint": ["localnet-win.exe"], "Labels": labels }));
+    assert_eq!(image.layers.len(), 1);
+    let made = folder()?;
+    let (root, mut files) = (made.path().join("root"), image.files()?);
+    image.unpack(&root)?;
+    files.sort();
+    let hives = ["DEFAULT", "SAM", "SECURITY", "SOFTWARE", "SYSTEM"];
+    let of_hive = |hive: &str| format!("0/0 -rw-r--r-- Files/Windows/System32/config/{hive}");
+    let mut expected: Vec<String> = vec!["0/0 -rw-r--r-- Files/NOTICES.gz".to_owned()];
+    expected.extend(hives.map(of_hive));
+    expected.push("0/0 -rwxr-xr-x Files/localnet-win.exe".to_owned());
+    assert_eq!(files, expected);
+    for hive in hives {
+        let path = root.join("Files/Windows/System32/config").join(hive);
+        let content = output(Command::new("hivexml").arg(&path))?;
+        assert!(content.contains(&format!("<node name=\"{hive}\" root=\"1\"")), "{content}");
+        // A change of any byte of the header makes it invalid.
+        let mut broken = fs::read(&path)?;
+        broken[13] ^= 1;
+        fs::write(&path, broken)?;
+        assert!(output(Command::new("hivexml").arg(&path)).is_err(), "{hive} has no checksum");
+    }
     Ok(())
 }
 
@@ -210,7 +250,9 @@ fn a_service_answers_with_the_programs_in_the_images() -> anyhow::Result<()> {
     let layout = made.path().join("layout");
     output(script("images.sh").arg("of").args([&programs, &layout]))?;
     let images = images(&layout)?;
-    let image = |name: &str| images.get(&(format!("{name}-{VERSION}"), arch.clone())).context("an image of this name");
+    let image = |name: &str| {
+        images.get(&(format!("{name}-{VERSION}"), format!("linux/{arch}"))).context("an image of this name")
+    };
 
     for (name, user) in [("localnet", "0"), ("localnet-brain", BRAIN_USER), ("localnet-nft", "0")] {
         let image = image(name)?;

@@ -113,6 +113,7 @@ fn users_get_what_a_release_publishes() -> anyhow::Result<()> {
     put_stand_ins(&["localnet", "localnet-brain", "localnet-nft"], &programs.join(&arch).join("bin"))?;
     output(script("kit.sh").arg("/bin/true").arg(programs.join(&arch).join("kit")))?;
     output(Command::new(localnet_e2e::program("localnet-manual")?).arg(programs.join("manual")))?;
+    put_stand_ins(&["localnet-brain.exe", "localnet-win.exe"], &programs.join("windows-amd64/bin"))?;
     fs::write(programs.join("NOTICES.gz"), "licences")?;
     put_tools(made.path())?;
     let (_registry, address) = registry()?;
@@ -140,9 +141,11 @@ fn users_get_what_a_release_publishes() -> anyhow::Result<()> {
         output(Command::new(cache().join("helm/bin/helm")).args(arguments).env("HOME", made.path()))
     };
     let chart = format!("oci://{address}/charts/localnet");
-    let rendered = helm(&["template", "localnet", &chart, "--version", "9.8.7", "--plain-http"])?;
+    let windows = ["--set", "windows.enabled=true"];
+    let rendered =
+        helm(&[&["template", "localnet", &chart, "--version", "9.8.7", "--plain-http"][..], &windows].concat())?;
     let images: BTreeSet<_> = rendered.lines().filter_map(|line| line.trim().strip_prefix("image: ")).collect();
-    assert_eq!(images.len(), 2, "{images:?}");
+    assert_eq!(images.len(), 3, "{images:?}");
     let calls = fs::read_to_string(made.path().join("calls"))?;
     let called = |call: &str| calls.lines().any(|line| line.starts_with(call));
     for image in images {
@@ -177,9 +180,13 @@ fn users_get_what_a_release_publishes() -> anyhow::Result<()> {
         listing.contains("./bin/localnet-conformance\n") && listing.contains("cases/cluster-ip/flows.yaml"),
         "{listing}"
     );
+    let windows = "localnet_9.8.7_windows_amd64.tar.gz";
+    let listing = output(Command::new("tar").arg("-tzf").arg(files.join(windows)))?;
+    assert!(listing.contains("./localnet-brain.exe\n") && listing.contains("./localnet-win.exe\n"), "{listing}");
     let sums = fs::read_to_string(files.join("SHA256SUMS"))?;
     let wheel = "localnet_client-9.8.7-py3-none-any.whl";
-    for file in [&kit, &format!("localnet_9.8.7_{arch}.deb"), "localnet-9.8.7.tgz", "localnet-nft.cdx.json", wheel] {
+    let deb = format!("localnet_9.8.7_{arch}.deb");
+    for file in [&kit, &*deb, "localnet-9.8.7.tgz", "localnet-nft.cdx.json", "localnet-win.cdx.json", windows, wheel] {
         assert!(sums.contains(&format!("  {file}\n")), "{file} is not in {sums}");
     }
     // The wheel needs nothing else from this repository.
