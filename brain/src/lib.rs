@@ -32,6 +32,7 @@ pub mod push;
 pub mod reports;
 pub mod run;
 pub mod serve;
+pub mod settings;
 pub mod source;
 mod stamp;
 pub mod status;

@@ -20,6 +20,7 @@ use crate::{
     batch::{Batch, Origin, PROBLEMS, Published, Pushed},
     feed::{Feed, History},
     intake::Intake,
+    settings::Settings,
 };
 use localnet_cluster::{
     Cluster,
@@ -78,7 +79,7 @@ impl Question {
 pub async fn run(
     mut cluster: Cluster,
     mut events: mpsc::Receiver<Batch>,
-    mut node_ips: watch::Receiver<NodeIps>,
+    (mut node_ips, mut settings): (watch::Receiver<NodeIps>, watch::Receiver<Option<Settings>>),
     mut queries: Queries,
     feed: Feed,
 ) {
@@ -86,6 +87,7 @@ pub async fn run(
     let mut intake = Intake::new(&cluster, feed.metrics().troubles());
     let mut waiting = Waiting::default();
     loop {
+        let mut has_new_settings = false;
         let mut batch = tokio::select! {
             () = intake.due() => {
                 intake.act(&mut cluster, Instant::now());
@@ -96,6 +98,10 @@ pub async fn run(
                 None => return,
             },
             () = changed(&mut node_ips) => Vec::new().into(),
+            () = changed(&mut settings) => {
+                has_new_settings = true;
+                Vec::new().into()
+            }
             Some(question) = queries.0.recv() => {
                 question.answer(&cluster, &feed);
                 continue;
@@ -111,7 +117,13 @@ pub async fn run(
             waiting.add(&mut batch);
             intake.take(&mut cluster, batch, Instant::now());
         }
-        let Some(localized) = cluster.localize() else { continue };
+        if has_new_settings {
+            cluster.touch_node();
+        }
+        let Some(mut localized) = cluster.localize() else { continue };
+        if let (Some(node), Some(settings)) = (&mut localized.node, &*settings.borrow()) {
+            node.settings = Some(settings.conclude(node).into());
+        }
         report.skipped(&localized, feed.history());
         let touched = localized.services.len();
         if let Some(revision) = feed.publish_since(localized, since.into_std()) {
@@ -125,8 +137,8 @@ pub async fn run(
 }
 
 /// Resolves after a change. Never resolves if the sender is dropped.
-async fn changed(node_ips: &mut watch::Receiver<NodeIps>) {
-    if node_ips.changed().await.is_err() {
+async fn changed<T>(value: &mut watch::Receiver<T>) {
+    if value.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
 }
@@ -202,11 +214,13 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings;
     use localnet_cluster::{
         Options,
         objects::{Event, Kind, Object},
         testing::service,
     };
+    use localnet_proto::model::ClusterIpMasquerade;
 
     fn lists(ip: &str) -> Vec<Event> {
         let services = vec![Object::Service(service(ip, &[(80, "TCP")]))];
@@ -215,13 +229,17 @@ mod tests {
             .into()
     }
 
+    fn unset() -> watch::Receiver<Option<Settings>> {
+        watch::channel(None).1
+    }
+
     #[tokio::test]
     async fn a_batch_makes_one_state_and_an_equal_batch_none() {
         let feed = Feed::new(7);
         let cluster = Cluster::new(Options::of_node("node-1"));
         let (sender, receiver) = mpsc::channel(64);
         let (_, node_ips) = watch::channel(NodeIps::default());
-        let pump = tokio::spawn(run(cluster, receiver, node_ips, questions().1, feed.clone()));
+        let pump = tokio::spawn(run(cluster, receiver, (node_ips, unset()), questions().1, feed.clone()));
         let mut revisions = feed.subscribe();
         sender.send(lists("10.96.0.1")[..2].to_vec().into()).await.unwrap();
         sender.send(lists("10.96.0.1").into()).await.unwrap();
@@ -242,7 +260,7 @@ mod tests {
         let cluster = Cluster::new(Options::of_node("node-1"));
         let (sender, receiver) = mpsc::channel(64);
         let (choice, node_ips) = watch::channel(NodeIps::default());
-        let pump = tokio::spawn(run(cluster, receiver, node_ips, questions().1, feed.clone()));
+        let pump = tokio::spawn(run(cluster, receiver, (node_ips, unset()), questions().1, feed.clone()));
         let mut revisions = feed.subscribe();
         sender.send(lists("10.96.0.1").into()).await.unwrap();
         revisions.wait_for(|revision| revision.rev == 1).await.unwrap();
@@ -259,13 +277,50 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn each_state_has_the_settings_and_a_change_makes_a_new_state() {
+        let settings = |masquerade_all| {
+            let config = settings::config(&format!("linux: {{masqueradeAll: {masquerade_all}}}"));
+            Some(Settings::now(Arc::new(config)))
+        };
+        let feed = Feed::with_records(7, Arc::default());
+        let (sender, receiver) = mpsc::channel(64);
+        let (change, settings_now) = watch::channel(settings(false));
+        let first = vec!["10.0.0.9".parse().unwrap()];
+        let (_, node_ips) = watch::channel(NodeIps { first, single_stack: false });
+        let cluster = Cluster::new(Options::of_node("node-1"));
+        tokio::spawn(run(cluster, receiver, (node_ips, settings_now), questions().1, feed.clone()));
+        let mut revisions = feed.subscribe();
+        sender.send(lists("10.96.0.1").into()).await.unwrap();
+        revisions.wait_for(|revision| revision.rev == 1).await.unwrap();
+        let masquerade = || feed.state().node().settings.as_ref().map(|settings| settings.cluster_ip_masquerade);
+        assert_eq!(masquerade(), Some(ClusterIpMasquerade::None));
+        let records = feed.state().records_digest();
+        change.send(settings(true)).unwrap();
+        revisions.wait_for(|revision| revision.rev == 2).await.unwrap();
+        assert_eq!(masquerade(), Some(ClusterIpMasquerade::All));
+        assert_ne!(feed.state().records_digest(), records);
+        let primary = feed.health_facts().borrow().node.as_ref().and_then(|node| node.primary);
+        assert!(primary.is_some(), "the facts about the node are complete");
+        // An equal conclusion makes no state.
+        change.send(settings(true)).unwrap();
+        sender.send(lists("10.96.0.2").into()).await.unwrap();
+        revisions.wait_for(|revision| revision.rev >= 3).await.unwrap();
+        assert_eq!((feed.state().revision().rev, masquerade()), (3, Some(ClusterIpMasquerade::All)));
+    }
+
+    #[tokio::test]
     async fn questions_are_answered_from_the_newest_state() {
         let feed = Feed::new(7);
         let (sender, receiver) = mpsc::channel(64);
         let (ask, queries) = questions();
         let (_, node_ips) = watch::channel(NodeIps::default());
-        let pump =
-            tokio::spawn(run(Cluster::new(Options::of_node("node-1")), receiver, node_ips, queries, feed.clone()));
+        let pump = tokio::spawn(run(
+            Cluster::new(Options::of_node("node-1")),
+            receiver,
+            (node_ips, unset()),
+            queries,
+            feed.clone(),
+        ));
         let web = || ServiceKey::new("default", "web");
         assert_eq!(ask.why(web()).await, None);
         let mut revisions = feed.subscribe();
@@ -292,7 +347,7 @@ mod tests {
             sender.send(lists(&format!("10.96.0.{last}")).into()).await.unwrap();
         }
         drop(sender);
-        run(cluster, receiver, watch::channel(NodeIps::default()).1, questions().1, feed.clone()).await;
+        run(cluster, receiver, (watch::channel(NodeIps::default()).1, unset()), questions().1, feed.clone()).await;
         assert!(feed.state().revision().rev < 20, "{}", feed.state().revision());
         let state = feed.state().snapshot().unwrap();
         let service = state.services.values().next().unwrap();

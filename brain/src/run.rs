@@ -24,6 +24,7 @@ use crate::{
     push::{self, Pushers},
     reports::Reports,
     serve::{self, Listener},
+    settings::{self, Settings},
     source::{self, Source},
     status,
     views::{Started, Views},
@@ -52,7 +53,7 @@ impl Brain {
     /// A brain that waits for the batches of a source. The source must end when the token is cancelled.
     fn without_source(
         options: localnet_cluster::Options,
-        node_ips: watch::Receiver<NodeIps>,
+        chosen: (watch::Receiver<NodeIps>, watch::Receiver<Option<Settings>>),
     ) -> (Self, mpsc::Sender<Batch>, CancellationToken) {
         let instance = rand::random();
         let feed = match &options.publish {
@@ -63,7 +64,7 @@ impl Brain {
         let (sender, batches) = mpsc::channel(QUEUE);
         let stop = CancellationToken::new();
         let (questions, queries) = pump::questions();
-        let pump = pump::run(Cluster::new(options), batches, node_ips, queries, feed.clone());
+        let pump = pump::run(Cluster::new(options), batches, chosen, queries, feed.clone());
         let mut work = JoinSet::new();
         work.spawn(async move {
             pump.await;
@@ -135,7 +136,7 @@ pub async fn start(
     options: localnet_cluster::Options,
     node_ips: watch::Receiver<NodeIps>,
 ) -> anyhow::Result<Brain> {
-    Ok(start_with(sources, None, options, node_ips).await?.0)
+    Ok(start_with(sources, None, options, (node_ips, watch::channel(None).1)).await?.0)
 }
 
 /// Does the same, and lets other programs push Services if there is a file of grants. Their sources follow all others.
@@ -143,12 +144,12 @@ async fn start_with(
     sources: &[Source],
     grants: Option<push::File>,
     options: localnet_cluster::Options,
-    node_ips: watch::Receiver<NodeIps>,
+    chosen: (watch::Receiver<NodeIps>, watch::Receiver<Option<Settings>>),
 ) -> anyhow::Result<(Brain, Option<Pushers>)> {
     let pushed = grants.iter().flat_map(push::File::sources);
     let names = source::names(sources).into_iter().chain(pushed).collect();
     let options = localnet_cluster::Options { sources: names, may_grow: grants.is_some(), ..options };
-    let (mut brain, batches, stop) = Brain::without_source(options.clone(), node_ips);
+    let (mut brain, batches, stop) = Brain::without_source(options.clone(), chosen);
     let pushers = grants.map(|grants| {
         let proxy_name = options.service_proxy_name.as_deref().map(Arc::from);
         push::start(grants, proxy_name, (batches.clone(), brain.feed.metrics().troubles()), &mut brain.work)
@@ -159,7 +160,7 @@ async fn start_with(
 
 /// Starts a brain on an API server that the caller has set up. Unlike [`start`], this cannot fail.
 pub fn start_on(api: ApiServer, options: &localnet_cluster::Options, node_ips: watch::Receiver<NodeIps>) -> Brain {
-    let (mut brain, batches, stop) = Brain::without_source(options.clone(), node_ips);
+    let (mut brain, batches, stop) = Brain::without_source(options.clone(), (node_ips, watch::channel(None).1));
     let api = api.with_metrics(brain.feed.metrics());
     brain.events = watch_api(api, options, batches, stop, &mut brain.work);
     brain
@@ -254,14 +255,22 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     running.log_start("localnet-brain", Some(&options.node_name), source::names(&sources).join(", "));
     let listeners = Listener::bind_all(&arguments.serve.listen, &arguments.serve.options).await?;
     let (node_ips, chosen_ips) = watch::channel(configured::node_ips(config));
-    let (mut brain, pushers) = start_with(&sources, grants, options.clone(), chosen_ips).await?;
+    // Only readers of `localnet.v1` get them.
+    let settings = options.publish.is_some().then(|| Settings::now(Arc::new(config.clone())));
+    let (settings, concluded) = watch::channel(settings);
+    let (mut brain, pushers) = start_with(&sources, grants, options.clone(), (chosen_ips, concluded)).await?;
     arguments.history.start(brain.feed());
     brain.log_changes();
+    let concludes = options.publish.is_some();
     let views = views(brain.feed().clone(), &arguments.serve.serve_node, sources, options);
 
     let reports = Reports::recorded(brain.feed().history().clone());
     let chosen = running.has_file();
     let (current, mut following) = running.follow();
+    if concludes {
+        let follow = settings::follow(current.clone(), settings);
+        brain.journal.spawn(follow);
+    }
     let mut configured = None;
     let metrics = arguments.shadow_metrics_bind_address;
     let _metrics = metrics.map(|address| status::start(address, current.clone(), brain.feed(), &reports));

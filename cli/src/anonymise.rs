@@ -126,6 +126,7 @@ impl Anonymiser {
             zone: self.name("zone", &node.zone).to_string(),
             pod_cidrs: node.pod_cidrs.iter().map(|net| self.net(*net)).collect(),
             service_cidrs: node.service_cidrs.iter().map(|net| self.net(*net)).collect(),
+            settings: None,
         }
     }
 
@@ -285,6 +286,7 @@ mod tests {
             zone: "secret-zone".to_owned(),
             pod_cidrs: vec![IpNet::new([10, 244, pods, 0].into(), 24).unwrap()],
             service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
+            settings: None,
         };
         Snapshot { revision: Revision { instance: 7, rev }, node, services: services.collect() }
     }

@@ -309,7 +309,7 @@ pub struct NodeFacts<'a>(pub &'a Node);
 
 impl Show for NodeFacts<'_> {
     fn human(&self, style: Style) -> String {
-        let Node { name, addresses, zone, pod_cidrs, service_cidrs } = self.0;
+        let Node { name, addresses, zone, pod_cidrs, service_cidrs, settings: _ } = self.0;
         let mut table = Table::new(["NAME", "ZONE", "ADDRESSES", "POD-CIDRS", "SERVICE-CIDRS"]);
         let zone = if zone.is_empty() { NONE } else { zone };
         table.add(|row| _ = row.cell(name).cell(zone).list(addresses).list(pod_cidrs).list(service_cidrs));

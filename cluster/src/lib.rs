@@ -203,6 +203,11 @@ impl Cluster {
         self.node.is_some()
     }
 
+    /// Lets the next [`localize`](Self::localize) return the facts about the node, even if they have not changed.
+    pub fn touch_node(&mut self) {
+        self.node_dirty = true;
+    }
+
     /// Localizes the Services that were marked since the last call. Returns `None` until every kind has been listed
     /// completely, because an incomplete state is never served.
     pub fn localize(&mut self) -> Option<Localized> {

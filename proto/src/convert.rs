@@ -65,6 +65,7 @@ impl TryFrom<&wire::NodeState> for Node {
             zone: node.zone.clone(),
             pod_cidrs: parsed(&node.pod_cid_rs).map_err(error("PodCIDRs"))?,
             service_cidrs: parsed(&node.service_cid_rs).map_err(error("ServiceCIDRs"))?,
+            settings: None,
         })
     }
 }

@@ -27,6 +27,7 @@ mod digest;
 pub mod encode;
 pub mod history;
 pub mod model;
+pub mod node_ports;
 pub mod reasons;
 pub mod sysdump;
 pub mod trace;

@@ -4,6 +4,7 @@
 //! meaning.
 
 mod facts;
+mod settings;
 
 use std::{
     collections::BTreeMap,
@@ -18,6 +19,7 @@ pub use localnet_core::{ByFamily, Family, HashBy, InvalidServiceKey, Protocol, S
 use serde::{Deserialize, Serialize};
 
 pub use facts::{Facts, Origin, TargetRef};
+pub use settings::{ClusterIpMasquerade, LocalPods, TrafficSettings};
 
 /// Identifies a state of a brain. The default stands for "no state yet".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -52,6 +54,9 @@ pub struct Node {
     /// The CIDRs of the cluster's ClusterIPs; empty if unknown.
     #[serde(default, rename = "serviceCIDRs", skip_serializing_if = "Vec::is_empty")]
     pub service_cidrs: Vec<IpNet>,
+    /// What kube-proxy's configuration means on this node. Only readers of `localnet.v1` get it.
+    #[serde(skip)]
+    pub settings: Option<Arc<TrafficSettings>>,
 }
 
 impl Node {

@@ -18,6 +18,7 @@ pub mod encode;
 mod error;
 pub mod raw;
 mod reader;
+mod settings;
 
 pub use error::ErrorInfo;
 pub use reader::{Answer, Reader, Rejected};

@@ -58,9 +58,8 @@ fn node() -> Node {
     Node {
         name: "node".to_owned(),
         addresses: vec!["192.168.0.2".parse().unwrap(), "fd00:192::2".parse().unwrap()],
-        zone: String::new(),
-        pod_cidrs: vec![],
         service_cidrs: vec!["172.30.0.0/16".parse().unwrap()],
+        ..Node::default()
     }
 }
 

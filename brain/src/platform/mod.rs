@@ -3,6 +3,8 @@
 //! Three modules also differ: the sockets within a machine (`serve`), the CPU profiles (`status`), and the metrics of the
 //! process (`exposition`).
 
+use std::{io, net::IpAddr};
+
 #[cfg(unix)]
 mod unix;
 #[cfg(windows)]
@@ -12,3 +14,11 @@ mod windows;
 pub use unix::*;
 #[cfg(windows)]
 pub use windows::*;
+
+/// The addresses of the node's interfaces on which a server can listen. Link-local addresses are omitted, because they
+/// cannot be bound without a scope.
+pub(crate) fn node_addresses() -> io::Result<Vec<IpAddr>> {
+    let mut addresses = interface_addresses()?;
+    addresses.retain(|address| !matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local()));
+    Ok(addresses)
+}

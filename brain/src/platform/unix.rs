@@ -59,16 +59,13 @@ pub(crate) fn group(text: &str) -> Result<u32, String> {
     }
 }
 
-/// The addresses of the node's interfaces. Link-local addresses are omitted, because they cannot be bound without a
-/// scope.
-pub(crate) fn node_addresses() -> io::Result<Vec<IpAddr>> {
+/// The addresses of the node's interfaces.
+pub(crate) fn interface_addresses() -> io::Result<Vec<IpAddr>> {
     let interfaces = nix::ifaddrs::getifaddrs()?;
     let addresses = interfaces.filter_map(|interface| {
         let address = interface.address?;
         let v4 = address.as_sockaddr_in().map(|address| IpAddr::from(address.ip()));
-        let v6 =
-            address.as_sockaddr_in6().map(nix::sys::socket::SockaddrIn6::ip).filter(|ip| !ip.is_unicast_link_local());
-        v4.or(v6.map(IpAddr::from))
+        v4.or(address.as_sockaddr_in6().map(|address| IpAddr::from(address.ip())))
     });
     Ok(addresses.collect::<BTreeSet<_>>().into_iter().collect())
 }

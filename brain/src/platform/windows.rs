@@ -53,13 +53,11 @@ pub(crate) fn group(_: &str) -> Result<u32, String> {
     Err("localnet-brain serves no unix sockets on Windows; remove the flag".to_owned())
 }
 
-/// The addresses of the node's interfaces. Link-local addresses are omitted, because they cannot be bound without a
-/// scope.
-pub(crate) fn node_addresses() -> io::Result<Vec<IpAddr>> {
+/// The addresses of the node's interfaces.
+pub(crate) fn interface_addresses() -> io::Result<Vec<IpAddr>> {
     let adapters = ipconfig::get_adapters().map_err(io::Error::other)?;
     let addresses = adapters.iter().flat_map(|adapter| adapter.ip_addresses().iter().copied());
-    let usable = addresses.filter(|address| !matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local()));
-    Ok(usable.collect::<BTreeSet<_>>().into_iter().collect())
+    Ok(addresses.collect::<BTreeSet<_>>().into_iter().collect())
 }
 
 /// Whether this machine has IPv6.

@@ -92,6 +92,7 @@ impl Reader {
     /// The state as readers of `localnetv1` get it.
     fn without_facts(&self) -> Snapshot {
         let mut state = self.state.clone();
+        state.node.settings = None;
         state.services.values_mut().for_each(|service| std::sync::Arc::make_mut(service).facts = None);
         state
     }
@@ -129,6 +130,10 @@ async fn readers_of_both_packages_follow_a_brain() {
     let (mut reader, brain) = (Reader::connect(&socket).await, Brain::new(listen.parse().unwrap(), None).unwrap());
     reader.read().await;
     assert_eq!(reader.without_facts(), older(&brain).await);
+    let settings = reader.state.node.settings.as_ref().unwrap();
+    // The Node has no addresses, so the brain does not know whether it runs there.
+    assert_eq!(settings.node_port_cidrs, ["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()]);
+    assert_eq!(settings.masquerade_mark_bit, Some(14));
     let Facts { uid, app_protocols, labels, annotations, origins } = reader.facts();
     assert_eq!(&*uid, "u");
     assert_eq!(app_protocols, [("".into(), "kubernetes.io/h2c".into())].into());

@@ -61,7 +61,7 @@ async fn why_names_the_rule_that_excludes_an_endpoint() {
     tokio::spawn(pump::run(
         Cluster::new(Options::of_node("node-1")),
         batches,
-        node_ips,
+        (node_ips, watch::channel(None).1),
         questions,
         server.feed.clone(),
     ));

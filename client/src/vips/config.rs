@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 #[cfg(feature = "program")]
 use localnet_config::DetectLocalMode;
+pub use localnet_proto::node_ports::NodePortAddresses;
 
 /// How a backend programs the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,26 +77,4 @@ pub enum Detector {
     BridgeInterface(Arc<str>),
     /// By its incoming interface, whose name has this prefix.
     InterfaceNamePrefix(Arc<str>),
-}
-
-/// The addresses of the node that answer NodePorts. If neither `primary` nor `cidrs` names an address of a family, or if
-/// a CIDR of the family has prefix length 0, all of the node's addresses of that family answer, except link-local ones.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodePortAddresses {
-    /// Whether the first address of each family in the Node object answers.
-    pub primary: bool,
-    /// The addresses in these CIDRs answer, except for loopback addresses.
-    pub cidrs: Vec<IpNet>,
-    /// Whether 127.0.0.1 answers, too. A backend sets this if the configuration asks for it and the kernel permits it.
-    pub localhost: bool,
-}
-
-impl NodePortAddresses {
-    /// Only the first address of each family in the Node object.
-    pub const PRIMARY: Self = Self { primary: true, cidrs: Vec::new(), localhost: false };
-
-    /// The addresses in these CIDRs.
-    pub fn in_cidrs(cidrs: Vec<IpNet>) -> Self {
-        Self { cidrs, ..Self::default() }
-    }
 }

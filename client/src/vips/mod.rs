@@ -21,7 +21,6 @@ mod facts;
 #[cfg(feature = "program")]
 pub mod flags;
 pub mod hashing;
-pub mod node_ports;
 pub mod service;
 mod weights;
 
@@ -38,6 +37,7 @@ pub use config::{Config, Detector, NodePortAddresses};
 pub use effective::{Effective, Unreadable};
 pub use facts::{Facts, PodSource};
 pub use hashing::Hashing;
+use localnet_proto::node_ports;
 pub use service::{Exposure, Hairpin, Vip, VipKey};
 pub use weights::Weights;
 

@@ -115,7 +115,7 @@ async fn run(services: u64, (warming_up, changes): (u64, u64), backend: impl Bac
     let read = [Arc::<AtomicU64>::default(), Arc::default()];
 
     let (questions, queries) = pump::questions();
-    tokio::spawn(pump::run(cluster, batches, node_ips, queries, feed.clone()));
+    tokio::spawn(pump::run(cluster, batches, (node_ips, watch::channel(None).1), queries, feed.clone()));
     let server = serve::ServerState { views: feed.clone().into(), reports: reports.clone(), questions, pushers: None };
     tokio::spawn(serve::run(vec![listener], server, std::future::pending()));
     tokio::spawn(localnet_client::run(backend, in_process, Default::default(), std::future::pending()));

@@ -92,7 +92,7 @@ pub struct NodeState {
     #[prost(string, repeated, tag = "6")]
     pub service_cidrs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// How to treat traffic to Services on this node. Concluded from the Node and from kube-proxy's configuration, so readers need
-    /// neither kube-proxy's flags nor its configuration file. Draft: never set.
+    /// neither kube-proxy's flags nor its configuration file.
     #[prost(message, optional, tag = "7")]
     pub traffic: ::core::option::Option<TrafficSettings>,
 }
@@ -121,8 +121,8 @@ pub struct NodePortAddresses {
     #[prost(string, repeated, tag = "1")]
     pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// CIDRs. Every address of the node's interfaces in one of these CIDRs serves NodePorts, too, except loopback addresses; with
-    /// prefix length 0, also except link-local addresses. Empty if the brain shares the node's network: it then has resolved the CIDRs
-    /// into `addresses`, and keeps them up to date. Set if the brain runs elsewhere.
+    /// prefix length 0, also except link-local addresses. Empty if one of the node's addresses is an address of the brain's machine: the
+    /// brain then has resolved the CIDRs into `addresses`, and looks for changes every 30 seconds.
     #[prost(string, repeated, tag = "2")]
     pub interface_cidrs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, fmt::Display, net::IpAddr, str::FromStr, sync::Arc};
 
-use super::{EndpointKey, PUBLISHED, wire};
+use super::{EndpointKey, PUBLISHED, settings, wire};
 use crate::{
     convert::{DecodeError, Names, service_error},
     model::{
@@ -28,7 +28,7 @@ pub fn revision(revision: &wire::Revision) -> Result<Revision, DecodeError> {
 /// The facts about the node.
 ///
 /// # Errors
-/// Returns an error if an address or a CIDR is invalid.
+/// Returns an error if an address, a CIDR or a setting is invalid.
 pub fn node(node: &wire::NodeState) -> Result<Node, DecodeError> {
     let error = |field| move |problem| DecodeError { object: format!("node {:?}", node.name), field, problem };
     Ok(Node {
@@ -37,6 +37,7 @@ pub fn node(node: &wire::NodeState) -> Result<Node, DecodeError> {
         zone: node.zone.clone(),
         pod_cidrs: parsed(&node.pod_cidrs).map_err(error("pod_cidrs"))?,
         service_cidrs: parsed(&node.service_cidrs).map_err(error("service_cidrs"))?,
+        settings: node.traffic.as_ref().map(settings::decode).transpose().map_err(error("traffic"))?.map(Arc::new),
     })
 }
 
@@ -235,7 +236,7 @@ fn ip(text: &str) -> Result<IpAddr, String> {
 }
 
 /// Parses each string of a list. The error contains the invalid string.
-fn parsed<T: FromStr<Err: Display>>(texts: &[String]) -> Result<Vec<T>, String> {
+pub(super) fn parsed<T: FromStr<Err: Display>>(texts: &[String]) -> Result<Vec<T>, String> {
     texts.iter().map(|text| text.parse().map_err(|error| format!("{text:?}: {error}"))).collect()
 }
 

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use prost::Message;
 use twox_hash::XxHash64;
 
-use super::{EndpointKey, Metadata, PUBLISHED, Record, wire};
+use super::{EndpointKey, Metadata, PUBLISHED, Record, settings, wire};
 use crate::{
     digest::Digest,
     model::{
@@ -63,6 +63,7 @@ pub fn node(node: &Node) -> Record {
         addresses: node.addresses.iter().map(ToString::to_string).collect(),
         pod_cidrs: text(&node.pod_cidrs),
         service_cidrs: text(&node.service_cidrs),
+        traffic: node.settings.as_deref().map(settings::encode),
         ..Default::default()
     };
     record(None, &content, [])

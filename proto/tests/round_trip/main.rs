@@ -109,7 +109,7 @@ pub(crate) fn snapshot() -> impl Strategy<Value = Snapshot> {
                 addresses,
                 zone,
                 pod_cidrs: vec!["10.0.0.0/24".parse().unwrap()],
-                service_cidrs: Vec::new(),
+                ..Node::default()
             },
             services: services.into_iter().map(|service| (service.key.clone(), Arc::new(service))).collect(),
         })

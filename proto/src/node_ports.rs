@@ -5,12 +5,50 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-use ipnet::IpNet;
-use localnet_proto::{Family, Node};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::NodePortAddresses;
+use crate::model::{Family, Node};
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// The addresses of the node that answer NodePorts. If neither `primary` nor `cidrs` names an address of a family, or if
+/// a CIDR of the family has prefix length 0, all of the node's addresses of that family answer, except link-local ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodePortAddresses {
+    /// Whether the first address of each family in the Node object answers.
+    pub primary: bool,
+    /// The addresses in these CIDRs answer, except for loopback addresses.
+    pub cidrs: Vec<IpNet>,
+    /// Whether 127.0.0.1 answers, too. A backend sets this if the configuration asks for it and the kernel permits it.
+    pub localhost: bool,
+}
+
+impl NodePortAddresses {
+    /// Only the first address of each family in the Node object.
+    pub const PRIMARY: Self = Self { primary: true, cidrs: Vec::new(), localhost: false };
+
+    /// The addresses in these CIDRs.
+    pub fn in_cidrs(cidrs: Vec<IpNet>) -> Self {
+        Self { cidrs, ..Self::default() }
+    }
+
+    /// The CIDRs that select addresses of the node's interfaces in a family. If one of them has prefix length 0, all addresses answer,
+    /// except loopback and link-local ones.
+    pub fn cidrs_of(&self, family: Family, node: &Node) -> Vec<IpNet> {
+        let cidrs: Vec<_> = self.cidrs.iter().copied().filter(|cidr| Family::of(cidr.addr()) == family).collect();
+        if !cidrs.is_empty() || self.primary_of(family, node).is_some() {
+            return cidrs;
+        }
+        vec![match family {
+            Family::V4 => Ipv4Net::default().into(),
+            Family::V6 => Ipv6Net::default().into(),
+        }]
+    }
+
+    fn primary_of(&self, family: Family, node: &Node) -> Option<IpAddr> {
+        node.primary_address(family).filter(|address| self.primary && is_usable(*address, family))
+    }
+}
 
 /// The addresses that answer NodePorts, sorted within each family. `local` has the addresses of the node's interfaces.
 pub fn addresses(config: &NodePortAddresses, node: &Node, local: &[IpAddr]) -> Vec<IpAddr> {
@@ -18,18 +56,20 @@ pub fn addresses(config: &NodePortAddresses, node: &Node, local: &[IpAddr]) -> V
 }
 
 fn of_family(config: &NodePortAddresses, family: Family, node: &Node, local: &[IpAddr]) -> BTreeSet<IpAddr> {
-    // As in kube-proxy's nftables mode, loopback addresses answer only if they are requested.
-    let usable = |address: &IpAddr| Family::of(*address) == family && !address.is_loopback();
-    let primary = node.primary_address(family).filter(usable).filter(|_| config.primary);
     let localhost = Some(LOCALHOST).filter(|_| config.localhost && family == Family::V4);
-    let cidrs: Vec<&IpNet> = config.cidrs.iter().filter(|cidr| Family::of(cidr.addr()) == family).collect();
-    let all = primary.is_none() && cidrs.is_empty() || cidrs.iter().any(|cidr| cidr.prefix_len() == 0);
+    let cidrs = config.cidrs_of(family, node);
+    let all = cidrs.iter().any(|cidr| cidr.prefix_len() == 0);
     let is_chosen = |address: &IpAddr| match all {
         true => !is_link_local(*address),
         false => cidrs.iter().any(|cidr| cidr.contains(address)),
     };
-    let chosen = local.iter().copied().filter(usable).filter(is_chosen);
-    chosen.chain(primary).chain(localhost).collect()
+    let chosen = local.iter().copied().filter(|address| is_usable(*address, family)).filter(is_chosen);
+    chosen.chain(config.primary_of(family, node)).chain(localhost).collect()
+}
+
+/// As in kube-proxy's nftables mode, loopback addresses answer only if they are requested.
+fn is_usable(address: IpAddr, family: Family) -> bool {
+    Family::of(address) == family && !address.is_loopback()
 }
 
 /// Whether an address is link-local. Each pod's interface on the node has such an address, but no client uses it for
