@@ -39,7 +39,7 @@ fn install(plane: &ControlPlane, network: &Network) -> anyhow::Result<()> {
     command.args(["install", "localnet"]).arg(repository().join("charts/localnet")).args(["--namespace", NAMESPACE]);
     command.arg("--kubeconfig").arg(plane.kubeconfig()).env("HOME", home.path());
     command.args(values.iter().flat_map(|value| ["--set", value]));
-    network.client().output(&mut command).map(drop)
+    network.node().output(&mut command).map(drop)
 }
 
 /// The files of the pod's volumes, which the kubelet writes: the configuration, and what a client of the API server needs.

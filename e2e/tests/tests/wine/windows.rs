@@ -186,7 +186,8 @@ impl Windows {
         self.path("prefix").join("drive_c")
     }
 
-    /// Starts a program of a HostProcess container, in the folder where containerd puts the files of its image.
+    /// Starts a program of a HostProcess container, in the folder where containerd puts the files of its image. Wine looks for a path that
+    /// begins with a slash outside its drive, so the folder of secrets is also mounted there, where only these processes see it.
     pub(crate) fn start_in_image(
         &self,
         namespace: &Namespace,
@@ -197,7 +198,14 @@ impl Windows {
         let image = self.drive().join("hpc");
         fs::create_dir_all(&image)?;
         fs::copy(built(program.trim_end_matches(".exe")), image.join(program))?;
-        self.start_with(namespace, image.join(program).as_os_str(), arguments, |command| {
+        let secrets = self.drive().join("var/run/secrets");
+        let mount = format!(
+            "mount -t tmpfs none /run\nmkdir /run/secrets\nmount --bind {} /run/secrets\nexec \"$@\"",
+            secrets.display()
+        );
+        self.start_with(namespace, "unshare".as_ref(), |command| {
+            command.args(["--mount", "--propagation", "private", "sh", "-euc", &mount, "sh"]);
+            command.arg(repository().join("e2e/wine/run")).arg(image.join(program)).args(arguments);
             command.current_dir(&image).envs(environment.iter().cloned());
         })
     }
@@ -208,7 +216,8 @@ impl Windows {
     }
 
     fn start_other(&self, namespace: &Namespace, program: &OsStr, arguments: &[&str]) -> anyhow::Result<Running> {
-        self.start_with(namespace, program, arguments, |command| {
+        self.start_with(namespace, repository().join("e2e/wine/run").as_os_str(), |command| {
+            command.arg(program).args(arguments);
             command.current_dir(self.folder.path()).env("RUST_LOG", "info,localnet=debug");
         })
     }
@@ -217,14 +226,13 @@ impl Windows {
         &self,
         namespace: &Namespace,
         program: &OsStr,
-        arguments: &[impl AsRef<OsStr>],
-        change: impl FnOnce(&mut Command),
+        set_up: impl FnOnce(&mut Command),
     ) -> anyhow::Result<Running> {
         // Other processes of Wine inherit the output and outlive the program, so a pipe would not end with the program.
         let output = fs::File::options().create(true).append(true).open(self.path("output"))?;
         let other = output.try_clone()?;
-        namespace.spawn(repository().join("e2e/wine/run"), |command| {
-            change(command.arg(program).args(arguments));
+        namespace.spawn(program, |command| {
+            set_up(command);
             let command = command.env("LOCALNET_WINEPREFIX", self.path("prefix")).envs(self.environment());
             command.stdout(output).stderr(other)
         })
