@@ -318,6 +318,11 @@ impl State {
         Messages::new(self.clone(), since, selection, (base, token))
     }
 
+    /// Whether a reader that holds the state `request` gets only what has changed since.
+    pub fn continues(&self, request: Revision) -> bool {
+        self.since(request, true).is_some()
+    }
+
     /// How many Services are withheld from a reader of `localnet.v1`.
     pub fn withheld(&self, selection: &Selection) -> usize {
         let withheld = self.requiring.iter().filter(|(requires, _)| selection.withholds(requires));

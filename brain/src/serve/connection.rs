@@ -70,7 +70,7 @@ pub(super) async fn serve(
         };
     let (io, greeted) = observe_preface(io);
     let usage = Usage::new(admitted.calls().clone());
-    let answering = usage.clone();
+    let (answering, routes) = (usage.clone(), routes.of_connection());
     let identity = Arc::new(identity);
     // hyper keeps the memory of this future until the whole answer is sent, so it must be small.
     let service = service_fn(move |mut request: http::Request<_>| {

@@ -22,6 +22,7 @@ mod history;
 pub mod listen;
 mod names;
 mod next;
+mod pace;
 #[cfg(windows)]
 mod pipe;
 mod push;

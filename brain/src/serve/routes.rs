@@ -93,6 +93,11 @@ impl Routes {
         if self.next_state.is_some() { &["", ENDPOINTS, SETS, STATE] } else { &["", ENDPOINTS, SETS] }
     }
 
+    /// The routes of one connection.
+    pub(super) fn of_connection(self) -> Self {
+        Self { next_state: self.next_state.map(NextState::of_connection), ..self }
+    }
+
     /// The answer to a request.
     pub(super) async fn answer<B>(self, request: http::Request<B>) -> http::Response<Body>
     where

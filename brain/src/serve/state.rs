@@ -22,6 +22,7 @@ use tonic::{Code, Request, Response, Status, body::Body, server::ServerStreaming
 use tracing::{debug, warn};
 
 use super::{
+    pace::Pace,
     stall::{PATIENCE, Stalls},
     token, verbatim,
 };
@@ -51,6 +52,7 @@ pub(super) struct NextState {
     stalls: Stalls,
     stop: CancellationToken,
     warnings: Throttle,
+    pace: Pace,
 }
 
 type Messages = Pin<Box<dyn futures::Stream<Item = Result<Bytes, Status>> + Send>>;
@@ -58,7 +60,12 @@ type Messages = Pin<Box<dyn futures::Stream<Item = Result<Bytes, Status>> + Send
 impl NextState {
     /// `feed` keeps records, and readers may select what `published` lists.
     pub(super) fn new(feed: Feed, published: Arc<Publish>, stalls: Stalls, stop: CancellationToken) -> Self {
-        Self { feed, published, stalls, stop, warnings: Throttle::every(LOG_INTERVAL) }
+        Self { feed, published, stalls, stop, warnings: Throttle::every(LOG_INTERVAL), pace: Pace::default() }
+    }
+
+    /// The handler for one connection.
+    pub(super) fn of_connection(self) -> Self {
+        Self { pace: Pace::default(), ..self }
     }
 
     pub(super) async fn handle(self, request: http::Request<Body>) -> http::Response<Body> {
@@ -70,18 +77,31 @@ impl NextState {
         let feed = self.view(request.view)?;
         let metrics = self.feed.metrics().reader();
         let held = token::revision(&request.token, &selection);
-        let state = tokio::select! {
+        let next = async {
+            let state = differing(feed, &request.node_name, held).await?;
+            if !request.full && held.is_some_and(|held| state.continues(held)) {
+                return Ok((state, None));
+            }
+            let turn = self.pace.turn().await;
+            Ok::<_, Status>((feed.state(), Some(turn)))
+        };
+        let (state, turn) = tokio::select! {
             biased;
             () = self.stop.cancelled() => {
                 return Err(ErrorInfo::new(ErrorReason::ShuttingDown).status("the brain is shutting down; retry the call"));
             }
-            state = differing(feed, &request.node_name, held) => state?,
+            state = next => state?,
         };
         self.log(&request.reader.unwrap_or_default(), held.is_none(), state.withheld(&selection));
         let tokens = (request.token, token::token(state.revision(), &selection));
         // The feed keeps records, so there are messages.
         let messages = state.messages(held.filter(|_| !request.full), selection, tokens).into_iter().flatten();
-        let messages = messages.inspect(move |message| metrics.sent(message.len()));
+        let messages = messages.inspect(move |message| {
+            metrics.sent(message.len());
+            if let Some(turn) = &turn {
+                turn.sent(message.len());
+            }
+        });
         Ok(Box::pin(self.stalls.pace(Box::new(messages)).map_err(stalled)))
     }
 
@@ -219,7 +239,9 @@ fn stalled(status: Status) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use localnet_proto::v1::wire::MetadataSelector;
+    use localnet_cluster::localize::Localized;
+    use localnet_proto::{Node, v1::wire::MetadataSelector};
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -323,6 +345,34 @@ mod tests {
         assert_eq!([1, 1, 1].map(|withheld| state.clone().warns(withheld)), [true, false, false]);
         tokio::time::advance(LOG_INTERVAL).await;
         assert!(state.warns(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_gets_eight_mib_of_full_states_per_second() {
+        let feed = Feed::with_records(7, Arc::default());
+        feed.publish(Localized { node: Some(Node::default()), ..Localized::default() });
+        let all = NextState::new(feed, Arc::default(), Stalls::default(), CancellationToken::new());
+        let read = async |state: &NextState, request: NextStateRequest| {
+            let before = Instant::now();
+            let messages: Vec<Bytes> = state.clone().answer(request).await.unwrap().try_collect().await.unwrap();
+            (before.elapsed(), messages.iter().map(Bytes::len).sum::<usize>())
+        };
+        let full = NextStateRequest { full: true, ..NextStateRequest::default() };
+        // Of another instance of the brain.
+        let token = token::token(Revision { instance: 8, rev: 1 }, &Selection::default());
+        let lost = NextStateRequest { token, ..NextStateRequest::default() };
+        for request in [full, lost] {
+            let state = all.clone().of_connection();
+            let (waited, bytes) = read(&state, request.clone()).await;
+            assert_eq!(waited, Duration::ZERO);
+            // As if the state had 16 MiB.
+            state.pace.turn().await.sent((16 << 20) - bytes);
+            let (first, second) = tokio::join!(read(&state, request.clone()), read(&state, request.clone()));
+            // tokio's clock has milliseconds.
+            assert!((1990..=2002).contains(&first.0.as_millis()), "{first:?}");
+            assert!(second.0 > first.0, "one after the other: {first:?} {second:?}");
+            assert_eq!(read(&all.clone().of_connection(), request).await.0, Duration::ZERO, "another connection");
+        }
     }
 
     #[test]

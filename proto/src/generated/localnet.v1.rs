@@ -843,7 +843,7 @@ pub struct NextStateRequest {
     pub token: ::prost::alloc::string::String,
     /// Whether the answer should be a full state even if the brain could send changes. Only for readers that cannot keep records,
     /// such as scripts. A full state costs brain and reader as much as the whole state, so after the first full state on a
-    /// connection, the brain delays further ones: it sends at most 8 MiB of full states per second. Draft: no delay.
+    /// connection, the brain delays further ones: it sends at most 8 MiB of full states per second.
     #[prost(bool, tag = "4")]
     pub full: bool,
     /// The labels and annotations of Services that the reader wants. Unset: none.
