@@ -61,8 +61,9 @@ const MEANINGS: &[(Reason, &[u32])] = &[
     (Reason::Unsupported, &[0x8000_4001, 0x8007_0032, 0x8007_0078, 0x803b_0015, 0x803b_0016]),
     (
         Reason::Invalid,
-        // E_INVALIDARG; HCN_E_INVALID_… with NETWORK, NETWORK_TYPE, ENDPOINT, POLICY, POLICY_TYPE, REMOTE_ENDPOINT_OPERATION,
-        // JSON, JSON_REFERENCE, IP, INTERNAL_PORT, ADDR_INVALID_OR_RESERVED, PREFIX, SUBNET, IP_SUBNET
+        // E_INVALIDARG; HCN_E_INVALID_… with NETWORK, NETWORK_TYPE, ENDPOINT, POLICY, POLICY_TYPE, REMOTE_ENDPOINT_OPERATION;
+        // HCN_E_GUID_CONVERSION_FAILURE; HCN_E_INVALID_… with JSON, JSON_REFERENCE, IP, INTERNAL_PORT;
+        // HCN_E_ADDR_INVALID_OR_RESERVED; HCN_E_INVALID_… with PREFIX, SUBNET, IP_SUBNET
         &[
             0x8007_0057,
             0x803b_000a,
@@ -71,6 +72,7 @@ const MEANINGS: &[(Reason, &[u32])] = &[
             0x803b_000d,
             0x803b_000e,
             0x803b_000f,
+            0x803b_0019,
             0x803b_001b,
             0x803b_001c,
             0x803b_001e,
@@ -83,9 +85,9 @@ const MEANINGS: &[(Reason, &[u32])] = &[
     ),
     // E_ACCESSDENIED, ERROR_PRIVILEGE_NOT_HELD
     (Reason::Denied, &[0x8007_0005, 0x8007_0522]),
-    // HCN_E_MANAGER_STOPPED, ERROR_SERVICE_NOT_ACTIVE, RPC_S_SERVER_UNAVAILABLE, RPC_S_CALL_FAILED, RPC_S_CALL_FAILED_DNE,
-    // EPT_S_NOT_REGISTERED
-    (Reason::Unavailable, &[0x803b_0020, 0x8007_0426, 0x8007_06ba, 0x8007_06be, 0x8007_06bf, 0x8007_06d9]),
+    // HCN_E_MANAGER_STOPPED, ERROR_SERVICE_NOT_ACTIVE, RPC_S_UNKNOWN_IF, RPC_S_SERVER_UNAVAILABLE, RPC_S_CALL_FAILED,
+    // RPC_S_CALL_FAILED_DNE, EPT_S_NOT_REGISTERED
+    (Reason::Unavailable, &[0x803b_0020, 0x8007_0426, 0x8007_06b5, 0x8007_06ba, 0x8007_06be, 0x8007_06bf, 0x8007_06d9]),
     // HCN_E_ENTITY_HAS_REFERENCES
     (Reason::InUse, &[0x803b_002c]),
 ];
@@ -196,6 +198,7 @@ mod tests {
                     win32::HCN_E_INVALID_POLICY,
                     win32::HCN_E_INVALID_POLICY_TYPE,
                     win32::HCN_E_INVALID_REMOTE_ENDPOINT_OPERATION,
+                    win32::HCN_E_GUID_CONVERSION_FAILURE,
                     win32::HCN_E_INVALID_JSON,
                     win32::HCN_E_INVALID_JSON_REFERENCE,
                     win32::HCN_E_INVALID_IP,
@@ -212,6 +215,8 @@ mod tests {
                 &[
                     win32::HCN_E_MANAGER_STOPPED,
                     system(win32::ERROR_SERVICE_NOT_ACTIVE),
+                    // A stopped HNS answers with this code, which counted as an unknown failure (kubernetes/kubernetes#139519).
+                    system(rpc::RPC_S_UNKNOWN_IF.cast_unsigned()),
                     system(rpc::RPC_S_SERVER_UNAVAILABLE.cast_unsigned()),
                     system(rpc::EPT_S_NOT_REGISTERED.cast_unsigned()),
                 ],
