@@ -67,16 +67,20 @@ pub fn mac(address: IpAddr) -> String {
     format!("02-11-{a:02x}-{b:02x}-{c:02x}-{d:02x}")
 }
 
-/// Whether kube-proxy has created the endpoint. kube-proxy's endpoints are remote and have no name. An endpoint for the address
-/// of a Service has the hardware address of this node's interface; all others have the one that [`mac`] returns. `host` is this
-/// node, if known.
+/// The name that HNS gives to an endpoint without one.
+const UNNAMED: &str = "Ethernet";
+
+/// Whether kube-proxy has created the endpoint. kube-proxy's endpoints are remote, and kube-proxy gives them no name. An endpoint
+/// for the address of a Service has the hardware address of this node's interface; all others have the one that [`mac`] returns.
+/// `host` is this node, if known.
 pub fn is_kube_proxys(endpoint: &Endpoint, host: Option<&Host>) -> bool {
     // kube-proxy writes the hardware addresses of interfaces with colons.
     let given = endpoint.mac();
     let conjured = endpoint.addresses().any(|address| mac(address) == given);
     let of_service =
         host.is_some_and(|host| host.mac.eq_ignore_ascii_case(&given) && endpoint.provider() == Some(host.address));
-    endpoint.is_remote() && endpoint.name.is_empty() && (conjured || of_service)
+    let unnamed = endpoint.name.is_empty() || endpoint.name == UNNAMED;
+    endpoint.is_remote() && unnamed && (conjured || of_service)
 }
 
 #[cfg(test)]
@@ -117,6 +121,9 @@ mod tests {
             (made.clone(), true),
             (Endpoint { mac_address: "02-11-C0-A8-02-03".to_owned(), ..made.clone() }, true),
             (Endpoint { name: "calico".to_owned(), ..made.clone() }, false),
+            // HNS names an endpoint without a name (microsoft/Windows-Containers#631).
+            (Endpoint { name: "Ethernet".to_owned(), ..made.clone() }, true),
+            (Endpoint { name: "Ethernet".to_owned(), flags: 0, ..made.clone() }, false),
             (Endpoint { mac_address: "00-15-5d-00-00-07".to_owned(), ..made.clone() }, false),
             (Endpoint { flags: 0, ..made }, false),
             (Endpoint { mac_address: "00:15:5d:00:00:02".to_owned(), ..of_service.clone() }, true),
