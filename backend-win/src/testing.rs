@@ -1,10 +1,13 @@
-//! A fake HNS for tests. It stores documents as HNS does, and has the problematic behaviours that HNS has or may have.
+//! A fake HNS for tests. It stores documents as HNS does, refuses those that break one of its [`rules`], and has the problematic
+//! behaviours that HNS has or may have.
 //!
 //! | behaviour | |
 //! |---|---|
 //! | two endpoints may have one address | an endpoint of a pod and a remote one, on Windows Server 2019 and 2022 |
-//! | a port that is taken is refused | `HCN_E_PORT_ALREADY_EXISTS`, whichever load balancer has it |
-//! | deleting a missing object is an error | `ERROR_NOT_FOUND` |
+//! | opening or deleting a missing object is an error | Azure/azure-container-networking#715; hnslib, `TestNotFoundError` |
+//! | an endpoint without a name is named Ethernet | microsoft/Windows-Containers#631, kubernetes-sigs/sig-windows-tools#168 |
+//! | a load balancer has few endpoints | [`FakeHcn::most_endpoints`] |
+//! | a load balancer for SCTP is refused | [`FakeHcn::refuses_sctp`]; Kubernetes supports no SCTP on Windows |
 //! | an endpoint can be deleted although a load balancer refers to it | [`FakeHcn::deletes_what_is_named`]; otherwise it is refused |
 //! | the version promises a function that is not implemented | [`FakeHcn::modify_is_not_implemented`] |
 //! | a change in place succeeds but changes nothing | [`FakeHcn::modify_does_nothing`]; Windows Server 2025 at first |
@@ -13,11 +16,14 @@
 //! | an object does not have the requested identifier | [`FakeHcn::chooses_ids`] |
 //! | a document is shown in a different form than written | [`FakeHcn::rewrites`] |
 
+pub mod rules;
+
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
 };
 
+use ipnet::IpNet;
 use serde_json::{Value, json};
 
 use crate::{
@@ -26,6 +32,10 @@ use crate::{
         Failure, Features, Guid, Hcn, Kind, Version,
         schema::{self, LoadBalancer},
     },
+};
+use rules::{
+    ENDPOINT_NOT_FOUND, HAS_REFERENCES, INVALID_ARGUMENT, INVALID_JSON, NETWORK_NOT_FOUND, NOT_FOUND, NOT_IMPLEMENTED,
+    Request, failure,
 };
 
 /// A fake HNS.
@@ -41,6 +51,10 @@ pub struct FakeHcn {
     pub modify_is_not_implemented: bool,
     /// Whether a change of a load balancer succeeds but has no effect.
     pub modify_does_nothing: bool,
+    /// The number of endpoints that a load balancer may have.
+    pub most_endpoints: usize,
+    /// Whether a load balancer for SCTP is refused.
+    pub refuses_sctp: bool,
     /// Whether an endpoint can be deleted although a load balancer refers to it.
     pub deletes_what_is_named: bool,
     /// Whether new objects get identifiers other than those requested.
@@ -55,13 +69,8 @@ pub struct FakeHcn {
     next: u128,
 }
 
-const NOT_FOUND: u32 = 0x8007_0490;
-const ALREADY_EXISTS: u32 = 0x8007_00b7;
-const PORT_ALREADY_EXISTS: u32 = 0x803b_0013;
-const ENDPOINT_NOT_FOUND: u32 = 0x803b_0002;
-const INVALID_JSON: u32 = 0x803b_001b;
-const HAS_REFERENCES: u32 = 0x803b_002c;
-const NOT_IMPLEMENTED: u32 = 0x8000_4001;
+/// The number of endpoints that a load balancer may have since an update of 2022 (awsdocs/amazon-eks-user-guide#591).
+const MOST_ENDPOINTS: usize = 1024;
 
 impl Default for FakeHcn {
     /// Returns an empty HNS of Windows Server 2022.
@@ -72,6 +81,8 @@ impl Default for FakeHcn {
             interfaces: BTreeMap::new(),
             modify_is_not_implemented: false,
             modify_does_nothing: false,
+            most_endpoints: MOST_ENDPOINTS,
+            refuses_sctp: false,
             deletes_what_is_named: false,
             chooses_ids: false,
             rewrites: None,
@@ -84,10 +95,13 @@ impl Default for FakeHcn {
 }
 
 impl FakeHcn {
-    /// Returns an HNS with a network and one endpoint per pod address, as a CNI plugin creates them.
+    /// Returns an HNS with a network and one endpoint per pod address, as a CNI plugin creates them. The network has the subnets
+    /// of these addresses.
     pub fn with_network(name: &str, kind: &str, remote_subnets: &[(&str, &str)], pods: &[&str]) -> Self {
         let mut fake = Self::default();
         fake.add_network(name, kind, remote_subnets);
+        let subnets: BTreeSet<IpNet> = pods.iter().filter_map(|pod| subnet(pod.parse().ok()?)).collect();
+        subnets.into_iter().for_each(|subnet| fake.add_subnet(name, subnet));
         pods.iter().for_each(|pod| _ = fake.add_pod(name, pod));
         fake
     }
@@ -100,10 +114,23 @@ impl FakeHcn {
                 "DistributedRouterMacAddress": "00-15-5d-00-00-01"}})
         };
         let policies: Vec<Value> = remote_subnets.iter().map(route).collect();
-        let network = json!({"ID": id, "Name": name, "Type": kind, "Policies": policies, "Ipams": [], "Flags": 0, "Health": {"Extra": {}},
+        let network = json!({"ID": id, "Name": name, "Type": kind, "Policies": policies,
+            "Ipams": [{"Type": "Static", "Subnets": []}], "Flags": 0, "Health": {"Extra": {}},
             "SchemaVersion": {"Major": 2, "Minor": 0}});
         self.objects.insert((Kind::Network, id), network);
         id
+    }
+
+    /// Adds a subnet to a network, whose local endpoints need an address in one of its subnets.
+    pub fn add_subnet(&mut self, network: &str, subnet: IpNet) {
+        let document = subnet_document(subnet);
+        for network in self.named(Kind::Network, network) {
+            let ipams = self.objects.get_mut(&(Kind::Network, network)).map(|network| &mut network["Ipams"]);
+            match ipams.and_then(|ipams| ipams[0]["Subnets"].as_array_mut()) {
+                Some(subnets) if !subnets.contains(&document) => subnets.push(document.clone()),
+                _ => {}
+            }
+        }
     }
 
     /// Adds the endpoint of a pod.
@@ -167,37 +194,51 @@ impl FakeHcn {
         self.may(call)
     }
 
-    fn show(&self, kind: Kind, id: Guid) -> Option<String> {
-        let mut document = self.objects.get(&(kind, id))?.clone();
+    /// Returns a document as HNS shows it.
+    fn shown(&self, document: &Value) -> String {
+        let mut document = document.clone();
         if let Some(rewrite) = self.rewrites {
             rewrite(&mut document);
         }
-        Some(document.to_string())
+        document.to_string()
     }
 
-    fn put(&mut self, call: &'static str, kind: Kind, id: Guid, mut document: Value) -> Result<String, Failure> {
+    fn show(&self, kind: Kind, id: Guid) -> Option<String> {
+        Some(self.shown(self.objects.get(&(kind, id))?))
+    }
+
+    fn put(&mut self, kind: Kind, id: Guid, mut document: Value) -> String {
         document["ID"] = json!(id);
+        let shown = self.shown(&document);
         self.objects.insert((kind, id), document);
-        self.show(kind, id).ok_or_else(|| failure(call, NOT_FOUND))
+        shown
     }
 
-    fn id_for(&mut self, call: &'static str, kind: Kind, id: Guid) -> Result<Guid, Failure> {
-        if self.chooses_ids || id.number() == 0 {
-            return Ok(self.assign());
+    /// Checks a document as HNS does before it accepts it.
+    fn check(
+        &self,
+        call: &'static str,
+        kind: Kind,
+        id: Guid,
+        network: Guid,
+        changes: bool,
+        document: &Value,
+    ) -> Result<(), Failure> {
+        let id = if self.chooses_ids && !changes { Guid::new(0) } else { id };
+        let (version, most_endpoints) = (self.version, self.most_endpoints);
+        let request = Request { kind, id, network, changes, document, objects: &self.objects, version, most_endpoints };
+        match rules::broken(&request) {
+            Some(rule) => Err(failure(call, rule.code, rule.detail)),
+            None if self.refuses_sctp && balancer(document).is_some_and(|one| has_sctp(&one)) => {
+                Err(failure(call, INVALID_ARGUMENT, ""))
+            }
+            None => Ok(()),
         }
-        if self.objects.contains_key(&(kind, id)) { Err(failure(call, ALREADY_EXISTS)) } else { Ok(id) }
     }
 
-    /// Checks a load balancer as HNS does before it accepts it.
-    fn check(&self, call: &'static str, document: &Value, itself: Option<Guid>) -> Result<(), Failure> {
-        let Some(wanted) = balancer(document) else { return Err(failure(call, INVALID_JSON)) };
-        let missing = |id: &Guid| !self.objects.contains_key(&(Kind::Endpoint, *id));
-        if wanted.host_compute_endpoints.iter().any(missing) {
-            return Err(failure(call, ENDPOINT_NOT_FOUND));
-        }
-        let others = self.documents(Kind::LoadBalancer).filter(|(id, _)| Some(*id) != itself);
-        let taken = others.filter_map(|(_, other)| balancer(other)).any(|other| collide(&wanted, &other));
-        if taken { Err(failure(call, PORT_ALREADY_EXISTS)) } else { Ok(()) }
+    /// The identifier of a new object.
+    fn id_for(&mut self, id: Guid) -> Guid {
+        if self.chooses_ids || id.number() == 0 { self.assign() } else { id }
     }
 }
 
@@ -206,36 +247,36 @@ fn balancer(document: &Value) -> Option<LoadBalancer> {
     schema::read("load balancer", &document.to_string()).ok()
 }
 
-/// Whether two load balancers have the same port of the same address. Without an address, they use the node's.
-fn collide(one: &LoadBalancer, other: &LoadBalancer) -> bool {
-    let family = |balancer: &LoadBalancer| balancer.flags.contains(schema::LoadBalancerFlags::IPV6);
-    let addresses = match (one.frontend_vips.is_empty(), other.frontend_vips.is_empty()) {
-        (true, true) => true,
-        (false, false) => one.frontend_vips.iter().any(|vip| other.frontend_vips.contains(vip)),
-        _ => false,
-    };
-    let mut ports = one.port_mappings.iter().flat_map(|a| other.port_mappings.iter().map(move |b| (a, b)));
-    family(one) == family(other)
-        && addresses
-        && ports.any(|(a, b)| (a.protocol, a.external_port) == (b.protocol, b.external_port))
+fn has_sctp(balancer: &LoadBalancer) -> bool {
+    balancer.port_mappings.iter().any(|mapping| mapping.protocol == 132)
 }
 
-fn failure(call: &'static str, code: u32) -> Failure {
-    let text = match code {
-        NOT_FOUND => "Element not found.",
-        PORT_ALREADY_EXISTS => "The specified port already exists.",
-        ENDPOINT_NOT_FOUND => "The endpoint was not found.",
-        INVALID_JSON => "Invalid JSON document string.",
-        HAS_REFERENCES => "The object is in use.",
-        NOT_IMPLEMENTED => "Not implemented",
-        _ => "The object already exists.",
-    };
-    Failure::new(call, code, json!({"Success": false, "Error": text, "ErrorCode": code}).to_string())
+/// The subnet of a pod's address.
+fn subnet(pod: IpAddr) -> Option<IpNet> {
+    IpNet::new(pod, if pod.is_ipv4() { 24 } else { 64 }).ok().map(|subnet| subnet.trunc())
 }
 
-fn document(call: &'static str, settings: &str) -> Result<Value, Failure> {
-    let document: Option<Value> = serde_json::from_str(settings).ok();
-    document.filter(Value::is_object).ok_or_else(|| failure(call, INVALID_JSON))
+/// A subnet whose gateway has its last address but one, so that pods may have the first ones.
+fn subnet_document(subnet: IpNet) -> Value {
+    let (gateway, all) = match subnet {
+        IpNet::V4(subnet) => (IpAddr::from((u32::from(subnet.broadcast()) - 1).to_be_bytes()), "0.0.0.0/0"),
+        IpNet::V6(subnet) => (IpAddr::from((u128::from(subnet.broadcast()) - 1).to_be_bytes()), "::/0"),
+    };
+    json!({"IpAddressPrefix": subnet, "Routes": [{"NextHop": gateway, "DestinationPrefix": all}]})
+}
+
+fn missing(call: &'static str, kind: Kind) -> Failure {
+    let code = match kind {
+        Kind::Network => NETWORK_NOT_FOUND,
+        Kind::Endpoint => ENDPOINT_NOT_FOUND,
+        Kind::LoadBalancer => NOT_FOUND,
+    };
+    failure(call, code, "")
+}
+
+/// Parses settings; `Value::Null` if they are not JSON.
+fn parsed(settings: &str) -> Value {
+    serde_json::from_str(settings).unwrap_or_default()
 }
 
 impl Hcn for FakeHcn {
@@ -251,7 +292,7 @@ impl Hcn for FakeHcn {
             Kind::LoadBalancer => "HcnEnumerateLoadBalancers",
         };
         self.ask(call)?;
-        schema::answer(query, self.documents(kind)).map_err(|_| failure(call, INVALID_JSON))
+        schema::answer(query, self.documents(kind)).map_err(|_| failure(call, INVALID_JSON, ""))
     }
 
     fn properties(&mut self, kind: Kind, id: Guid) -> Result<String, Failure> {
@@ -261,44 +302,42 @@ impl Hcn for FakeHcn {
             Kind::LoadBalancer => "HcnOpenLoadBalancer",
         };
         self.ask(call)?;
-        self.show(kind, id).ok_or_else(|| failure(call, NOT_FOUND))
+        self.show(kind, id).ok_or_else(|| missing(call, kind))
     }
 
     fn create_endpoint(&mut self, network: Guid, id: Guid, settings: &str) -> Result<String, Failure> {
         const CALL: &str = "HcnCreateEndpoint";
         self.notify(CALL, id)?;
-        if !self.objects.contains_key(&(Kind::Network, network)) {
-            return Err(failure(CALL, NOT_FOUND));
+        let mut document = parsed(settings);
+        self.check(CALL, Kind::Endpoint, id, network, false, &document)?;
+        if document["Name"].as_str().is_none_or(str::is_empty) {
+            document["Name"] = json!("Ethernet");
         }
-        let document = document(CALL, settings)?;
-        let id = self.id_for(CALL, Kind::Endpoint, id)?;
-        self.put(CALL, Kind::Endpoint, id, document)
+        let id = self.id_for(id);
+        Ok(self.put(Kind::Endpoint, id, document))
     }
 
     fn create_load_balancer(&mut self, id: Guid, settings: &str) -> Result<String, Failure> {
         const CALL: &str = "HcnCreateLoadBalancer";
         self.notify(CALL, id)?;
-        let document = document(CALL, settings)?;
-        self.check(CALL, &document, None)?;
-        let id = self.id_for(CALL, Kind::LoadBalancer, id)?;
-        self.put(CALL, Kind::LoadBalancer, id, document)
+        let document = parsed(settings);
+        self.check(CALL, Kind::LoadBalancer, id, Guid::new(0), false, &document)?;
+        let id = self.id_for(id);
+        Ok(self.put(Kind::LoadBalancer, id, document))
     }
 
     fn modify_load_balancer(&mut self, id: Guid, settings: &str) -> Result<String, Failure> {
         const CALL: &str = "HcnModifyLoadBalancer";
         self.notify(CALL, id)?;
         let Some(shown) = self.show(Kind::LoadBalancer, id) else {
-            return Err(failure("HcnOpenLoadBalancer", NOT_FOUND));
+            return Err(missing("HcnOpenLoadBalancer", Kind::LoadBalancer));
         };
         if self.modify_is_not_implemented || !Features::of(self.version).modify_load_balancer {
-            return Err(failure(CALL, NOT_IMPLEMENTED));
+            return Err(failure(CALL, NOT_IMPLEMENTED, ""));
         }
-        let document = document(CALL, settings)?;
-        self.check(CALL, &document, Some(id))?;
-        if self.modify_does_nothing {
-            return Ok(shown);
-        }
-        self.put(CALL, Kind::LoadBalancer, id, document)
+        let document = parsed(settings);
+        self.check(CALL, Kind::LoadBalancer, id, Guid::new(0), true, &document)?;
+        Ok(if self.modify_does_nothing { shown } else { self.put(Kind::LoadBalancer, id, document) })
     }
 
     fn delete_endpoint(&mut self, id: Guid) -> Result<(), Failure> {
@@ -306,15 +345,15 @@ impl Hcn for FakeHcn {
         self.notify(CALL, id)?;
         let is_named = self.load_balancers().iter().any(|balancer| balancer.host_compute_endpoints.contains(&id));
         if is_named && !self.deletes_what_is_named {
-            return Err(failure(CALL, HAS_REFERENCES));
+            return Err(failure(CALL, HAS_REFERENCES, ""));
         }
-        self.objects.remove(&(Kind::Endpoint, id)).map(drop).ok_or_else(|| failure(CALL, NOT_FOUND))
+        self.objects.remove(&(Kind::Endpoint, id)).map(drop).ok_or_else(|| missing(CALL, Kind::Endpoint))
     }
 
     fn delete_load_balancer(&mut self, id: Guid) -> Result<(), Failure> {
         const CALL: &str = "HcnDeleteLoadBalancer";
         self.notify(CALL, id)?;
-        self.objects.remove(&(Kind::LoadBalancer, id)).map(drop).ok_or_else(|| failure(CALL, NOT_FOUND))
+        self.objects.remove(&(Kind::LoadBalancer, id)).map(drop).ok_or_else(|| missing(CALL, Kind::LoadBalancer))
     }
 }
 

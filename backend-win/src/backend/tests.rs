@@ -17,6 +17,7 @@ use crate::{
 
 mod cases;
 mod listed;
+mod refused;
 
 const WEB: &str = "{node: {name: n, addresses: [192.168.0.2], serviceCIDRs: [172.30.0.0/16]}, services: [
     {service: default/web, type: NodePort, clusterIPs: [172.30.0.1],

@@ -31,6 +31,8 @@ fn kernel(state: &Snapshot, network: &str) -> FakeHcn {
     let pods: Vec<String> = pods.iter().map(ToString::to_string).collect();
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
     let mut fake = FakeHcn::with_network("pods", network, &[("10.180.1.0/24", "192.168.0.3")], &pods);
+    // The source VIP needs a subnet, whichever pods the node has.
+    fake.add_subnet("pods", "10.180.0.0/24".parse().unwrap());
     let mac = "00-15-5d-00-00-02".to_owned();
     fake.interfaces = state.node.addresses.iter().map(|address| (*address, mac.clone())).collect();
     fake
