@@ -17,6 +17,7 @@ use crate::{
 
 mod cases;
 mod listed;
+mod recorded;
 mod refused;
 
 const WEB: &str = "{node: {name: n, addresses: [192.168.0.2], serviceCIDRs: [172.30.0.0/16]}, services: [
