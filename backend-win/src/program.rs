@@ -149,10 +149,17 @@ fn check(options: &Options, kernel: &mut impl Kernel) -> anyhow::Result<()> {
         .network
         .as_deref()
         .context("the test needs a network for its endpoints: choose one with --network-name")?;
-    let seen = contract::check(kernel, network).context("this HNS does not behave as localnet-win requires")?;
+    let seen = contract::check(kernel, network).context("the test cannot begin")?;
     let mut out = io::stdout().lock();
-    for one in seen {
-        writeln!(out, "{}: {}", if one.is_so { "yes" } else { "no " }, one.what)?;
+    for one in seen.observations {
+        let evidence = if one.evidence.is_empty() { String::new() } else { format!(" ({})", one.evidence) };
+        writeln!(out, "{}: {}{evidence}", if one.is_so { "yes" } else { "no " }, one.question.behaviour)?;
+    }
+    for violation in &seen.violations {
+        writeln!(out, "violation: {violation:#}")?;
+    }
+    if !seen.violations.is_empty() {
+        bail!("this HNS does not behave as localnet-win requires: report the violations above");
     }
     writeln!(out, "This HNS behaves as localnet-win requires.")?;
     Ok(())
@@ -164,7 +171,10 @@ mod tests {
     use localnet_client::program::execute;
 
     use super::*;
-    use crate::{hcn::Kind, testing::FakeHcn};
+    use crate::{
+        hcn::{Failure, Kind},
+        testing::FakeHcn,
+    };
 
     type Arguments = localnet_client::program::Arguments<Win<FakeHcn>>;
 
@@ -245,8 +255,11 @@ mod tests {
         let mut fake = FakeHcn::with_network("cbr0", "L2Bridge", &[], &[]);
         check(&options, &mut fake).unwrap();
         assert_eq!(fake.documents(Kind::LoadBalancer).count(), 0);
-        let error = check(&Options { network: None, ..options }, &mut fake).unwrap_err().to_string();
+        let error = check(&Options { network: None, ..options.clone() }, &mut fake).unwrap_err().to_string();
         assert!(error.contains("--network-name"), "{error}");
+        fake.fail("HcnDeleteLoadBalancer", 99, Failure::new("HcnDeleteLoadBalancer", 0x8000_4005, ""));
+        let error = check(&options, &mut fake).unwrap_err().to_string();
+        assert!(error.contains("report the violations above"), "{error}");
         for (arguments, expected) in [
             (&["--config", file][..], true),
             (&["check", "--config", file], false),

@@ -25,6 +25,8 @@
 #define PORT_ALREADY_EXISTS ((HRESULT)0x803b0013)
 #define ENDPOINT_NOT_FOUND ((HRESULT)0x803b0002)
 #define INVALID_JSON ((HRESULT)0x803b001b)
+#define INVALID_JSON_REFERENCE ((HRESULT)0x803b001c)
+#define INVALID_INTERNAL_PORT ((HRESULT)0x803b002d)
 #define HAS_REFERENCES ((HRESULT)0x803b002c)
 #define NOT_IMPLEMENTED ((HRESULT)0x80004001)
 
@@ -264,11 +266,13 @@ static void id_text(const GUID *id, char text[37])
 
 static HRESULT refuse(const char *call, const char *id, HRESULT code, PWSTR *record)
 {
-    const char *text = code == NOT_FOUND             ? "Element not found."
-                       : code == PORT_ALREADY_EXISTS ? "The specified port already exists."
-                       : code == INVALID_JSON        ? "Invalid JSON document string."
-                       : code == NOT_IMPLEMENTED     ? "Not implemented"
-                                                     : "No.";
+    const char *text = code == NOT_FOUND                ? "Element not found."
+                       : code == PORT_ALREADY_EXISTS    ? "The specified port already exists."
+                       : code == INVALID_JSON           ? "Invalid JSON document string."
+                       : code == INVALID_JSON_REFERENCE ? "The reference is invalid in the JSON document. A Reference is required"
+                       : code == INVALID_INTERNAL_PORT  ? "The internal port must exist and cannot be zero."
+                       : code == NOT_IMPLEMENTED        ? "Not implemented"
+                                                        : "No.";
     char json[256];
     snprintf(json, sizeof json, "{\"Success\":false,\"Error\":\"%s\",\"ErrorCode\":%lu}", text, (unsigned long)code);
     note("%s %s refused %08lx", call, id, (unsigned long)code);
@@ -413,9 +417,16 @@ static HRESULT check(const char *settings, const char *itself)
 {
     char id[64];
     const char *endpoints = field(settings, "HostComputeEndpoints"), *one;
-    while ((one = item(&endpoints)))
+    size_t named = 0;
+    for (; (one = item(&endpoints)); named++)
         if (!find(ENDPOINT, string(one, id, sizeof id)))
             return ENDPOINT_NOT_FOUND;
+    if (!named)
+        return INVALID_JSON_REFERENCE;
+    const char *ports = field(settings, "PortMappings"), *port;
+    while ((port = item(&ports)))
+        if (!number(field(port, "InternalPort")))
+            return INVALID_INTERNAL_PORT;
     /* Of thousands of load balancers those are read in which the only address is found at all. */
     char vip[64];
     const char *vips = field(settings, "FrontendVIPs");

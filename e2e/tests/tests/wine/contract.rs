@@ -20,6 +20,10 @@ fn calls_match_the_header_of_the_library_and_leak_nothing() {
             "yes: two endpoints may have the same address",
             "yes: HNS returns a load balancer as it was written",
             &format!("{in_place}: a load balancer can be changed in place"),
+            "yes: a load balancer may have 65 endpoints",
+            "yes: a load balancer without endpoints is refused (HcnCreateLoadBalancer: The reference is invalid",
+            "yes: a load balancer with the internal port 0 is refused",
+            "yes: HNS refuses documents with codes that localnet-win knows",
             "This HNS behaves as localnet-win requires.",
         ] {
             assert!(output.contains(line), "{line} is missing:\n{output}");
