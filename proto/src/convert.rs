@@ -380,7 +380,7 @@ fn ordered_addresses(set: Option<&wire::IpSet>) -> Result<Vec<IpAddr>, String> {
 }
 
 /// Parses each string of a list. The error contains the invalid string.
-fn parsed<T: FromStr<Err: Display>>(texts: &[String]) -> Result<Vec<T>, String> {
+pub(crate) fn parsed<T: FromStr<Err: Display>>(texts: &[String]) -> Result<Vec<T>, String> {
     exact(texts.iter().map(|text| text.parse().map_err(|error| format!("{text:?}: {error}"))))
 }
 

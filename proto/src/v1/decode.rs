@@ -3,11 +3,11 @@
 //! The wire format only grows, so a newer brain may send values that this reader does not know. The comments in the proto files say
 //! what each of them means to such a reader.
 
-use std::{collections::BTreeMap, fmt::Display, net::IpAddr, str::FromStr, sync::Arc};
+use std::{collections::BTreeMap, fmt::Display, net::IpAddr, sync::Arc};
 
 use super::{EndpointKey, PUBLISHED, settings, wire};
 use crate::{
-    convert::{DecodeError, Names, service_error},
+    convert::{DecodeError, Names, parsed, service_error},
     model::{
         Affinity, Endpoint, EndpointPort, Facts, Family, HashBy, Node, Origin, Port, Protocol, Revision, Scopes,
         Service, ServiceKey, SourceFilter, TargetRef, Verdict, WhenEmpty,
@@ -233,11 +233,6 @@ fn filter(filter: &wire::SourceFilter) -> Result<SourceFilter, String> {
 
 fn ip(text: &str) -> Result<IpAddr, String> {
     text.parse::<IpAddr>().map_err(|error| format!("{text:?}: {error}"))
-}
-
-/// Parses each string of a list. The error contains the invalid string.
-pub(super) fn parsed<T: FromStr<Err: Display>>(texts: &[String]) -> Result<Vec<T>, String> {
-    texts.iter().map(|text| text.parse().map_err(|error| format!("{text:?}: {error}"))).collect()
 }
 
 fn port_number(number: u32) -> Result<u16, String> {

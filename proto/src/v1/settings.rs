@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{decode::parsed, wire};
-use crate::model::{ClusterIpMasquerade, LocalPods, TrafficSettings};
+use super::wire;
+use crate::{
+    convert::parsed,
+    model::{ClusterIpMasquerade, LocalPods, TrafficSettings},
+};
 
 /// The message.
 pub(super) fn encode(settings: &TrafficSettings) -> wire::TrafficSettings {

@@ -86,6 +86,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "localnet-brain",
             "localnet-config",
             "localnet-config-file",
+            "localnet-win",
         ],
     ),
     ("localnet-packaging", &["localnet", "localnet-brain", "localnet-node"]),
