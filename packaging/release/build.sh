@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds all files of a release in target/dist: images, Debian packages, the programs for Windows, the chart, the conformance kit, the
-# wheel of the Python library, licences, bills of materials and checksums.
+# Go module, the wheel of the Python library, licences, bills of materials and checksums.
 #
 #   packaging/release/build.sh            builds the programs first
 #   packaging/release/build.sh of FOLDER  uses the programs in FOLDER/ARCH/bin and FOLDER/windows-ARCH/bin, and the manuals in FOLDER/manual, as packaging/programs.sh writes them
@@ -54,6 +54,7 @@ for folder in "$programs"/*/bin; do
     packaging/deb.sh of "$folder" "$programs/manual" "$platform" "$dist/files"
     archive "$folder/../kit" "$dist/files/localnet-conformance_${version}_linux_$platform.tar.gz"
 done
+packaging/module.sh "$dist/files"
 packaging/wheel.sh "$dist/files"
 cp "$programs/NOTICES.gz" "$dist/files"
 # The bills of materials, and the lists of Debian packages in images.

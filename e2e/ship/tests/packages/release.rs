@@ -186,7 +186,9 @@ fn users_get_what_a_release_publishes() -> anyhow::Result<()> {
     let sums = fs::read_to_string(files.join("SHA256SUMS"))?;
     let wheel = "localnet_client-9.8.7-py3-none-any.whl";
     let deb = format!("localnet_9.8.7_{arch}.deb");
-    for file in [&kit, &*deb, "localnet-9.8.7.tgz", "localnet-nft.cdx.json", "localnet-win.cdx.json", windows, wheel] {
+    let module = "localnet-go_9.8.7.tar.gz";
+    let materials = ["localnet-nft.cdx.json", "localnet-win.cdx.json"];
+    for file in [&*kit, &*deb, "localnet-9.8.7.tgz", windows, module, wheel].into_iter().chain(materials) {
         assert!(sums.contains(&format!("  {file}\n")), "{file} is not in {sums}");
     }
     // The wheel needs nothing else from this repository.
