@@ -15,5 +15,9 @@ export SOURCE_DATE_EPOCH
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 cp -r python/. LICENSE "$tree"
+# PyPI shows the README, and does not know its relative links.
+repository=$(sed -n 's/^repository = "\(.*\)"/\1/p' Cargo.toml)
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+sed -i "s,](\.\./,]($repository/blob/v$version/,g" "$tree/README.md"
 "${LOCALNET_CACHE:-.cache}/python/venv/bin/pip" wheel --quiet --disable-pip-version-check --no-index --no-build-isolation --no-deps \
     --wheel-dir "$out" "$tree"

@@ -1,13 +1,15 @@
 #!/bin/sh
-# Publishes the release in target/dist: images, chart, files and crates. Run it again if it fails: what is published already stays the same.
+# Publishes the release in target/dist: images, chart, files, crates and the Python library. Run it again if it fails: what is published already
+# stays the same. The tag go/vX.Y.Z publishes the Go module, so the script only checks that this tag exists.
 #
-#   packaging/release/publish.sh    needs skopeo, cosign, gh and cargo with credentials: the workflow .github/workflows/release.yml has them
+#   packaging/release/publish.sh    needs skopeo, cosign, gh, cargo and twine, with credentials: the workflow .github/workflows/release.yml has them
 #   DIST=…                          another folder than target/dist
 #   REGISTRY=…                      another registry than that in packaging/release/registry
 #   PLAIN_HTTP=1                    a registry without TLS, for tests
 #
 # cosign signs with the identity of the workflow (keyless), and records each signature in a public log. Each image gets a signature, and
-# attestations of its bill of materials and of its provenance (SLSA). The files have one signature and one provenance, of their checksums.
+# attestations of its bill of materials and of its provenance (SLSA). The files have one signature and one provenance, of their checksums. twine
+# needs no token: PyPI trusts the workflow (trusted publishing).
 set -eu
 
 cd "$(dirname "$0")/../.."
@@ -19,6 +21,12 @@ insecure=
 plain=
 [ -z "${PLAIN_HTTP-}" ] || insecure=--dest-tls-verify=false plain=--plain-http
 
+# Check everything that can be refused before anything is published.
+for tag in $(git ls-files '*/go.mod' | sed -n "s,^\([^/]*\)/go.mod\$,\1/v$version,p"); do
+    gh api --silent "repos/$GITHUB_REPOSITORY/git/ref/tags/$tag" || { echo "failed to publish: the tag $tag is missing: push it" >&2; exit 1; }
+done
+wheel=$dist/files/localnet_client-$version-py3-none-any.whl
+twine check --strict "$wheel"
 # Crates that are published already stay: crates.io accepts each version once. The others must build from their packages before anything is published.
 for crate in $(cargo metadata --no-deps --format-version 1 | jq -r '.packages[] | select(.publish != []) | .name'); do
     cargo info --registry crates-io "$crate@$version" >/dev/null 2>&1 || set -- "$@" --package "$crate"
@@ -73,3 +81,4 @@ gh release upload "v$version" --clobber "$dist"/files/*
 gh release edit "v$version" --draft=false
 
 [ $# -eq 0 ] || cargo publish --no-verify --locked "$@"
+twine upload --non-interactive --skip-existing "$wheel"

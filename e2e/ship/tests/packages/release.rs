@@ -96,6 +96,7 @@ fn put_tools(folder: &Path) -> anyhow::Result<()> {
     let none_exists = "case $* in *\"release view\"*|info*) exit 1 ;; esac\n";
     let metadata = r#"case $1 in metadata) echo '{"packages":[{"name":"localnet-client","publish":null},{"name":"localnet-nft","publish":[]}]}' ;; esac"#;
     put_script(&folder.join("bin/cosign"), &record)?;
+    put_script(&folder.join("bin/twine"), &record)?;
     put_script(&folder.join("bin/gh"), &format!("{record}{none_exists}"))?;
     put_script(&folder.join("bin/cargo"), &format!("{record}{none_exists}{metadata}\n"))?;
     put_script(&folder.join("cache/cargo-sbom/bin/cargo-sbom"), "#!/bin/sh\necho '{\"bomFormat\": \"CycloneDX\"}'\n")?;
@@ -105,7 +106,7 @@ fn put_tools(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// From a version to the files, images and the chart that users get. Only signatures, GitHub and crates.io have stand-ins.
+/// From a version to the files, images and the chart that users get. Only signatures, GitHub, crates.io and PyPI have stand-ins.
 #[test]
 fn users_get_what_a_release_publishes() -> anyhow::Result<()> {
     let (copy, made, arch) = (copy()?, folder()?, arch()?);
@@ -146,7 +147,8 @@ fn users_get_what_a_release_publishes() -> anyhow::Result<()> {
         helm(&[&["template", "localnet", &chart, "--version", "9.8.7", "--plain-http"][..], &windows].concat())?;
     let images: BTreeSet<_> = rendered.lines().filter_map(|line| line.trim().strip_prefix("image: ")).collect();
     assert_eq!(images.len(), 3, "{images:?}");
-    let calls = fs::read_to_string(made.path().join("calls"))?;
+    let (dist, calls) = (copy.path().join("target/dist"), fs::read_to_string(made.path().join("calls"))?);
+    let wheel = dist.join("files/localnet_client-9.8.7-py3-none-any.whl").display().to_string();
     let called = |call: &str| calls.lines().any(|line| line.starts_with(call));
     for image in images {
         let (name, digest) = image.split_once(":9.8.7@").with_context(|| format!("{image} has a digest"))?;
@@ -166,12 +168,14 @@ fn users_get_what_a_release_publishes() -> anyhow::Result<()> {
         "gh release create v9.8.7",
         "cargo publish --dry-run --locked --package localnet-client",
         "cargo publish --no-verify --locked --package localnet-client",
+        "gh api --silent repos/a/b/git/ref/tags/go/v9.8.7",
+        &format!("twine check --strict {wheel}"),
+        &format!("twine upload --non-interactive --skip-existing {wheel}"),
     ] {
         assert!(called(call), "{call} is not in {calls}");
     }
     assert!(!calls.contains("--package localnet-nft"), "a crate that must not be published: {calls}");
 
-    let dist = copy.path().join("target/dist");
     let files = dist.join("files");
     output(Command::new("sha256sum").args(["--check", "--strict", "SHA256SUMS"]).current_dir(&files))?;
     let kit = format!("localnet-conformance_9.8.7_linux_{arch}.tar.gz");
@@ -184,19 +188,20 @@ fn users_get_what_a_release_publishes() -> anyhow::Result<()> {
     let listing = output(Command::new("tar").arg("-tzf").arg(files.join(windows)))?;
     assert!(listing.contains("./localnet-brain.exe\n") && listing.contains("./localnet-win.exe\n"), "{listing}");
     let sums = fs::read_to_string(files.join("SHA256SUMS"))?;
-    let wheel = "localnet_client-9.8.7-py3-none-any.whl";
-    let deb = format!("localnet_9.8.7_{arch}.deb");
     let module = "localnet-go_9.8.7.tar.gz";
+    let deb = format!("localnet_9.8.7_{arch}.deb");
     let materials = ["localnet-nft.cdx.json", "localnet-win.cdx.json"];
-    for file in [&*kit, &*deb, "localnet-9.8.7.tgz", windows, module, wheel].into_iter().chain(materials) {
+    for path in [&*kit, &*deb, "localnet-9.8.7.tgz", windows, module, &*wheel].into_iter().chain(materials) {
+        let file = path.rsplit('/').next().unwrap();
         assert!(sums.contains(&format!("  {file}\n")), "{file} is not in {sums}");
     }
     // The wheel needs nothing else from this repository.
     let mut python = Command::new(cache().join("python/venv/bin/python"));
-    let imports =
-        "import sys; sys.path.insert(0, sys.argv[1]); import localnet_client; print(localnet_client.__file__)";
-    let imported = output(python.args(["-Ic", imports]).arg(files.join(wheel)))?;
-    assert!(imported.contains(wheel), "{imported}");
+    let imports = "import importlib.metadata, sys; sys.path.insert(0, sys.argv[1]); import localnet_client; \
+         print(localnet_client.__file__, importlib.metadata.metadata('localnet-client').get_payload())";
+    let imported = output(python.args(["-Ic", imports]).arg(&wheel))?;
+    assert!(imported.contains(&wheel), "{imported}");
+    assert!(imported.contains("/blob/v9.8.7/docs/writing-a-backend.md"), "links in the README: {imported}");
     let provenance: serde_json::Value = serde_json::from_str(&fs::read_to_string(dist.join("provenance.json"))?)?;
     assert_eq!(provenance["buildDefinition"]["resolvedDependencies"][0]["digest"]["gitCommit"], "0a1b");
     Ok(())
