@@ -76,6 +76,18 @@ fn one_command_sets_the_version_and_the_tags() -> anyhow::Result<()> {
     Ok(())
 }
 
+#[test]
+fn the_first_release_has_the_version_that_all_files_name_already() -> anyhow::Result<()> {
+    let copy = copy()?;
+    let version = |argument| {
+        output(Command::new(copy.path().join("packaging/release/version.sh")).arg(argument).env("HOME", copy.path()))
+    };
+    version(VERSION)?;
+    assert_eq!(git(copy.path(), &["tag", "--points-at", "HEAD"])?, format!("go/v{VERSION}\nv{VERSION}\n"));
+    assert!(version("notes")?.contains("### Added"));
+    Ok(())
+}
+
 /// The cache of the programs that `make helm` builds.
 fn cache() -> PathBuf {
     env::var_os("LOCALNET_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from)
