@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds the examples in Go into .cache/examples, and installs the example in Node.js there.
+# Builds the examples in Go into .cache/examples, and installs the example in Node.js there. npm's cache is there as well, because the
+# test of docs/first-backend.md runs npm without the network.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -25,15 +26,20 @@ echo "examples: building the backends in Go"
 mkdir -p "$cache/bin"
 cd "$here/go"
 for program in proxy=. incremental=./incremental; do
-    CGO_ENABLED=0 go build -mod=readonly -buildvcs=false -o "$cache/bin/go-${program%=*}" "${program#*=}" ||
+    CGO_ENABLED=0 go build -mod=readonly -buildvcs=false -trimpath -o "$cache/bin/go-${program%=*}" "${program#*=}" ||
         fail "go build: is the Go module proxy reachable?"
 done
 GOOS=windows GOARCH=amd64 go build -mod=readonly -buildvcs=false -o "$cache/bin/go-incremental.exe" ./incremental || fail "go build: see above"
 
 echo "examples: installing the backend in Node.js"
-rm -rf "$cache/node"
+rm -rf "$cache/node" "$cache/npm"
 mkdir "$cache/node"
 cp "$here"/node/*.js* "$root/proto/localnetv1.proto" "$cache/node"
 cd "$cache/node"
-npm ci --silent --ignore-scripts --no-audit --no-fund || fail "npm ci: is the npm registry reachable?"
+export npm_config_cache="$cache/npm" npm_config_audit=false npm_config_fund=false
+npm ci --silent --ignore-scripts || fail "npm ci: is the npm registry reachable?"
+# As the page does: without the lock file, npm also needs the lists of versions.
+page=$(mktemp -d)
+trap 'rm -rf "$page"' EXIT
+(cd "$page" && npm install --silent --ignore-scripts @grpc/grpc-js @grpc/proto-loader) || fail "npm install: is the npm registry reachable?"
 echo "$stamp" >"$cache/stamp"
