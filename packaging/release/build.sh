@@ -38,21 +38,19 @@ fi
 jq -r --arg version "-$version" '.manifests[] | (.annotations["org.opencontainers.image.ref.name"] | rtrimstr($version)) + ": " + .digest' \
     "$dist/images/index.json" | sort >"$dist/digests.yaml"
 packaging/release/chart.sh "$dist/digests.yaml" "$dist/files"
-# archive FOLDER FILE: packs a folder, always in the same way.
-archive() {
-    tar --create --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --directory "$1" . | gzip --best --no-name >"$2"
-}
-
 for folder in "$programs"/*/bin; do
     platform=$(basename "$(dirname "$folder")")
     case $platform in
         windows-*)
-            archive "$folder" "$dist/files/localnet_${version}_$(echo "$platform" | tr - _).tar.gz"
-            continue
+            # The same bytes in each build.
+            tar --create --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --directory "$folder" . |
+                gzip --best --no-name >"$dist/files/localnet_${version}_$(echo "$platform" | tr - _).tar.gz"
+            ;;
+        *)
+            packaging/deb.sh of "$folder" "$programs/manual" "$platform" "$dist/files"
+            packaging/kit.sh pack "$folder/../kit" "$platform" "$dist/files"
             ;;
     esac
-    packaging/deb.sh of "$folder" "$programs/manual" "$platform" "$dist/files"
-    archive "$folder/../kit" "$dist/files/localnet-conformance_${version}_linux_$platform.tar.gz"
 done
 packaging/module.sh "$dist/files"
 packaging/wheel.sh "$dist/files"

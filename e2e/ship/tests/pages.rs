@@ -29,12 +29,11 @@ use localnet_e2e::program;
 use serde_json::json;
 
 /// The pages with such blocks, each with commands to run first, which the reader knows from another page.
-const PAGES: [(&str, &str); 8] = [
+const PAGES: [(&str, &str); 7] = [
     ("README.md", ""),
     ("docs/README.md", ""),
     ("docs/backends/iptables.md", BRAIN),
     ("docs/backends/nft.md", BRAIN),
-    ("docs/first-backend.md", FIRST_BACKEND),
     ("docs/migrating.md", ""),
     ("docs/pushing-services.md", ""),
     ("docs/reading-v1.md", ""),
@@ -46,17 +45,14 @@ localnet-brain --source file:examples --node-name demo-node &
 until [ -S /run/localnet/brain.sock ]; do sleep 0.1; done
 ";
 
-/// Enters a folder with the files that the reader has: the proto, the program, and the libraries from npm.
-const FIRST_BACKEND: &str = "\
-cp -r \"${LOCALNET_CACHE:-.cache}/examples/node\" /run/first-backend
-cd /run/first-backend
-";
+/// The pages with such blocks that need only the files of a release. `packages::authors` runs all of their blocks.
+const AUTHORS: [&str; 3] = ["docs/first-backend-go.md", "docs/first-backend-python.md", "docs/first-backend.md"];
 
 /// The pages with commands for a cluster.
 const CLUSTER_PAGES: [&str; 2] = ["charts/localnet/README.md", "docs/migrating.md"];
 
 /// Blocks that are not run: the page, the beginning of the block, and the reason.
-const NOT_RUN: [(&str, &str, &str); 25] = [
+const NOT_RUN: [(&str, &str, &str); 22] = [
     ("README.md", "make demo", "CI runs it"),
     ("README.md", "helm install", "the chart's own page runs it"),
     ("README.md", "localnet-node", "it needs kube-proxy's file: `system::drop_in` runs it with one"),
@@ -67,9 +63,6 @@ const NOT_RUN: [(&str, &str, &str); 25] = [
         "the brain does not exit: `conformance::examples` runs the examples beside it",
     ),
     ("docs/writing-a-backend.md", "localnet-conformance", "`conformance::examples` runs it"),
-    ("docs/first-backend.md", "mkdir", "it needs the files of a release: `packages::release` builds them"),
-    ("docs/first-backend.md", "npm install", "examples/build.sh installs the same libraries"),
-    ("docs/first-backend.md", "localnet-conformance", "`conformance::examples` runs it"),
     ("docs/README.md", "apt-get install", "it installs packages, and builds programs that exist already"),
     ("charts/localnet/README.md", "kubectl debug", "it needs a node with a kubelet"),
     ("docs/migrating.md", "helm install", "it needs nodes with kubelets: `make kubernetes-migrate` runs it"),
@@ -167,11 +160,6 @@ fn the_commands_of_the_readme_work() -> anyhow::Result<()> {
 #[test]
 fn the_start_page_ends_with_a_service_that_answers() -> anyhow::Result<()> {
     page("docs/README.md")
-}
-
-#[test]
-fn the_page_about_a_first_backend_ends_with_a_backend_that_passes() -> anyhow::Result<()> {
-    page("docs/first-backend.md")
 }
 
 #[test]
@@ -283,7 +271,9 @@ fn every_command_runs_or_has_a_reason_not_to() -> anyhow::Result<()> {
     }
     run.sort();
     cluster.sort();
-    assert_eq!(run, PAGES.map(|(page, _)| page));
+    let mut pages = [&PAGES.map(|(page, _)| page)[..], &AUTHORS].concat();
+    pages.sort_unstable();
+    assert_eq!(run, pages);
     assert_eq!(cluster, CLUSTER_PAGES);
     for (page, block) in &not {
         let listed = NOT_RUN.iter().any(|(of, begin, _)| of == page && block.starts_with(begin));

@@ -1,16 +1,18 @@
 //! Tests the images and the Debian package, made of the programs that are built for tests: their content, that builds are
-//! reproducible, and that programs start from them. Also tests the packages of crates, and the scripts that make a release.
+//! reproducible, and that programs start from them. Also tests the packages of crates, the scripts that make a release, and the pages for readers who have
+//! only a release.
 //!
 //! `make images` verifies that the programs of a release are static, small and reproducible.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod authors;
 mod crates;
 mod debian;
 mod images;
 mod release;
 
 use std::{
-    fs,
+    env, fs,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
@@ -43,6 +45,11 @@ fn folder() -> anyhow::Result<TempDir> {
     let folder = tempfile::tempdir()?;
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
     Ok(folder)
+}
+
+/// The folder of what other tasks have built or downloaded: `make helm`, `make examples`, `make python`.
+fn cache() -> PathBuf {
+    env::var_os("LOCALNET_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from)
 }
 
 /// Debian's name of this machine's processor architecture.

@@ -5,14 +5,14 @@ use std::{
     env, fs,
     io::{BufRead as _, BufReader},
     os::unix::fs::symlink,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
 };
 
 use anyhow::Context as _;
 use tempfile::TempDir;
 
-use crate::{arch, folder, output, put_script, put_stand_ins, root, script};
+use crate::{arch, cache, folder, output, put_script, put_stand_ins, root, script};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -86,11 +86,6 @@ fn the_first_release_has_the_version_that_all_files_name_already() -> anyhow::Re
     assert_eq!(git(copy.path(), &["tag", "--points-at", "HEAD"])?, format!("go/v{VERSION}\nv{VERSION}\n"));
     assert!(version("notes")?.contains("### Added"));
     Ok(())
-}
-
-/// The cache of the programs that `make helm` builds.
-fn cache() -> PathBuf {
-    env::var_os("LOCALNET_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from)
 }
 
 /// An image registry, which ends when this is dropped, because that closes its standard input.
