@@ -69,7 +69,7 @@ function Set-Verdict([string] $Name, [string] $Verdict, [string] $Evidence) {
     $verdicts[$Name] = [pscustomobject]@{ Verdict = $Verdict; Evidence = $Evidence }
 }
 
-# Runs a step. If it fails, the answer to its questions is no, unless the step has given another verdict.
+# Runs a step. If it fails, its questions stay open, unless the step has given a verdict. A failure may have other causes than HNS.
 function Step([string] $Title, [string[]] $Answers, [scriptblock] $Work) {
     Write-Host "== $Title"
     try {
@@ -77,9 +77,14 @@ function Step([string] $Title, [string[]] $Answers, [scriptblock] $Work) {
     } catch {
         Write-Host "This step failed: $_"
         foreach ($name in $Answers) {
-            if (-not $verdicts.ContainsKey($name)) { Set-Verdict $name 'no' "$_" }
+            if (-not $verdicts.ContainsKey($name)) { Set-Verdict $name 'open' "the step failed: $_" }
         }
     }
+}
+
+# Joins words to a command line.
+function Join-Words([string[]] $Words) {
+    ($Words | ForEach-Object { if ($_ -match '\s') { "`"$_`"" } else { $_ } }) -join ' '
 }
 
 # Runs localnet-win and writes its output and log to files. Returns both.
@@ -87,7 +92,7 @@ function Invoke-Localnet([string] $Name, [string[]] $Arguments) {
     $log = Join-Path $Folder "$Name.log"
     $out = Join-Path $Folder "$Name.out"
     $env:RUST_LOG = 'info,localnet_win=debug'
-    $process = Start-Process $Program -ArgumentList $Arguments -NoNewWindow -Wait -PassThru -RedirectStandardError $log -RedirectStandardOutput $out
+    $process = Start-Process $Program -ArgumentList (Join-Words $Arguments) -NoNewWindow -Wait -PassThru -RedirectStandardError $log -RedirectStandardOutput $out
     if ($process.ExitCode -ne 0) {
         Get-Content $log | Write-Host
         throw "$Name failed with exit code $($process.ExitCode): see $log"
@@ -133,8 +138,7 @@ function Test-ClusterIP {
 
 # Starts and stops a program as a service. Runs $Work while the service runs.
 function Test-Service([string] $Name, [string] $Path, [string[]] $Arguments, [scriptblock] $Work) {
-    $quoted = $Arguments | ForEach-Object { if ($_ -match '\s') { "`"$_`"" } else { $_ } }
-    New-Service -Name $Name -BinaryPathName ("`"$Path`" " + ($quoted -join ' ')) -StartupType Manual | Out-Null
+    New-Service -Name $Name -BinaryPathName ("`"$Path`" " + (Join-Words $Arguments)) -StartupType Manual | Out-Null
     try {
         Start-Service $Name
         (Get-Service $Name).WaitForStatus('Running', [TimeSpan]::FromSeconds(30))
@@ -174,8 +178,6 @@ Step 'Plan' @('documents') {
 }
 Step 'HNS accepts the plan' @('documents', 'restart') {
     $lines = Invoke-Localnet 'first' (@('--once') + $brain)
-    hnsdiag list loadbalancers -d | Set-Content (Join-Path $Folder 'loadbalancers.txt')
-    hnsdiag list endpoints -d | Set-Content (Join-Path $Folder 'endpoints.txt')
     Invoke-Localnet 'hns' (@('inspect') + $network) | Out-Null
     $refused = @($lines | Where-Object { $_ -match 'Hcn(Create|Modify)\w+: ' })
     $refused | Write-Host
@@ -185,6 +187,10 @@ Step 'HNS accepts the plan' @('documents', 'restart') {
         Set-Verdict 'documents' 'yes' "$(Get-Calls $lines) calls"
     }
 }
+Step 'List the objects of HNS' @() {
+    hnsdiag list loadbalancers -d | Set-Content (Join-Path $Folder 'loadbalancers.txt')
+    hnsdiag list endpoints -d | Set-Content (Join-Path $Folder 'endpoints.txt')
+}
 Step 'A second process finds the plan in HNS' @('restart') {
     $calls = Get-Calls (Invoke-Localnet 'second' (@('--once') + $brain))
     $verdict = if ($calls -eq 0) { 'yes' } else { 'no' }
@@ -192,8 +198,10 @@ Step 'A second process finds the plan in HNS' @('restart') {
 }
 if ($ClusterIP) {
     Step "Packets: http://$ClusterIP`:$Port answers this node 20 times" @('packets') {
-        Test-ClusterIP
-        Set-Verdict 'packets' 'yes' 'from the node; please test in the same way from a pod, and from outside to a NodePort'
+        try {
+            Test-ClusterIP
+            Set-Verdict 'packets' 'yes' 'from the node; please test in the same way from a pod, and from outside to a NodePort'
+        } catch { Set-Verdict 'packets' 'no' "$_" }
     }
     Step 'Packets on an overlay network' @() {
         $hns = Get-Content (Join-Path $Folder 'hns.out') -Raw | ConvertFrom-Json
@@ -206,6 +214,7 @@ if ($ClusterIP) {
         }
     }
     Step 'Direct server return, and a connection during the change' @('dsr', 'connections') {
+        if ($verdicts['packets'].Verdict -ne 'yes') { throw 'the ClusterIP does not answer without direct server return' }
         $client = Connect-ClusterIP
         try {
             $calls = Get-Calls (Invoke-Localnet 'dsr' (@('--once', '--enable-dsr') + $brain))
@@ -218,8 +227,10 @@ if ($ClusterIP) {
                 Test-Answer $client
                 Set-Verdict 'connections' 'yes' "$calls calls"
             } catch { Set-Verdict 'connections' 'no' "$_" }
-            Test-ClusterIP
-            Set-Verdict 'dsr' 'yes' 'from the node'
+            try {
+                Test-ClusterIP
+                Set-Verdict 'dsr' 'yes' 'from the node'
+            } catch { Set-Verdict 'dsr' 'no' "$_" }
         } finally {
             $client.Dispose()
             Invoke-Localnet 'back' (@('--once') + $brain) | Out-Null
