@@ -199,6 +199,7 @@ impl Windows {
         fs::create_dir_all(&image)?;
         fs::copy(built(program.trim_end_matches(".exe")), image.join(program))?;
         let secrets = self.drive().join("var/run/secrets");
+        fs::create_dir_all(&secrets)?;
         let mount = format!(
             "mount -t tmpfs none /run\nmkdir /run/secrets\nmount --bind {} /run/secrets\nexec \"$@\"",
             secrets.display()
