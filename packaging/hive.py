@@ -3,8 +3,8 @@
 
     packaging/hive.py NAME      SOURCE_DATE_EPOCH is its time
 
-A base layer of a Windows image needs five hives. Windows Server 2025 refuses empty files in their place (microsoft/windows-host-process-
-containers-base-image, pull request 15). The format is that of Windows' regf files, version 1.3: a header of 4 KiB, then one bin of 4 KiB with
+A base layer of a Windows image needs five hives. Windows 11 23H2 and later are reported to refuse empty files in their place
+(microsoft/windows-host-process-containers-base-image, issue 14). The format is that of Windows' regf files, version 1.3: a header of 4 KiB, then one bin of 4 KiB with
 the root key, the security descriptor of that key, and unused space.
 """
 

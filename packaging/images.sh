@@ -9,7 +9,7 @@
 #
 # Layers, from the bottom: the command `localnet` and the licences, which all images share; the tools; the program. The image of the conformance kit contains
 # only the kit, for other images to copy. An image for Windows has one layer: the program, the licences and five registry hives, without which Windows accepts no
-# lowest layer. It names no version of Windows, so containerd runs it on each.
+# lowest layer. It names no version of Windows, so containerd accepts it on each.
 #
 # No container engine is needed: buildah writes the layout, as root. To push an image, run
 # `skopeo copy --all oci:target/images:localnet-nft-VERSION docker://REGISTRY/localnet-nft:VERSION`.

@@ -21,7 +21,7 @@ echo "v$version" >"$files/list"
 cp go/go.mod "$files/v$version.mod"
 printf '{"Version":"v%s","Time":"%s"}\n' "$version" "$(date --utc --date="@$SOURCE_DATE_EPOCH" +%FT%TZ)" >"$files/v$version.info"
 # Go reads the content of the zip, and ignores times and modes. Like Go, add the repository's licence to a module in a folder.
-git ls-files -z --cached --others --exclude-standard go | python3 -c '
+git ls-files -z go | python3 -c '
 import sys, zipfile
 archive, prefix = sys.argv[1:]
 names = {name.removeprefix("go/"): name for name in sys.stdin.read().split("\0") if name} | {"LICENSE": "LICENSE"}

@@ -117,4 +117,6 @@ if [ $# -eq 0 ]; then
 fi
 for arch in "$@"; do build "$arch"; done
 packaging/notices.sh | gzip --best --no-name >target/ship/NOTICES.gz
-for kit in target/ship/*/kit; do cp target/ship/NOTICES.gz "$kit/share/doc/localnet-conformance"; done
+for kit in target/ship/*/kit; do
+    [ ! -d "$kit" ] || cp target/ship/NOTICES.gz "$kit/share/doc/localnet-conformance"
+done

@@ -43,7 +43,8 @@ for folder in "$programs"/*/bin; do
     case $platform in
         windows-*)
             # The same bytes in each build.
-            tar --create --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --directory "$folder" . |
+            tar --create --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=go=rX \
+                --directory "$folder" . --directory "$PWD" LICENSE --directory "$(realpath "$programs")" NOTICES.gz |
                 gzip --best --no-name >"$dist/files/localnet_${version}_$(echo "$platform" | tr - _).tar.gz"
             ;;
         *)

@@ -118,7 +118,8 @@ fn an_author_in_node_js_needs_only_a_release() -> anyhow::Result<()> {
     follow("docs/first-backend.md", "js", "backend.js", None)
 }
 
-/// The results that the pages show count the checks of the kit: a Case is one check of `state` and one of `packets`.
+/// The numbers in each row of results that the pages show add up to the checks of the kit: a Case is one check of `state` and one of
+/// `packets`. How many of them pass, an author sees in a whole run.
 #[test]
 fn the_pages_show_as_many_checks_as_the_kit_has() -> anyhow::Result<()> {
     let cases =

@@ -193,7 +193,9 @@ fn users_get_what_a_release_publishes() -> anyhow::Result<()> {
     );
     let windows = "localnet_9.8.7_windows_amd64.tar.gz";
     let listing = output(Command::new("tar").arg("-tzf").arg(files.join(windows)))?;
-    assert!(listing.contains("./localnet-brain.exe\n") && listing.contains("./localnet-win.exe\n"), "{listing}");
+    for file in ["./localnet-brain.exe", "./localnet-win.exe", "LICENSE", "NOTICES.gz"] {
+        assert!(listing.lines().any(|line| line == file), "{file} is not in {listing}");
+    }
     let sums = fs::read_to_string(files.join("SHA256SUMS"))?;
     let module = "localnet-go_9.8.7.tar.gz";
     let deb = format!("localnet_9.8.7_{arch}.deb");
