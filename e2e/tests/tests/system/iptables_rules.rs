@@ -3,8 +3,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, fs, io,
     net::IpAddr,
+    os::unix::fs::MetadataExt as _,
     process::Command,
 };
 
@@ -242,6 +243,21 @@ fn configuration(Group { options, masquerade_bit, .. }: &Group) -> String {
     )
 }
 
+/// Whether iptables tools run in a namespace. Those that a killed program has started would still write its rules.
+fn runs_tools(node: &Namespace) -> io::Result<bool> {
+    let inode = fs::metadata(node.path())?.ino();
+    for process in fs::read_dir("/proc")? {
+        let process = process?.path();
+        // Other files, and processes that have ended meanwhile, lack these files.
+        let Ok(namespace) = fs::metadata(process.join("ns/net")) else { continue };
+        let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+        if namespace.ino() == inode && name.contains("tables-") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Two equal nodes: kube-proxy runs on the first one, localnet-iptables on the second one.
 struct World {
     // Fields are dropped in this order.
@@ -271,6 +287,7 @@ impl World {
         let Group { options, is_liberal, .. } = group;
         self.programs.clear();
         for node in self.networks.iter().map(Network::node) {
+            await_condition("the end of the tools", || !runs_tools(node).unwrap_or(true))?;
             node.output(Command::new("nft").args(["flush", "ruleset"]))?;
             node.ip(self.addresses.iter().map(|address| format!("address del {address} dev uplink")))?;
             node.ip(options.addresses.iter().map(|address| format!("address add {address} dev uplink nodad")))?;
