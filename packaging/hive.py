@@ -34,8 +34,8 @@ ADMINISTRATORS, SYSTEM, USERS = sid(32, 544), sid(18), sid(32, 545)
 def descriptor():
     """Administrators own the key. They and the system may do everything, users may read."""
     entries = b"".join(
-        struct.pack("<BBHI", 0, INHERITED, 8 + len(who), access) + who
-        for who, access in [(SYSTEM, FULL), (ADMINISTRATORS, FULL), (USERS, READ)]
+        struct.pack("<BBHI", 0, INHERITED, 8 + len(account), access) + account
+        for account, access in [(SYSTEM, FULL), (ADMINISTRATORS, FULL), (USERS, READ)]
     )
     acl = struct.pack("<BxHHxx", 2, 8 + len(entries), 3) + entries
     owner = 20 + len(acl)
