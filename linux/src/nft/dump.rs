@@ -97,9 +97,13 @@ impl Socket {
         })
     }
 
-    /// Repeats a read while it returns [`Error::Changing`].
+    /// Repeats a read while it returns [`Error::Changing`]. No commit that has announced its generation is under way when a read
+    /// begins.
     pub(super) fn undisturbed<T>(&mut self, read: impl Fn(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
-        let mut reads = (0..ATTEMPTS).map(|_| read(self));
+        let mut reads = (0..ATTEMPTS).map(|_| {
+            self.await_commits()?;
+            read(self)
+        });
         reads.find(|read| !matches!(read, Err(Error::Changing))).unwrap_or(Err(Error::Changing))
     }
 

@@ -82,6 +82,21 @@ impl Socket {
         Ok(TransactionSize { messages: batch.messages.len(), bytes: batch.bytes.len(), elements: batch.elements })
     }
 
+    /// Waits until no commit of any process is under way.
+    ///
+    /// A commit announces its generation first, and then removes the elements that it deletes (`nf_tables_commit`). A dump of that
+    /// generation in several parts lacks elements, because the kernel resumes it by counting, and counts deleted elements until
+    /// they are removed. An empty batch waits for the lock of commits, and changes nothing.
+    pub(super) fn await_commits(&mut self) -> Result<(), Error> {
+        if self.replays() {
+            return Ok(());
+        }
+        let first = self.sequence.wrapping_add(1);
+        self.sequence = first.wrapping_add(1);
+        let empty = encode(&Transaction::new(), first);
+        self.send(&empty.bytes)
+    }
+
     /// As [`Self::dump`], but never uses a recording.
     fn ask(&mut self, request: &[u8], sequence: u32, mut each: impl FnMut(&Message<'_>)) -> Result<bool, Error> {
         wire::discard(&self.netlink, &mut self.buffer)?;

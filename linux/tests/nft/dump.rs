@@ -201,7 +201,7 @@ fn a_table_that_changes_during_a_read_is_read_consistently() {
         std::thread::scope(|scope| {
             // The writer's socket stays in this namespace, whatever thread uses it.
             let written = scope.spawn(|| {
-                for round in 0..20 {
+                for round in 0..60 {
                     let mut transaction = Transaction::new();
                     transaction.flush_set(&table, &set);
                     transaction.add_elements(&table, &set, states[round % 2].clone());
