@@ -1,4 +1,5 @@
-//! A brain that answers correctly, or with a fault that a check requests.
+//! A brain that answers correctly, or with a fault that a check requests. It serves `localnetv1` and the draft of `localnet.v1`: the
+//! backend decides which of them it reads.
 //!
 //! The states come from the feed of `localnet-brain`, so answers without a fault are those of a real brain. The brain has a
 //! runtime of its own. When the brain stops, its connections break like those of a killed process.
@@ -7,9 +8,13 @@
 //! |---|---|
 //! | `log` | the faults of answers, and what the backend has done |
 //! | `service` | the gRPC services |
+//! | `package`, `localnetv1`, `v1` | the answers of each package, and their modifications |
 
+mod localnetv1;
 mod log;
+mod package;
 mod service;
+mod v1;
 
 use std::{
     fmt, net, process,
@@ -24,12 +29,16 @@ use anyhow::{Context as _, bail};
 use localnet_brain::feed::Feed;
 use localnet_cluster::localize::Localized;
 use localnet_lab::Namespace;
-use localnet_proto::{Address, Revision, Snapshot, wire::backends_server::BackendsServer};
+use localnet_proto::{
+    Address, Revision, Snapshot,
+    v1::wire::NextStateRequest,
+    wire::{NextFilter, backends_server::BackendsServer},
+};
 use tokio::runtime::Runtime;
 
-pub use log::{Fault, Log};
+pub use log::{Call, Edit, Fault, Log, Package};
 use log::{Shared, lock};
-use service::{Endpoints, Reports};
+use service::{Reports, States};
 
 use crate::connections::{self, Listener};
 
@@ -57,7 +66,7 @@ impl Brain {
         Self {
             address: address.clone(),
             shared: Arc::default(),
-            feed: Feed::new(INSTANCE),
+            feed: feed(INSTANCE),
             state: Snapshot::default(),
             runtime: None,
             listener: None,
@@ -69,10 +78,11 @@ impl Brain {
     /// # Errors
     /// Returns an error if the address cannot be bound.
     pub fn start(&mut self, inside: Option<&Namespace>) -> anyhow::Result<()> {
-        let service = Endpoints { shared: Arc::clone(&self.shared), feed: self.feed.clone() };
-        let reports = BackendsServer::new(Reports(Arc::clone(&self.shared)));
-        let server = tonic::transport::Server::builder().add_service(service).add_service(reports);
-        let shared = Arc::clone(&self.shared);
+        let (shared, feed) = (Arc::clone(&self.shared), &self.feed);
+        let server = tonic::transport::Server::builder()
+            .add_service(States::<NextFilter>::new(Arc::clone(&shared), feed.clone()))
+            .add_service(States::<NextStateRequest>::new(Arc::clone(&shared), feed.clone()))
+            .add_service(BackendsServer::new(Reports(Arc::clone(&shared))));
         self.listen(inside, |listener| {
             let changed = move |by| shared.log(|log| log.open = log.open.saturating_add_signed(by));
             tokio::spawn(server.serve_with_incoming(listener.incoming(changed)));
@@ -142,7 +152,7 @@ impl Brain {
     /// Replaces the brain with a new one that has another instance ID and no state. The new brain takes over at the next start.
     pub fn forget(&mut self) {
         let instance = self.feed.state().revision().instance + 1;
-        self.feed = Feed::new(instance);
+        self.feed = feed(instance);
         self.state = Snapshot::default();
     }
 
@@ -192,7 +202,7 @@ impl Brain {
             if left.is_zero() {
                 let calls = log.calls.len();
                 bail!(
-                    "expected {what} within {patience:?}; the backend called Next {calls} times, last with {:?}",
+                    "expected {what} within {patience:?}; the backend requested a state {calls} times, last with {:?}",
                     log.calls.last()
                 );
             }
@@ -206,7 +216,7 @@ impl Brain {
         lock(&self.shared.log).answers_started
     }
 
-    /// How many requests of `Next` there were.
+    /// How many requests for a state there were.
     pub fn calls(&self) -> usize {
         lock(&self.shared.log).calls.len()
     }
@@ -222,6 +232,11 @@ impl fmt::Debug for Brain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Brain").field("address", &self.address).finish_non_exhaustive()
     }
+}
+
+/// A feed for the readers of both packages.
+fn feed(instance: u64) -> Feed {
+    Feed::with_records(instance, Arc::default())
 }
 
 /// A free port of the loopback interface, in a namespace if there is one. It is outside the kernel's ephemeral range: otherwise

@@ -33,7 +33,7 @@ mod routes;
 mod stall;
 mod state;
 mod tls;
-mod token;
+pub mod token;
 #[cfg(unix)]
 mod unix;
 mod usage;
@@ -55,6 +55,7 @@ pub(crate) use self::quota::PeerId;
 use self::{connection::Refusals, quota::Peers, routes::Routes, stall::Stalls};
 pub use self::{
     listen::{Listener, Options},
+    state::selection as draft_selection,
     tls::TlsFiles,
 };
 pub use crate::peer::{BadName, Name};

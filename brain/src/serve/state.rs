@@ -169,7 +169,7 @@ async fn differing(feed: &Feed, node: &str, held: Option<Revision>) -> Result<St
 ///
 /// # Errors
 /// Returns `INVALID_REQUEST` or `NOT_PUBLISHED`.
-fn selection(request: &NextStateRequest, published: &Publish) -> Result<Selection, Status> {
+pub fn selection(request: &NextStateRequest, published: &Publish) -> Result<Selection, Status> {
     let reader = request.reader.clone().unwrap_or_default();
     check_reader(&reader)?;
     if request.token.len() > LONGEST_TOKEN {

@@ -9,12 +9,12 @@ use localnet_proto::{Digest, Revision};
 use crate::feed::Selection;
 
 /// The token of a state for a reader.
-pub(super) fn token(revision: Revision, selection: &Selection) -> String {
+pub fn token(revision: Revision, selection: &Selection) -> String {
     format!("{:016x}.{}.{:016x}", revision.instance, revision.rev, hash(selection).0)
 }
 
 /// The revision in a token. `None` if the token is not for this selection, or not from this version.
-pub(super) fn revision(token: &str, selection: &Selection) -> Option<Revision> {
+pub fn revision(token: &str, selection: &Selection) -> Option<Revision> {
     let mut parts = token.split('.');
     let instance = u64::from_str_radix(parts.next()?, 16).ok()?;
     let revision = Revision { instance, rev: parts.next()?.parse().ok()? };

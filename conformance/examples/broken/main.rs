@@ -4,10 +4,12 @@
 //! broken --fault FAULT --api unix:///… [--dump FILE] [--rules]
 //! ```
 //!
-//! With `--dump`, the backend writes the applied state to a file. With `--rules`, it serves ClusterIPs with the nf_tables tables
-//! `broken`. It always sends reports. `broken --faults` prints the faults (`FAULTS`). `none` is a correct backend.
+//! It reads `localnetv1`, but with a fault whose name begins with `v1-`, `localnet.v1`. With `--dump`, the backend writes the applied state to a file. With `--rules`, it serves ClusterIPs with the nf_tables tables
+//! `broken`. It always sends reports. `broken --faults` prints the faults (`FAULTS`). `none` and `v1-none` are
+//! correct backends.
 
 mod rules;
+mod v1;
 
 use std::{env, fs, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
@@ -25,6 +27,7 @@ use localnet_proto::{
 };
 use tokio::{net::UnixStream, signal::unix::SignalKind};
 use tonic::transport::{Channel, Endpoint, Uri};
+use v1::V1;
 
 /// The delay before a retry, and the interval between checks of its own rules.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -43,6 +46,14 @@ const FAULTS: &[&str] = &[
     "dies-on-unknown-items",
     "keeps-old-vips",
     "leaks-connections",
+    // The stream of localnet.v1.
+    "v1-none",
+    "v1-forgets-the-token",
+    "v1-applies-cut",
+    "v1-needs-no-commit",
+    "v1-ignores-the-sum",
+    "v1-ignores-the-base",
+    "v1-ignores-replace",
     // Its life.
     "ends-without-a-brain",
     "ends-with-an-error",
@@ -72,6 +83,7 @@ struct Broken {
     dump: Option<PathBuf>,
     rules: bool,
     state: Snapshot,
+    v1: V1,
     leaked: Vec<Channel>,
 }
 
@@ -88,7 +100,15 @@ impl Broken {
             }
         }
         let socket = PathBuf::from(api?.trim_start_matches("unix://"));
-        Some(Self { fault: fault?, socket, dump, rules, state: Snapshot::default(), leaked: Vec::new() })
+        Some(Self {
+            fault: fault?,
+            socket,
+            dump,
+            rules,
+            state: Snapshot::default(),
+            v1: V1::default(),
+            leaked: Vec::new(),
+        })
     }
 
     fn is(&self, fault: &str) -> bool {
@@ -135,12 +155,17 @@ impl Broken {
 
     async fn step(&mut self) -> anyhow::Result<()> {
         let channel = self.connect().await?;
-        let (assembler, ok) = self.next(channel.clone()).await?;
-        if !ok && !self.is("applies-cut") {
-            anyhow::bail!("the stream was cut");
-        }
-        let mut update = assembler.finish()?;
-        self.spoil(&mut update);
+        let update = if self.fault.starts_with("v1-") {
+            self.v1.next(channel.clone(), &self.fault).await?
+        } else {
+            let (assembler, ok) = self.next(channel.clone()).await?;
+            if !ok && !self.is("applies-cut") {
+                anyhow::bail!("the stream was cut");
+            }
+            let mut update = assembler.finish()?;
+            self.spoil(&mut update);
+            update
+        };
         let mut state = self.state.clone();
         state.apply(update);
         if self.is("forgets-the-instance") && state.revision.rev <= self.state.revision.rev {
@@ -154,8 +179,12 @@ impl Broken {
         if self.is("reports-before-apply") {
             report(channel.clone(), state.revision).await?;
         }
-        if !self.is("liar") {
-            self.apply(&state)?;
+        if !self.is("liar")
+            && let Err(error) = self.apply(&state)
+        {
+            // The reader of localnet.v1 has the new state already. Without a token, it gets the state again.
+            self.v1 = V1::default();
+            return Err(error);
         }
         self.state = state;
         report(channel, self.state.revision).await

@@ -6,8 +6,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
-use localnet_proto::wire::{BackendReport, NextFilter};
+use localnet_proto::{Revision, wire::BackendReport};
 use tokio::sync::Notify;
 use tonic::Code;
 
@@ -23,15 +22,52 @@ pub enum Fault {
     Full,
     /// Pauses before each item.
     Slow(Duration),
-    /// Sends modified items.
-    Edit(fn(Vec<Bytes>) -> Vec<Bytes>),
+    /// Sends a modified answer.
+    Edit(Edit),
+}
+
+/// A modification of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edit {
+    /// Each item and each part of it has fields that no version knows.
+    UnknownFields,
+    /// There are items of a kind that no version knows.
+    UnknownItems,
+    /// Each Service has a port with an unknown protocol.
+    UnknownProtocol,
+    /// Each port of a Service has an unknown verdict on traffic without an endpoint.
+    UnknownVerdict,
+    /// `localnet.v1` only: the sum of the digests is another one.
+    OtherDigest,
+    /// `localnet.v1` only: the answer continues another state than the one of the request.
+    OtherBase,
+    /// `localnet.v1` only: the answer ends with OK, but without its `commit`.
+    NoCommit,
+}
+
+/// A package that serves the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Package {
+    /// `localnetv1.Endpoints.Next`.
+    Localnetv1,
+    /// `localnet.v1.StateService.NextState`.
+    V1,
+}
+
+/// A request for a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The package of the method.
+    pub package: Package,
+    /// The state that the backend has, by the token of the request. The default: the request has no token.
+    pub held: Revision,
 }
 
 /// The record of the backend's actions.
 #[derive(Debug, Default)]
 pub struct Log {
-    /// The requests of `Next`, in order.
-    pub calls: Vec<NextFilter>,
+    /// The requests for a state, in order.
+    pub calls: Vec<Call>,
     /// How many answers were started.
     pub answers_started: usize,
     /// How many answers hang ([`Fault::Hang`]).

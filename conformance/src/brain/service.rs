@@ -1,9 +1,9 @@
-//! The brain's gRPC services `Endpoints` and `Backends`. Each answer comes from the feed, with the next fault that a
-//! check has requested.
+//! The brain's gRPC services. Each answer comes from the feed, with the next fault that a check has requested.
 
 use std::{
     convert::Infallible,
     future::Future,
+    marker::PhantomData,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -12,10 +12,7 @@ use std::{
 use bytes::{BufMut as _, Bytes};
 use futures::{Stream, StreamExt as _, stream};
 use localnet_brain::feed::Feed;
-use localnet_proto::{
-    Revision,
-    wire::{BackendReport, BackendReportReply, NextFilter, backends_server::Backends, endpoints_server},
-};
+use localnet_proto::wire::{BackendReport, BackendReportReply, backends_server::Backends};
 use tonic::{
     Request, Response, Status,
     body::Body,
@@ -24,7 +21,10 @@ use tonic::{
 };
 use tonic_prost::ProstDecoder;
 
-use super::log::{Fault, Shared, lock};
+use super::{
+    log::{Call, Fault, Shared, lock},
+    package::StateRequest,
+};
 
 /// Records the backend's reports.
 pub(super) struct Reports(pub(super) Arc<Shared>);
@@ -39,18 +39,30 @@ impl Backends for Reports {
 
 type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Answers `Next`.
-#[derive(Clone)]
-pub(super) struct Endpoints {
-    pub(super) shared: Arc<Shared>,
-    pub(super) feed: Feed,
+/// Answers requests for the state, in the package of `R`.
+pub(super) struct States<R> {
+    shared: Arc<Shared>,
+    feed: Feed,
+    request: PhantomData<fn(R)>,
 }
 
-impl NamedService for Endpoints {
-    const NAME: &'static str = endpoints_server::SERVICE_NAME;
+impl<R> States<R> {
+    pub(super) fn new(shared: Arc<Shared>, feed: Feed) -> Self {
+        Self { shared, feed, request: PhantomData }
+    }
 }
 
-impl tower::Service<http::Request<Body>> for Endpoints {
+impl<R> Clone for States<R> {
+    fn clone(&self) -> Self {
+        Self::new(Arc::clone(&self.shared), self.feed.clone())
+    }
+}
+
+impl<R: StateRequest> NamedService for States<R> {
+    const NAME: &'static str = R::SERVICE;
+}
+
+impl<R: StateRequest> tower::Service<http::Request<Body>> for States<R> {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = Answer<Result<http::Response<Body>, Infallible>>;
@@ -60,83 +72,83 @@ impl tower::Service<http::Request<Body>> for Endpoints {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let endpoints = self.clone();
+        let states = self.clone();
         Box::pin(async move {
-            if request.uri().path().ends_with("/Next") {
-                Ok(Grpc::new(Raw).server_streaming(endpoints, request).await)
+            if request.uri().path().rsplit('/').next() == Some(R::METHOD) {
+                Ok(Grpc::new(Raw(PhantomData)).server_streaming(states, request).await)
             } else {
-                Ok(Status::unimplemented("this brain serves only Next").into_http())
+                Ok(Status::unimplemented(format!("this brain serves only {}", R::METHOD)).into_http())
             }
         })
     }
 }
 
-type Items = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
+type Messages = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
 
-impl ServerStreamingService<NextFilter> for Endpoints {
+impl<R: StateRequest> ServerStreamingService<R> for States<R> {
     type Response = Bytes;
-    type ResponseStream = Items;
-    type Future = Answer<Result<Response<Items>, Status>>;
+    type ResponseStream = Messages;
+    type Future = Answer<Result<Response<Messages>, Status>>;
 
-    fn call(&mut self, request: Request<NextFilter>) -> Self::Future {
-        let endpoints = self.clone();
+    fn call(&mut self, request: Request<R>) -> Self::Future {
+        let states = self.clone();
         let request = request.into_inner();
-        self.shared.log(|log| log.calls.push(request));
-        let items = stream::once(async move { endpoints.answer(request).await }).flatten();
-        Box::pin(std::future::ready(Ok(Response::new(Box::pin(items) as Items))))
+        self.shared.log(|log| log.calls.push(Call { package: R::PACKAGE, held: request.held() }));
+        let messages = stream::once(async move { states.answer(request).await }).flatten();
+        Box::pin(std::future::ready(Ok(Response::new(Box::pin(messages) as Messages))))
     }
 }
 
-impl Endpoints {
-    async fn answer(self, request: NextFilter) -> Items {
-        let held = Revision { instance: request.instance_id, rev: request.rev };
-        self.feed.differing(held).await;
+impl<R: StateRequest> States<R> {
+    async fn answer(self, request: R) -> Messages {
+        self.feed.differing(request.held()).await;
         let fault = lock(&self.shared.faults).pop_front();
         if let Some(Fault::Hold) = fault {
             self.shared.log(|log| log.held += 1);
             self.shared.release.notified().await;
         }
-        let delta = request.delta && !matches!(fault, Some(Fault::Full));
         // After a hold, send the newest state, as a slow brain would.
-        let mut items: Vec<Bytes> = self.feed.state().answer(held, delta).items.collect();
+        let mut parts = match request.parts(&self.feed.state(), matches!(fault, Some(Fault::Full))) {
+            Ok(parts) => parts,
+            Err(refused) => return Box::pin(stream::iter([Err(refused)])),
+        };
         self.shared.log(|log| log.answers_started += 1);
         match fault {
             Some(Fault::Cut(after, code)) => {
-                items.truncate(after);
+                parts.truncate(after);
                 let cut = Err(Status::new(code, "cut on purpose"));
-                Box::pin(stream::iter(items.into_iter().map(Ok).chain([cut])))
+                Box::pin(stream::iter(parts.into_iter().map(Ok).chain([cut])))
             }
             Some(Fault::Hang(after)) => {
-                items.truncate(after);
+                parts.truncate(after);
                 let shared = self.shared;
                 let hang = stream::once(async move {
                     shared.log(|log| log.hung += 1);
                     std::future::pending::<Result<Bytes, Status>>().await
                 });
-                Box::pin(stream::iter(items.into_iter().map(Ok)).chain(hang))
+                Box::pin(stream::iter(parts.into_iter().map(Ok)).chain(hang))
             }
-            Some(Fault::Slow(pause)) => Box::pin(stream::iter(items).then(move |item| async move {
+            Some(Fault::Slow(pause)) => Box::pin(stream::iter(parts).then(move |part| async move {
                 tokio::time::sleep(pause).await;
-                Ok(item)
+                Ok(part)
             })),
-            Some(Fault::Edit(edit)) => Box::pin(stream::iter(edit(items).into_iter().map(Ok))),
-            Some(Fault::Hold | Fault::Full) | None => Box::pin(stream::iter(items.into_iter().map(Ok))),
+            Some(Fault::Edit(edit)) => Box::pin(stream::iter(R::edited(edit, parts).into_iter().map(Ok))),
+            Some(Fault::Hold | Fault::Full) | None => Box::pin(stream::iter(parts.into_iter().map(Ok))),
         }
     }
 }
 
-/// Sends encoded items unchanged, because items with unknown fields have no Rust type.
-#[derive(Clone, Copy)]
-struct Raw;
+/// Sends encoded messages unchanged, because messages with unknown fields have no Rust type.
+struct Raw<R>(PhantomData<fn(R)>);
 
-impl Codec for Raw {
+impl<R: StateRequest> Codec for Raw<R> {
     type Encode = Bytes;
-    type Decode = NextFilter;
-    type Encoder = Self;
-    type Decoder = ProstDecoder<NextFilter>;
+    type Decode = R;
+    type Encoder = Copied;
+    type Decoder = ProstDecoder<R>;
 
-    fn encoder(&mut self) -> Self::Encoder {
-        Self
+    fn encoder(&mut self) -> Copied {
+        Copied
     }
 
     fn decoder(&mut self) -> Self::Decoder {
@@ -144,13 +156,16 @@ impl Codec for Raw {
     }
 }
 
-impl Encoder for Raw {
+/// The encoder of [`Raw`].
+struct Copied;
+
+impl Encoder for Copied {
     type Item = Bytes;
     type Error = Status;
 
-    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buffer.reserve(item.len());
-        buffer.put(item);
+    fn encode(&mut self, part: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.reserve(part.len());
+        buffer.put(part);
         Ok(())
     }
 }

@@ -1,7 +1,6 @@
 //! Checks of the level `life`: a backend must not send the token of a state, or report it as applied, too early.
 
 use anyhow::Context as _;
-use localnet_proto::wire::NextFilter;
 
 use super::fixture::{Life, command, serving};
 use crate::outcome::Verdict;
@@ -12,10 +11,9 @@ pub(super) fn token_after_state(life: &mut Life<'_>) -> anyhow::Result<Verdict> 
     life.start()?;
     for pods in [1, 2, 1] {
         let revision = life.bench.brain.publish(&serving(pods));
-        let what = format!("a call of Next with the token {revision}");
+        let what = format!("a request with the token of {revision}");
         life.bench.brain.wait(life.bench.options.patience, &what, |log| {
-            let names = |call: &NextFilter| (call.instance_id, call.rev) == (revision.instance, revision.rev);
-            log.calls.iter().any(names).then_some(())
+            log.calls.iter().any(|call| call.held == revision).then_some(())
         })?;
         // The backend may still be writing the state; it must finish even if no further change arrives.
         life.bench.await_state(revision, &serving(pods))?;
@@ -39,8 +37,8 @@ pub(super) fn apply_fails(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.bench.brain.wait(life.bench.options.patience, what, |log| {
         let reported =
             log.reports.iter().any(|report| (report.instance_id, report.rev) == (revision.instance, revision.rev));
-        let names = |call: &NextFilter| (call.instance_id, call.rev) == (revision.instance, revision.rev);
-        (log.answers_started >= answers_started + 2 || reported || log.calls.iter().any(names)).then_some(())
+        let continued = log.calls.iter().any(|call| call.held == revision);
+        (log.answers_started >= answers_started + 2 || reported || continued).then_some(())
     })?;
     life.bench.ensure_not_applied(revision).context("while the kernel refuses changes")?;
     command(life, &clear)?;

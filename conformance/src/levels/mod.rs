@@ -7,7 +7,7 @@ mod life;
 mod packets;
 mod spread;
 mod state;
-mod states;
+pub(crate) mod states;
 mod traffic;
 mod wire;
 

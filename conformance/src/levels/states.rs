@@ -14,7 +14,7 @@ use localnet_proto::{Endpoint, EndpointPort, Family, Node, Port, Protocol, Scope
 
 const SERVES: Scopes = Scopes { internal: true, external: true, short_circuit: false, established: true };
 
-pub(super) fn state(services: impl IntoIterator<Item = Service>) -> Snapshot {
+pub(crate) fn state(services: impl IntoIterator<Item = Service>) -> Snapshot {
     let node = Node {
         name: "node-a".to_owned(),
         addresses: vec![[192, 168, 0, 2].into()],
@@ -33,7 +33,7 @@ pub(super) fn vip(number: u16) -> Ipv4Addr {
 }
 
 /// A service with one TCP port and `endpoints` endpoints.
-pub(super) fn service(number: u16, endpoints: u16) -> Service {
+pub(crate) fn service(number: u16, endpoints: u16) -> Service {
     named(&format!("web-{number}"), number, "http", endpoints)
 }
 

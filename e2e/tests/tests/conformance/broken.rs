@@ -34,6 +34,16 @@ const OF_THE_STREAM: &[Fault] = &[
     ("reports-before-apply", &["life/continues-after-an-apply-that-failed"]),
 ];
 
+/// Faults of readers of `localnet.v1`.
+const OF_V1: &[Fault] = &[
+    ("v1-forgets-the-token", &["wire/continues-with-the-token-of-the-last-answer"]),
+    ("v1-applies-cut", &["wire/cut-in-the-middle", "wire/cut-after-the-last-item"]),
+    ("v1-needs-no-commit", &["wire/no-commit"]),
+    ("v1-ignores-the-sum", &["wire/another-sum-of-digests"]),
+    ("v1-ignores-the-base", &["wire/changes-of-another-state"]),
+    ("v1-ignores-replace", &["wire/service-replaced"]),
+];
+
 /// Faults that only packets reveal: these backends report only that everything is applied.
 const OF_PACKETS: &[Fault] = &[
     ("liar", &["packets/dual-stack", "life/killed-and-restarted", "life/stalled"]),
@@ -113,6 +123,16 @@ fn one_that_is_not_broken_passes() {
 }
 
 #[test]
+fn one_that_reads_localnet_v1_passes() {
+    let outcomes = passes(&of_the_stream("v1-none"));
+    assert!(outcomes.count() > 150, "{} checks", outcomes.count());
+    let of_v1: Vec<_> =
+        OF_V1.iter().flat_map(|(_, checks)| checks.iter().map(|check| check.trim_start_matches("wire/"))).collect();
+    let passed = outcomes.0.iter().filter(|of| of_v1.contains(&&*of.name) && of.verdict == Verdict::Passed);
+    assert_eq!(passed.count(), 7, "{}", outcomes.table(true));
+}
+
+#[test]
 fn an_intact_backend_passes_with_packets() {
     let checks = OF_PACKETS.iter().flat_map(|(_, checks)| checks.iter().copied());
     let outcomes = only(of_packets("none"), checks, 20);
@@ -127,6 +147,11 @@ fn faults_of_the_stream_are_detected() {
 }
 
 #[test]
+fn faults_of_readers_of_localnet_v1_are_detected() {
+    are_found(OF_V1, of_the_stream);
+}
+
+#[test]
 fn faults_of_packets_are_found() {
     are_found(OF_PACKETS, of_packets);
 }
@@ -135,12 +160,12 @@ fn faults_of_packets_are_found() {
 fn every_fault_is_tested_and_fails_only_its_checks() {
     let printed = Command::new(program("broken")).arg("--faults").output().unwrap().stdout;
     let printed = String::from_utf8(printed).unwrap();
-    let mut listed: Vec<&str> = printed.lines().filter(|fault| *fault != "none").collect();
-    let mut tried: Vec<&str> = OF_THE_STREAM.iter().chain(OF_PACKETS).map(|(fault, _)| *fault).collect();
+    let mut listed: Vec<&str> = printed.lines().filter(|fault| !["none", "v1-none"].contains(fault)).collect();
+    let mut tried: Vec<&str> = OF_THE_STREAM.iter().chain(OF_V1).chain(OF_PACKETS).map(|(fault, _)| *fault).collect();
     listed.sort_unstable();
     tried.sort_unstable();
     assert_eq!(tried, listed);
-    for (fault, _) in OF_THE_STREAM {
+    for (fault, _) in OF_THE_STREAM.iter().chain(OF_V1) {
         let outcomes = only(of_the_stream(fault), NO_FAULT, 20);
         assert_eq!(outcomes.failed().count(), 0, "{fault}\n{}", outcomes.table(true));
     }
