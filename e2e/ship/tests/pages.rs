@@ -167,6 +167,21 @@ fn the_page_about_pushing_ends_with_a_pushed_service() -> anyhow::Result<()> {
     page("docs/pushing-services.md")
 }
 
+/// Once, this page was in the list of pages, but no test ran it.
+#[test]
+fn the_commands_for_readers_of_localnet_v1_work() -> anyhow::Result<()> {
+    page("docs/reading-v1.md")
+}
+
+#[test]
+fn every_page_is_run() -> anyhow::Result<()> {
+    let source = fs::read_to_string(root().join("e2e/ship/tests/pages.rs"))?;
+    for (name, _) in PAGES {
+        assert!(source.contains(&format!("page(\"{name}\")")), "no test runs {name}");
+    }
+    Ok(())
+}
+
 #[test]
 fn the_commands_of_the_migration_page_work() -> anyhow::Result<()> {
     page("docs/migrating.md")
