@@ -11,7 +11,8 @@ pub(crate) const FILES: [&str; 6] = [
 ];
 
 /// The files of the draft of `localnet.v1`.
-pub(crate) const DRAFT: [&str; 5] = [
+pub(crate) const DRAFT: [&str; 6] = [
+    "localnet/v1/backend.proto",
     "localnet/v1/error.proto",
     "localnet/v1/node.proto",
     "localnet/v1/reader.proto",
