@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt};
 
-use localnet_core::{Code, Diagnostic, Mode};
+use localnet_core::{Diagnostic, Mode};
 use localnet_proto::{Digest, Family, Revision, Update, traffic::TrafficReport, wire};
 
 use crate::{
@@ -109,41 +109,6 @@ pub struct Outcome {
 /// Maximum number of skipped parts that a report lists. The report only counts the others.
 const MAX_SKIPPED: usize = 256;
 
-fn skipped(skipped: &Diagnostic) -> wire::SkippedService {
-    wire::SkippedService {
-        service: skipped.subject.service_key().as_ref().map(Into::into),
-        reason: skipped.reason().to_string(),
-        code: skipped.code.to_string(),
-        severity: wire::Severity::from(skipped.severity).into(),
-        field: skipped.field.clone(),
-        problem: skipped.problem.clone(),
-        remedy: skipped.remedy.clone(),
-    }
-}
-
-fn warning(warning: &Diagnostic) -> wire::BackendWarning {
-    wire::BackendWarning {
-        reason: event_reason(warning.code),
-        note: warning.to_string(),
-        code: warning.code.to_string(),
-        problem: warning.problem.clone(),
-        remedy: warning.remedy.clone(),
-    }
-}
-
-/// The reason of an Event. If kube-proxy posts the same Event, it is kube-proxy's reason; otherwise it is the code in
-/// CamelCase.
-fn event_reason(code: Code) -> String {
-    match code {
-        Code::IpvsDeprecated => "IPVSDeprecation".to_owned(),
-        Code::PodCidrsMissing => "NoPodCIDRs".to_owned(),
-        other => {
-            let capitalized = |word: &str| word[..1].to_ascii_uppercase() + &word[1..];
-            other.as_str().split('-').map(capitalized).collect()
-        }
-    }
-}
-
 impl From<&Report> for wire::BackendReport {
     fn from(report: &Report) -> Self {
         let families = report.families.iter().map(|(family, outcome)| wire::FamilyReport {
@@ -162,9 +127,9 @@ impl From<&Report> for wire::BackendReport {
             instance_id: report.received.instance,
             rev: report.received.rev,
             families: families.collect(),
-            skipped: report.skipped.iter().take(MAX_SKIPPED).map(skipped).collect(),
+            skipped: report.skipped.iter().take(MAX_SKIPPED).map(Into::into).collect(),
             skipped_count: report.skipped.len().try_into().unwrap_or(i32::MAX),
-            warnings: report.warnings.iter().map(warning).collect(),
+            warnings: report.warnings.iter().map(Into::into).collect(),
             configuration: report.configuration.as_ref().map(Into::into),
             proxy_mode: report.mode.map(|mode| mode.to_string()).unwrap_or_default(),
             ..Default::default()

@@ -29,6 +29,7 @@ pub mod history;
 pub mod model;
 pub mod node_ports;
 pub mod reasons;
+mod report;
 pub mod sysdump;
 pub mod trace;
 mod update;
