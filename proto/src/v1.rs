@@ -10,6 +10,7 @@
 //! - [`dns`] contains the model and the records of the view for DNS.
 //! - [`raw`] contains the messages of an answer around records that are already encoded.
 //! - [`Reader`] keeps what a reader keeps, checks answers, and yields the same [`Update`](crate::Update)s as `localnetv1`.
+//! - [`report`] contains the reports of backends, and converts them to and from those of `localnetv1`.
 //! - [`ErrorInfo`] is the machine-readable part of an error.
 
 pub mod decode;
@@ -18,6 +19,7 @@ pub mod encode;
 mod error;
 pub mod raw;
 mod reader;
+pub mod report;
 mod settings;
 
 pub use error::ErrorInfo;
@@ -25,7 +27,7 @@ pub use reader::{Answer, Reader, Rejected};
 
 use std::net::IpAddr;
 
-use crate::digest::Digest;
+use crate::{digest::Digest, model::Revision};
 
 /// Types and services generated from the files in `proto/localnet/v1`.
 #[expect(clippy::allow_attributes, reason = "generated code; the proto files document it")]
@@ -35,6 +37,21 @@ pub mod wire {
 
 /// The annotations of Services that a reader may always select. The model has a field for each.
 pub const PUBLISHED: [&str; 2] = ["localnet.dev/ipvs-scheduler", "preserve-destination"];
+
+/// Maximum length of a reader's name, in bytes.
+const LONGEST_NAME: usize = 63;
+
+/// Whether a text may be the name of a reader (`Reader.name`).
+pub fn is_reader_name(text: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    text.len() <= LONGEST_NAME && text.bytes().all(is_letter)
+}
+
+impl From<Revision> for wire::Revision {
+    fn from(Revision { instance, rev }: Revision) -> Self {
+        Self { instance: format!("{instance:016x}"), number: rev }
+    }
+}
 
 /// Identifies an endpoint within its Service. Sorts in the order of the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -97,8 +97,7 @@ impl Messages {
         (base, token): (String, String),
     ) -> Option<Self> {
         let digest = state.records_digest()?.0;
-        let revision = state.revision();
-        let revision = wire::Revision { instance: format!("{:016x}", revision.instance), number: revision.rev };
+        let revision = wire::Revision::from(state.revision());
         let base = since.map_or(String::new(), |_| base);
         Some(Self {
             walk: Walk::new(state, since),

@@ -13,7 +13,7 @@ use futures::{TryFutureExt as _, TryStreamExt as _};
 use localnet_proto::{
     Revision,
     v1::{
-        ErrorInfo, Metadata, PUBLISHED,
+        ErrorInfo, Metadata, PUBLISHED, is_reader_name,
         wire::{Capability, ErrorReason, NextStateRequest, Reader, ReaderRole, View},
     },
 };
@@ -36,8 +36,8 @@ use localnet_cluster::objects::{Publish, node_name};
 const LARGEST_REQUEST: usize = 32 << 10;
 /// Maximum length of a token.
 const LONGEST_TOKEN: usize = 128;
-/// Maximum length of a reader's name and of its version.
-const LONGEST_NAME: usize = 63;
+/// Maximum length of a reader's version.
+const LONGEST_VERSION: usize = 63;
 /// Maximum number of labels and annotations that a reader may select.
 const MOST_KEYS: usize = 64;
 /// Minimum time between two warnings about readers from which Services are withheld.
@@ -115,7 +115,7 @@ impl NextState {
                     .with("key", View::Dns.as_str_name());
                 info.status("this brain does not serve the view for DNS; start the brain with --dns")
             }),
-            Err(_) => Err(invalid("view", "is a view that this brain does not know")),
+            Err(_) => Err(ErrorInfo::invalid("view", "is a view that this brain does not know")),
         }
     }
 
@@ -173,11 +173,14 @@ pub fn selection(request: &NextStateRequest, published: &Publish) -> Result<Sele
     let reader = request.reader.clone().unwrap_or_default();
     check_reader(&reader)?;
     if request.token.len() > LONGEST_TOKEN {
-        return Err(invalid("token", "is longer than 128 bytes; send the token of the last answer unchanged"));
+        return Err(ErrorInfo::invalid(
+            "token",
+            "is longer than 128 bytes; send the token of the last answer unchanged",
+        ));
     }
     let metadata = request.metadata.clone().unwrap_or_default();
     if metadata.label_keys.len() + metadata.annotation_keys.len() > MOST_KEYS {
-        return Err(invalid("metadata", "selects more than 64 labels and annotations"));
+        return Err(ErrorInfo::invalid("metadata", "selects more than 64 labels and annotations"));
     }
     if let Some(key) = metadata.label_keys.iter().find(|key| !published.labels.contains(key)) {
         return Err(not_published("label", key));
@@ -197,19 +200,16 @@ pub fn selection(request: &NextStateRequest, published: &Publish) -> Result<Sele
 }
 
 fn check_reader(reader: &Reader) -> Result<(), Status> {
-    let is_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    if reader.name.len() > LONGEST_NAME || !reader.name.bytes().all(is_name) {
-        return Err(invalid("reader.name", "is not a name: at most 63 lower-case letters, digits and hyphens"));
+    if !is_reader_name(&reader.name) {
+        return Err(ErrorInfo::invalid(
+            "reader.name",
+            "is not a name: at most 63 lower-case letters, digits and hyphens",
+        ));
     }
-    if reader.version.chars().count() > LONGEST_NAME || reader.version.chars().any(char::is_control) {
-        return Err(invalid("reader.version", "is not a version: at most 63 printable characters"));
+    if reader.version.chars().count() > LONGEST_VERSION || reader.version.chars().any(char::is_control) {
+        return Err(ErrorInfo::invalid("reader.version", "is not a version: at most 63 printable characters"));
     }
     Ok(())
-}
-
-fn invalid(field: &str, problem: &str) -> Status {
-    let info = ErrorInfo::new(ErrorReason::InvalidRequest).with("field", field).with("problem", problem);
-    info.status(format!("{field} {problem}"))
 }
 
 /// `kind` is `label` or `annotation`.

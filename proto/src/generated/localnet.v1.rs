@@ -157,7 +157,7 @@ impl ClusterIpMasquerade {
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Reader {
     /// Name of the reader, such as "nft": at most 63 lower-case letters, digits and hyphens, unique on the node. Empty: the reader is
-    /// counted, but not named. Draft: only logs name the reader.
+    /// counted, but not named. Draft: only logs name the reader; Status names a backend that reports (BackendService).
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     /// Version of the reader, for people; at most 63 printable characters.
@@ -177,7 +177,7 @@ pub struct Reader {
 pub enum ReaderRole {
     /// Not set. The same as READER_ROLE_BACKEND.
     Unspecified = 0,
-    /// The reader forwards traffic. Health answers and metrics wait for its reports. Draft: they wait for no reader of localnet.v1.
+    /// The reader forwards traffic. Health answers and metrics wait for its reports. Draft: from its first report on.
     Backend = 1,
     /// The reader forwards no traffic: it shows, records or resolves names. It gets every Service, whatever it understands.
     Observer = 2,
@@ -1298,7 +1298,7 @@ pub struct ReportStatusRequest {
     #[prost(message, repeated, tag = "3")]
     pub families: ::prost::alloc::vec::Vec<FamilyStatus>,
     /// Everything that the backend currently does not program. Unset: unchanged since the last report that the brain accepted from a
-    /// backend of this name. Set it in the first report after a start of the backend.
+    /// backend of this name. Set it in the first report after a start of the backend, even if it is empty.
     #[prost(message, optional, tag = "4")]
     pub skipped: ::core::option::Option<SkippedParts>,
     /// The settings that the backend follows, for tools that predict verdicts. Only for backends that do not follow NodeState.traffic.
@@ -1320,8 +1320,8 @@ pub struct ReportStatusRequest {
 /// ReportStatusResponse answers a report.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportStatusResponse {
-    /// Whether the brain does not know the value of an unset field, because it has not received the field since it started. Send a report
-    /// with `skipped`, and with `traffic` if the backend does not follow NodeState.traffic, now.
+    /// Whether the brain does not know what the backend skips, for example because the brain was restarted. Send a report now, with
+    /// `skipped`, and with `traffic` if the backend does not follow NodeState.traffic.
     #[prost(bool, tag = "1")]
     pub complete_report_wanted: bool,
 }
@@ -1350,7 +1350,7 @@ pub struct SkippedParts {
     /// The parts, at most 256.
     #[prost(message, repeated, tag = "1")]
     pub parts: ::prost::alloc::vec::Vec<SkippedPart>,
-    /// Number of parts, including those that the list omits.
+    /// Number of parts, including those that the list omits; not less than the length of the list.
     #[prost(uint32, tag = "2")]
     pub count: u32,
 }
@@ -1374,10 +1374,10 @@ pub struct Diagnostic {
     /// How bad the problem is.
     #[prost(enumeration = "Severity", tag = "2")]
     pub severity: i32,
-    /// The field at fault, such as "spec.ports\[0\].protocol", at most 1,024 bytes. May be empty.
+    /// The field at fault, such as "spec.ports\[0\].protocol", at most 256 bytes. May be empty.
     #[prost(string, tag = "3")]
     pub field: ::prost::alloc::string::String,
-    /// What is wrong, for people, at most 1,024 bytes.
+    /// What is wrong, for people, at most 1,024 bytes. Required.
     #[prost(string, tag = "4")]
     pub problem: ::prost::alloc::string::String,
     /// How to fix the problem, for people, at most 1,024 bytes. May be empty.
@@ -1781,7 +1781,7 @@ pub enum ErrorReason {
     /// UNAVAILABLE. The brain is shutting down. Retry with backoff.
     ShuttingDown = 7,
     /// OUT_OF_RANGE. A report names a revision of the brain's instance that does not exist yet. Do not repeat the report. Metadata:
-    /// "revision" (as instance:number), "newest". Draft: never returned.
+    /// "revision" (as instance:number), "newest".
     RevisionUnknown = 8,
 }
 impl ErrorReason {

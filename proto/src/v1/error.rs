@@ -57,6 +57,12 @@ impl ErrorInfo {
         Status::with_details(code, message, details.into())
     }
 
+    /// The status for a request with an invalid field. `problem` is a predicate, such as "is missing".
+    pub fn invalid(field: &str, problem: &str) -> Status {
+        let info = Self::new(ErrorReason::InvalidRequest).with("field", field).with("problem", problem);
+        info.status(format!("{field} {problem}"))
+    }
+
     /// The reason in a status. `None` if there is none, or if this version does not know it.
     pub fn of(status: &Status) -> Option<Self> {
         let details = rpc::Status::decode(status.details()).ok()?.details;
