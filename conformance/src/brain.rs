@@ -31,7 +31,7 @@ use localnet_cluster::localize::Localized;
 use localnet_lab::Namespace;
 use localnet_proto::{
     Address, Revision, Snapshot,
-    v1::wire::NextStateRequest,
+    v1::wire::{NextStateRequest, backend_service_server::BackendServiceServer},
     wire::{NextFilter, backends_server::BackendsServer},
 };
 use tokio::runtime::Runtime;
@@ -79,10 +79,12 @@ impl Brain {
     /// Returns an error if the address cannot be bound.
     pub fn start(&mut self, inside: Option<&Namespace>) -> anyhow::Result<()> {
         let (shared, feed) = (Arc::clone(&self.shared), &self.feed);
+        let reports = Reports { shared: Arc::clone(&shared), feed: feed.clone() };
         let server = tonic::transport::Server::builder()
             .add_service(States::<NextFilter>::new(Arc::clone(&shared), feed.clone()))
             .add_service(States::<NextStateRequest>::new(Arc::clone(&shared), feed.clone()))
-            .add_service(BackendsServer::new(Reports(Arc::clone(&shared))));
+            .add_service(BackendsServer::new(reports.clone()))
+            .add_service(BackendServiceServer::new(reports));
         self.listen(inside, |listener| {
             let changed = move |by| shared.log(|log| log.open = log.open.saturating_add_signed(by));
             tokio::spawn(server.serve_with_incoming(listener.incoming(changed)));

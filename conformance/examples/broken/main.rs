@@ -177,7 +177,7 @@ impl Broken {
             self.state = state.clone();
         }
         if self.is("reports-before-apply") {
-            report(channel.clone(), state.revision).await?;
+            self.report(channel.clone(), state.revision).await?;
         }
         if !self.is("liar")
             && let Err(error) = self.apply(&state)
@@ -187,7 +187,15 @@ impl Broken {
             return Err(error);
         }
         self.state = state;
-        report(channel, self.state.revision).await
+        self.report(channel, self.state.revision).await
+    }
+
+    async fn report(&self, channel: Channel, revision: Revision) -> anyhow::Result<()> {
+        if self.fault.starts_with("v1-") {
+            v1::report(channel, revision).await
+        } else {
+            report(channel, revision).await
+        }
     }
 
     /// Falsifies the received update according to the fault.

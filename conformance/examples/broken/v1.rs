@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 
 use localnet_proto::{
-    Update,
+    Revision, Update,
     v1::{
         Answer, Reader,
         wire::{
-            Capability, Commit, EndpointKey, NextStateRequest, NextStateResponse, Reader as Identity, ServiceKey,
+            self, Capability, Commit, EndpointKey, FamilyStatus, IpFamily, NextStateRequest, NextStateResponse,
+            Reader as Identity, ReportStatusRequest, ServiceKey, backend_service_client::BackendServiceClient,
             state_service_client::StateServiceClient,
         },
     },
@@ -107,4 +108,22 @@ impl V1 {
         }
         self.digests.values().fold(0, |sum, digest| sum.wrapping_add(*digest))
     }
+}
+
+/// Reports a state as applied.
+pub(crate) async fn report(channel: Channel, revision: Revision) -> anyhow::Result<()> {
+    let applied = wire::Revision { instance: format!("{:016x}", revision.instance), number: revision.rev };
+    let family = |family: IpFamily| FamilyStatus {
+        family: family.into(),
+        applied: Some(applied.clone()),
+        ..FamilyStatus::default()
+    };
+    let report = ReportStatusRequest {
+        reader_name: "broken".to_owned(),
+        received: Some(applied.clone()),
+        families: vec![family(IpFamily::Ipv4), family(IpFamily::Ipv6)],
+        ..ReportStatusRequest::default()
+    };
+    BackendServiceClient::new(channel).report_status(report).await?;
+    Ok(())
 }

@@ -12,7 +12,13 @@ use std::{
 use bytes::{BufMut as _, Bytes};
 use futures::{Stream, StreamExt as _, stream};
 use localnet_brain::feed::Feed;
-use localnet_proto::wire::{BackendReport, BackendReportReply, backends_server::Backends};
+use localnet_proto::{
+    v1::{
+        report::{BackendStatus, Known},
+        wire::{ReportStatusRequest, ReportStatusResponse, backend_service_server::BackendService},
+    },
+    wire::{BackendReport, BackendReportReply, backends_server::Backends},
+};
 use tonic::{
     Request, Response, Status,
     body::Body,
@@ -26,14 +32,38 @@ use super::{
     package::StateRequest,
 };
 
-/// Records the backend's reports.
-pub(super) struct Reports(pub(super) Arc<Shared>);
+/// Records the backend's reports, in either package.
+#[derive(Clone)]
+pub(super) struct Reports {
+    pub(super) shared: Arc<Shared>,
+    pub(super) feed: Feed,
+}
 
 #[tonic::async_trait]
 impl Backends for Reports {
     async fn report(&self, request: Request<BackendReport>) -> Result<Response<BackendReportReply>, Status> {
-        self.0.log(|log| log.reports.push(request.into_inner()));
+        self.shared.log(|log| log.reports.push(request.into_inner()));
         Ok(Response::new(BackendReportReply {}))
+    }
+}
+
+#[tonic::async_trait]
+impl BackendService for Reports {
+    /// Like a brain that has just been restarted, the kit asks for all of the first report.
+    async fn report_status(
+        &self,
+        request: Request<ReportStatusRequest>,
+    ) -> Result<Response<ReportStatusResponse>, Status> {
+        let state = self.feed.state();
+        let newest = state.revision();
+        let status = BackendStatus::checked(request.into_inner(), newest)?;
+        let report = status.to_older(&Known { newest, node: state.node(), digests: &|_| None });
+        let mut is_first = false;
+        self.shared.log(|log| {
+            is_first = log.reports.is_empty();
+            log.reports.push(report);
+        });
+        Ok(Response::new(ReportStatusResponse { complete_report_wanted: is_first && !status.is_complete() }))
     }
 }
 
