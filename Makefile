@@ -1,5 +1,5 @@
 # localnet's tasks. `make help` lists them.
-.PHONY: help deps controlplane helm vm wine ebpf python go examples cluster build demo test simulate simulate-mutants museum conformance-ipvs chart images packages release differential dns differential-ipvs faults-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-scale instructions bench-ipvs clean
+.PHONY: help deps controlplane helm vm wine ebpf python go examples contract cluster build demo test simulate simulate-mutants museum conformance-ipvs chart images packages release differential dns differential-ipvs faults-ipvs kernels oldest kubernetes kubernetes-migrate fuzz mutants lint deny bless bench bench-scale instructions bench-ipvs clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -42,6 +42,9 @@ python: deps ## Create a Python environment in .cache, test the Python library, 
 	@python/generate.sh verify
 	cd python && $(or $(LOCALNET_CACHE),../.cache)/python/venv/bin/python -m unittest discover -s tests -t .
 
+contract: deps ## Check the names and comments in the proto files with buf, and that they break no client of the last release
+	@proto/buf.sh
+
 cluster: controlplane helm ## Build the programs and the images of a cluster of real nodes from Go modules and Debian packages (cached)
 	@e2e/deps.sh kubernetes
 	@e2e/kubernetes/build.sh
@@ -54,7 +57,7 @@ demo: deps ## Run brain and nft backend in a temporary network namespace and pri
 	$(CARGO) build --locked $(if $(TESTED),--workspace --bins --examples,-p localnet-brain -p localnet-nft -p localnet-demo $(if $(UI),-p localnet))
 	target/debug/localnet-demo $(if $(ONCE),--once) $(if $(UI),--ui)
 
-test: deps cluster vm wine python go examples ## Run all tests: unit, Cases, protocol, kernel, system (needs root for network namespaces)
+test: deps cluster vm wine python go examples contract ## Run all tests: unit, Cases, protocol, kernel, system (needs root for network namespaces)
 	@[ "$$(id -u)" = 0 ] || { echo "make test creates network namespaces: run it as root" >&2; exit 1; }
 	@backend-ebpf/programs/build.sh verify
 	$(CARGO) build --locked --workspace --bins --examples
@@ -161,7 +164,7 @@ mutants: ## Invert each decision of the brain and check that a unit test notices
 
 bless: deps helm ## Rewrite the expectations (golden files) and generated docs; read the diff before you commit it
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-core --test page
-	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test generated --test descriptor
+	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-proto --test generated
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-config --test defaults --test page
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-brain --test cases
 	UPDATE_EXPECT=1 $(CARGO) test --locked -p localnet-brain --lib the_page_lists_every_metric

@@ -3,8 +3,9 @@
 #
 #   packaging/release/version.sh          prints the version; fails if files name different versions
 #   packaging/release/version.sh notes    prints the section of CHANGELOG.md for this version
-#   packaging/release/version.sh X.Y.Z    sets the version in all files, dates the section "Unreleased" of CHANGELOG.md, commits, and tags the
-#                                         commit vX.Y.Z. Each Go module in a top-level folder also gets a tag, as Go expects: FOLDER/vX.Y.Z
+#   packaging/release/version.sh X.Y.Z    sets the version in all files, dates the section "Unreleased" of CHANGELOG.md, stores the image of the
+#                                         proto files (proto/released.binpb), commits, and tags the commit vX.Y.Z. Each Go module in a
+#                                         top-level folder also gets a tag, as Go expects: FOLDER/vX.Y.Z
 #
 # The release workflow starts when you push the tags: `git push --atomic origin main vX.Y.Z`.
 set -eu
@@ -65,6 +66,7 @@ sed -i -E "/^name = \"localnet/{n;s/^version = \"$old\"/version = \"$new\"/}" Ca
 sed -i -E "s/^(version|appVersion): $old\$/\1: $new/" charts/localnet/Chart.yaml
 search -zlE "$before$old" | xargs -0 sed -i -E "s,$before$old,\1$new,g"
 sed -i "s/^## Unreleased\$/## Unreleased\n\n## $new - $(date --utc +%F)/" CHANGELOG.md
+proto/buf.sh image
 git commit --quiet --all --message "release: $new"
 for tag in $tags; do git tag --annotate --message "localnet $new" "$tag"; done
 echo "push with: git push --atomic origin $(git branch --show-current) $tags"

@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 mod authors;
+mod contract;
 mod crates;
 mod debian;
 mod images;

@@ -44,7 +44,12 @@ fn all_files_name_the_same_version() -> anyhow::Result<()> {
 fn one_command_sets_the_version_and_the_tags() -> anyhow::Result<()> {
     let copy = copy()?;
     let version = |arguments: &[&str]| {
-        output(Command::new(copy.path().join("packaging/release/version.sh")).args(arguments).env("HOME", copy.path()))
+        output(
+            Command::new(copy.path().join("packaging/release/version.sh"))
+                .args(arguments)
+                .env("HOME", copy.path())
+                .env("LOCALNET_CACHE", cache()),
+        )
     };
     fs::create_dir_all(copy.path().join("go"))?;
     fs::write(copy.path().join("go/go.mod"), "module example.com/go\n")?;
@@ -80,7 +85,12 @@ fn one_command_sets_the_version_and_the_tags() -> anyhow::Result<()> {
 fn the_first_release_has_the_version_that_all_files_name_already() -> anyhow::Result<()> {
     let copy = copy()?;
     let version = |argument| {
-        output(Command::new(copy.path().join("packaging/release/version.sh")).arg(argument).env("HOME", copy.path()))
+        output(
+            Command::new(copy.path().join("packaging/release/version.sh"))
+                .arg(argument)
+                .env("HOME", copy.path())
+                .env("LOCALNET_CACHE", cache()),
+        )
     };
     version(VERSION)?;
     assert_eq!(git(copy.path(), &["tag", "--points-at", "HEAD"])?, format!("go/v{VERSION}\nv{VERSION}\n"));
