@@ -1,6 +1,7 @@
 //! The flags that every backend has.
 
 use std::{
+    env,
     fs::File,
     io::{self, Write as _},
     path::PathBuf,
@@ -37,6 +38,9 @@ pub struct ClientArgs {
     /// Revision of the last applied state: wait for a state with another revision
     #[arg(long, value_name = "NUMBER", default_value_t = 0, requires = "instance_id")]
     pub rev: u64,
+    /// Read the draft of localnet.v1, which the brain must serve (--draft-v1) and which may change in any release
+    #[arg(long, conflicts_with = "rev")]
+    pub draft_v1: bool,
     /// The files for TLS.
     #[command(flatten)]
     pub tls: TlsArgs,
@@ -81,7 +85,8 @@ impl ClientArgs {
             "--tls-ca: {} does not use TLS; use --api tcp://HOST:PORT, or remove --tls-ca",
             self.api
         );
-        Brain::new(self.api.clone(), self.tls.files().as_ref())
+        let brain = Brain::new(self.api.clone(), self.tls.files().as_ref())?;
+        Ok(if self.draft_v1 { brain.reading_draft_v1(reader_name()) } else { brain })
     }
 
     /// The loop's options from the flags.
@@ -109,6 +114,13 @@ impl ClientArgs {
     pub fn start_log(&self, config: &Config, file: Option<File>) -> anyhow::Result<()> {
         telemetry::init(self.log_format.unwrap_or(config.logging.format), config.logging.level(), file)
     }
+}
+
+/// The name under which this program reads: that of its file, without characters that names do not have.
+fn reader_name() -> String {
+    let program = env::current_exe().unwrap_or_default();
+    let name = program.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
+    name.chars().filter(|of| of.is_ascii_lowercase() || of.is_ascii_digit() || *of == '-').take(63).collect()
 }
 
 /// Runs a backend's program until SIGTERM, SIGINT or SIGHUP, or with `--once` until one state is applied.

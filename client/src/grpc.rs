@@ -5,6 +5,7 @@ mod channel;
 mod local;
 #[cfg(feature = "tls")]
 mod tls;
+mod v1;
 
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -48,6 +49,8 @@ pub struct TlsFiles {
 pub struct Brain {
     address: Address,
     channel: Channel,
+    /// `None`: reads `localnetv1`.
+    v1: Option<v1::V1>,
 }
 
 impl Brain {
@@ -81,7 +84,15 @@ impl Brain {
                 }
             }
         };
-        Ok(Self { address, channel })
+        Ok(Self { address, channel, v1: None })
+    }
+
+    /// Reads the state in the draft of `localnet.v1`, which any release may change: the brain sends only the endpoints that change. The
+    /// brain must run with `--draft-v1`. `name` identifies the reader in the brain's log: at most 63 lower-case letters, digits and
+    /// hyphens. A reader keeps the state, so each source that reads needs its own `Brain`, not a clone.
+    #[must_use]
+    pub fn reading_draft_v1(self, name: impl Into<String>) -> Self {
+        Self { v1: Some(v1::V1::new(name.into())), ..self }
     }
 
     /// Explains the state of a service to people; see `Reasons.Why` in `localnetv1.proto`.
@@ -153,6 +164,9 @@ impl Following {
 
 impl Source for Brain {
     async fn next(&self, have: Revision, fold: bool) -> Result<Update, SourceError> {
+        if let Some(v1) = &self.v1 {
+            return v1.next(self.channel.clone(), have, fold).await;
+        }
         let mut client = EndpointsClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
         let request = encode::next_filter(have, fold);
         let mut stream = client.next(request).await.map_err(|status| failed(&status))?.into_inner();

@@ -1,9 +1,9 @@
 //! Our backends, at all levels. localnet-ipvs is tested elsewhere, because it needs a kernel with IPVS.
 
 use localnet_client::served::Lack;
-use localnet_conformance::{Options, claims::Claim};
+use localnet_conformance::{Level, Options, claims::Claim};
 
-use crate::{all_levels, passes, program};
+use crate::{all_levels, levels, passes, program};
 
 #[test]
 fn nft_passes() {
@@ -16,6 +16,18 @@ fn nft_passes() {
     };
     let outcomes = passes(&options);
     assert!(outcomes.count() >= 200, "{} checks", outcomes.count());
+}
+
+/// Its reports are those of `localnetv1`, which have counts. What differs is how it reads the state.
+#[test]
+fn nft_that_reads_localnet_v1_passes() {
+    let nft = program("localnet-nft");
+    let options = Options {
+        read_back: Some(format!("{nft} dump")),
+        ..levels(format!("{nft} --draft-v1 --api {{api}} {{flags}}"), &[Level::Wire, Level::State])
+    };
+    let outcomes = passes(&options);
+    assert!(outcomes.count() >= 185, "{} checks", outcomes.count());
 }
 
 #[test]
