@@ -8,13 +8,9 @@ import (
 	"slices"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	"localnet.dev/go/internal/loop"
 	pb "localnet.dev/go/localnetv1"
 )
-
-// The largest accepted message. The brain's messages are far smaller, so a peer that sends more is not a brain.
-const maxMessage = 16 << 20
 
 // answer is a complete answer of Next: a full state, or the changes since the revision in the request.
 type answer struct {
@@ -32,9 +28,9 @@ func next(ctx context.Context, conn grpc.ClientConnInterface, have Revision, del
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // Ends the stream of an invalid answer.
 	request := &pb.NextFilter{InstanceID: have.InstanceID, Rev: have.Rev, Delta: delta}
-	stream, err := pb.NewEndpointsClient(conn).Next(ctx, request, grpc.MaxCallRecvMsgSize(maxMessage))
+	stream, err := pb.NewEndpointsClient(conn).Next(ctx, request, grpc.MaxCallRecvMsgSize(loop.MaxMessage))
 	if err != nil {
-		return nil, failed(err)
+		return nil, loop.Failed(err)
 	}
 	a := &answer{services: map[ServiceKey]*pb.ServiceEndpoints{}}
 	for first := true; ; first = false {
@@ -42,7 +38,7 @@ func next(ctx context.Context, conn grpc.ClientConnInterface, have Revision, del
 		if err == io.EOF {
 			break
 		} else if err != nil {
-			return nil, failed(err)
+			return nil, loop.Failed(err)
 		} else if err := a.add(item, first); err != nil {
 			return nil, fmt.Errorf("the brain sent an invalid state: %w", err)
 		}
@@ -51,14 +47,6 @@ func next(ctx context.Context, conn grpc.ClientConnInterface, have Revision, del
 		return nil, fmt.Errorf("the brain sent an invalid state: %w", err)
 	}
 	return a, nil
-}
-
-// failed describes why a call failed.
-func failed(err error) error {
-	if status.Code(err) == codes.Unavailable {
-		return fmt.Errorf("the brain is unavailable: %w; check that localnet-brain runs and serves this address", err)
-	}
-	return err
 }
 
 // add adds the next item of the stream.

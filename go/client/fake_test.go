@@ -4,37 +4,30 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"maps"
 	"slices"
 	"testing"
-	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
+	fakebrain "localnet.dev/go/internal/fake"
 	pb "localnet.dev/go/localnetv1"
 )
 
 // fake is both ends of a loop under test: a brain as a connection, and a backend. The test plays both.
 type fake struct {
-	requests chan *pb.NextFilter     // Each request for a state, with the test's answer in replies.
-	replies  chan reply              //
-	reports  chan *pb.BackendReport  // Each report, with the test's answer in accepts.
-	accepts  chan error              //
+	*connection
 	syncs    chan synced             // Each call of Sync, with its result in results.
 	results  chan error              //
 	returned chan error              // What Run returned.
 	stop     context.CancelCauseFunc // Ends the context of Run.
 }
 
-// reply is an answer of the brain. A nil error stands for OK.
-type reply struct {
-	items []*pb.NextItem
-	err   error
-}
+type (
+	connection = fakebrain.Brain[*pb.NextFilter, *pb.NextItem, *pb.BackendReport]
+	reply      = fakebrain.Reply[*pb.NextItem]
+)
 
 // synced is what a Sync received.
 type synced struct {
@@ -50,13 +43,13 @@ var (
 
 func start(t *testing.T, options Options) *fake {
 	f := &fake{
-		make(chan *pb.NextFilter), make(chan reply), make(chan *pb.BackendReport), make(chan error),
+		fakebrain.New[*pb.NextFilter, *pb.NextItem, *pb.BackendReport](),
 		make(chan synced), make(chan error), make(chan error, 1), nil,
 	}
 	options.Logger = cmp.Or(options.Logger, slog.New(slog.DiscardHandler))
 	ctx, stop := context.WithCancelCause(t.Context())
 	f.stop = stop
-	go func() { f.returned <- Run(ctx, f, f.sync, options) }()
+	go func() { f.returned <- Run(ctx, f.connection, f.sync, options) }()
 	return f
 }
 
@@ -74,78 +67,11 @@ func (f *fake) sync(ctx context.Context, state *State, changes *Changes) error {
 	}
 }
 
-// answer answers the next request, and returns it.
-func (f *fake) answer(err error, items ...*pb.NextItem) *pb.NextFilter {
-	request := <-f.requests
-	f.replies <- reply{items, err}
-	return request
-}
-
 // end ends the next sync with this result, and returns what the sync received.
 func (f *fake) end(err error) synced {
 	got := <-f.syncs
 	f.results <- err
 	return got
-}
-
-// accept answers the next report, and returns it.
-func (f *fake) accept(err error) *pb.BackendReport {
-	report := <-f.reports
-	f.accepts <- err
-	return report
-}
-
-// NewStream plays the call Next.
-func (f *fake) NewStream(ctx context.Context, _ *grpc.StreamDesc, _ string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
-	return &stream{ctx: ctx, fake: f}, nil
-}
-
-// Invoke plays the call Report.
-func (f *fake) Invoke(ctx context.Context, _ string, report, _ any, _ ...grpc.CallOption) error {
-	select {
-	case f.reports <- proto.CloneOf(report.(*pb.BackendReport)):
-		return <-f.accepts
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-type stream struct {
-	grpc.ClientStream
-	ctx  context.Context
-	fake *fake
-	left *reply
-}
-
-func (s *stream) SendMsg(request any) error {
-	select {
-	case s.fake.requests <- request.(*pb.NextFilter):
-		return nil
-	case <-s.ctx.Done():
-		return s.ctx.Err()
-	}
-}
-
-func (s *stream) CloseSend() error { return nil }
-
-func (s *stream) RecvMsg(item any) error {
-	if s.left == nil {
-		select {
-		case reply := <-s.fake.replies:
-			s.left = &reply
-		case <-s.ctx.Done():
-			return status.FromContextError(s.ctx.Err()).Err()
-		}
-	}
-	if len(s.left.items) == 0 {
-		if s.left.err == nil {
-			return io.EOF
-		}
-		return s.left.err
-	}
-	proto.Merge(item.(proto.Message), s.left.items[0])
-	s.left.items = s.left.items[1:]
-	return nil
 }
 
 func token(instance, rev uint64, delta bool) *pb.NextItem {
@@ -197,12 +123,4 @@ func keys(names ...string) map[ServiceKey]struct{} {
 		set[ServiceKey{"ns", name}] = struct{}{}
 	}
 	return set
-}
-
-// within fails the test unless a delay of the loop's backoff is between half and all of this duration.
-func within(t *testing.T, full, delay time.Duration) {
-	t.Helper()
-	if delay < full/2 || delay > full {
-		t.Errorf("the delay is %v, and not between %v and %v", delay, full/2, full)
-	}
 }

@@ -6,6 +6,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"localnet.dev/go/internal/loop"
 )
 
 const hasPipes = true
@@ -25,7 +27,7 @@ func dialPipe(ctx context.Context, path string) (net.Conn, error) {
 			return pipe{os.NewFile(uintptr(handle), path)}, nil
 		} else if err != errorPipeBusy {
 			return nil, &os.PathError{Op: "open", Path: path, Err: err}
-		} else if !sleep(ctx, 20*time.Millisecond) {
+		} else if !loop.Sleep(ctx, 20*time.Millisecond) {
 			return nil, ctx.Err()
 		}
 	}

@@ -1,18 +1,13 @@
 package client
 
 import (
-	"context"
 	"errors"
 	"math/bits"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	pb "localnet.dev/go/localnetv1"
 )
-
-const reportTimeout = 2 * time.Second
 
 // progress is what the reports of a backend contain about its syncs, for each address family.
 type progress [2]struct {
@@ -73,61 +68,4 @@ func (p *progress) report(name string, received Revision) *pb.BackendReport {
 		report.Families = append(report.Families, family)
 	}
 	return report
-}
-
-// deliverReports sends the newest report until the brain accepts it, because the brain's health answers depend on it.
-func (l *loop) deliverReports(ctx context.Context) {
-	backoff, refused := delays{limit: l.MaxBackoff}, ""
-	for {
-		var newest *pb.BackendReport
-		select {
-		case <-ctx.Done():
-			return
-		case newest = <-l.reports:
-		}
-		for {
-			err := l.deliver(ctx, newest)
-			if err == nil {
-				break
-			}
-			// read already logs an unavailable brain.
-			if text := err.Error(); isRefusal(err) && text != refused {
-				l.Logger.Warn("the brain refuses this backend's reports, so the brain's health checks cannot see that this node is programmed", "error", err)
-				refused = text
-			} else {
-				l.Logger.Debug("the brain did not accept the report", "error", err)
-			}
-			if !backoff.wait(ctx) {
-				return
-			}
-			select {
-			case newest = <-l.reports:
-			default:
-			}
-		}
-		if refused != "" {
-			l.Logger.Info("the brain accepts reports again")
-		}
-		refused = ""
-		backoff.reset()
-	}
-}
-
-func (l *loop) deliver(ctx context.Context, report *pb.BackendReport) error {
-	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
-	defer cancel()
-	_, err := pb.NewBackendsClient(l.conn).Report(ctx, report)
-	if status.Code(err) == codes.Unimplemented { // This brain needs no reports.
-		return nil
-	}
-	return err
-}
-
-// isRefusal returns whether the brain would refuse the same report again.
-func isRefusal(err error) bool {
-	switch status.Code(err) {
-	case codes.InvalidArgument, codes.ResourceExhausted, codes.PermissionDenied, codes.Unauthenticated, codes.FailedPrecondition, codes.OutOfRange:
-		return true
-	}
-	return false
 }

@@ -1,16 +1,15 @@
 package client
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
+	"localnet.dev/go/internal/loop"
 	pb "localnet.dev/go/localnetv1"
 )
 
@@ -83,9 +82,6 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// The shortest pause between two syncs. If states change faster, the brain merges them into one answer.
-const pause = 5 * time.Millisecond
-
 // Run runs a backend until ctx is done, and then returns nil. Failures are logged and retried with backoff.
 //
 // With [Options.Once], Run returns nil after the first Sync that succeeds, and otherwise the first error. It returns the
@@ -94,177 +90,83 @@ const pause = 5 * time.Millisecond
 // Run calls backend from one goroutine. It requests the next state when backend has returned and [Options.MinInterval] has
 // passed. Streams are read and reports are sent concurrently, so a slow or unavailable brain delays no retry.
 func Run(ctx context.Context, conn grpc.ClientConnInterface, backend Sync, options Options) error {
-	options.MaxBackoff = cmp.Or(options.MaxBackoff, 10*time.Second)
-	options.Logger = cmp.Or(options.Logger, slog.Default())
-	l := &loop{
+	r := &reader{
 		Options: options,
 		conn:    conn,
 		sync:    backend,
-		ready:   make(chan struct{}, 1),
-		answers: make(chan *answer, 1),
-		failed:  make(chan error, 1),
-		reports: make(chan *pb.BackendReport, 1),
+		have:    options.Resume,
 		state:   State{Revision: options.Resume, Services: map[ServiceKey]*pb.ServiceEndpoints{}},
 		changes: Changes{Everything: true, Services: map[ServiceKey]struct{}{}},
-		backoff: delays{limit: options.MaxBackoff},
 	}
-	l.progress.init()
-	inner, cancel := context.WithCancel(ctx)
-	var others sync.WaitGroup
-	others.Go(func() { l.read(inner) })
-	others.Go(func() { l.deliverReports(inner) })
-	defer others.Wait()
-	defer cancel()
-	return l.run(ctx)
+	r.progress.init()
+	return loop.Run(ctx, r, loop.Options{
+		Once:        options.Once,
+		MinInterval: options.MinInterval,
+		MaxBackoff:  options.MaxBackoff,
+		Resync:      options.Resync,
+		Logger:      options.Logger,
+	})
 }
 
-type loop struct {
+// reader is the [loop.Backend] that reads localnetv1.
+type reader struct {
 	Options
-	conn    grpc.ClientConnInterface
-	sync    Sync
-	ready   chan struct{} // Lets read request the next state.
-	answers chan *answer
-	failed  chan error             // With Once: the error of the first request.
-	reports chan *pb.BackendReport // Contains the newest report that was not sent.
+	conn grpc.ClientConnInterface
+	sync Sync
+
+	have  Revision // The state of the last answer.
+	delta bool     // Whether there was an answer. The first one is a full state.
 
 	state    State
 	changes  Changes // What has changed in state since the last sync that succeeded.
 	progress progress
-	backoff  delays
-	logged   string // The error of the last sync, if it was logged.
 }
 
-// read requests a state each time the loop is ready for one.
-func (l *loop) read(ctx context.Context) {
-	// `have` is ahead of l.state only by the answer in the channel, so each delta is applied to the state for which it
-	// was requested. The first answer is a full state.
-	have, delta, failing, backoff := l.Resume, false, false, delays{limit: l.MaxBackoff}
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-l.ready:
-		}
-		for {
-			a, err := next(ctx, l.conn, have, delta)
-			if err == nil {
-				have, delta = a.revision, true
-				l.answers <- a
-				break
-			} else if ctx.Err() != nil {
-				return
-			} else if l.Once {
-				l.failed <- fmt.Errorf("failed to get the state: %w", err)
-				return
-			}
-			if failing {
-				l.Logger.Debug("still cannot get the state", "error", err)
-			} else {
-				l.Logger.Warn("cannot get the state from the brain; keeping the applied state; retrying with backoff", "error", err)
-			}
-			failing = true
-			if !backoff.wait(ctx) {
-				return
-			}
-		}
-		if failing {
-			l.Logger.Info("connected to the brain again")
-		}
-		failing = false
-		backoff.reset()
-	}
-}
-
-// run calls sync for each state, and again after failures and disturbances.
-func (l *loop) run(ctx context.Context) error {
-	var resync <-chan struct{} // nil until the first state has arrived.
-	var retry <-chan time.Time // nil unless the last sync failed.
-	l.ready <- struct{}{}
-	for {
-		taken := false
-		select {
-		case <-ctx.Done():
-			return l.ended(ctx)
-		case err := <-l.failed:
-			return err
-		case a := <-l.answers:
-			taken = true
-			l.state.apply(a, &l.changes)
-		case _, ok := <-resync:
-			if !ok {
-				resync = nil
-				continue
-			}
-			l.Logger.Info("resyncing: another program may have changed the applied state")
-			l.changes.Everything, l.changes.Resync = true, true
-		case <-retry:
-		}
-		select {
-		case a := <-l.answers: // The newest state is the one to apply.
-			taken = true
-			l.state.apply(a, &l.changes)
-		default:
-		}
-		resync, retry = l.Resync, nil
-		err := l.attempt(ctx)
-		if l.Once {
-			return err
-		} else if err != nil {
-			retry = time.After(l.backoff.next())
-		}
-		if !sleep(ctx, max(l.MinInterval, pause)) {
-			return nil
-		}
-		if taken {
-			l.ready <- struct{}{}
-		}
-	}
-}
-
-func (l *loop) ended(ctx context.Context) error {
-	if l.Once {
-		return context.Cause(ctx)
-	}
-	return nil
-}
-
-// attempt calls sync once, and offers a report.
-func (l *loop) attempt(ctx context.Context) error {
-	revision, began := l.state.Revision, time.Now()
-	err := l.sync(ctx, &l.state, &l.changes)
-	took := time.Since(began)
-	l.progress.add(revision, l.changes.Everything, took, err)
+// Next requests a state. `have` is ahead of the state only by the answer that waits for Apply, so each delta is applied to the state for
+// which it was requested.
+func (r *reader) Next(ctx context.Context) (*answer, error) {
+	a, err := next(ctx, r.conn, r.have, r.delta)
 	if err == nil {
-		l.log(revision, took)
-		l.changes = Changes{Services: map[ServiceKey]struct{}{}}
-		l.logged = ""
-		l.backoff.reset()
-	} else if text := err.Error(); text == l.logged { // An equal error is logged only once.
-		l.Logger.Debug("still cannot apply the state", "revision", revision, "error", err)
-	} else {
-		l.Logger.Warn("cannot apply the state; retrying with backoff", "revision", revision, "error", err)
-		l.logged = text
+		r.have, r.delta = a.revision, true
 	}
-	if l.Name != "" && !l.Once {
-		report := l.progress.report(l.Name, revision)
-		if l.Report != nil {
-			l.Report(report)
-		}
-		select {
-		case <-l.reports: // An older one.
-		default:
-		}
-		l.reports <- report
-	}
-	return err
+	return a, err
 }
 
-// log logs a sync that succeeded.
-func (l *loop) log(revision Revision, took time.Duration) {
-	logger := l.Logger.With("revision", revision, "changed", len(l.changes.Services), "services", len(l.state.Services))
-	if l.Once {
-		logger.Info(fmt.Sprintf("applied; to resume this watch, use --instance-id %d --rev %d", revision.InstanceID, revision.Rev))
-	} else {
-		logger.Debug("applied", "took_ms", float64(took.Microseconds())/1000)
+func (r *reader) Apply(a *answer) bool {
+	r.state.apply(a, &r.changes)
+	return true
+}
+
+func (r *reader) Distrust() { r.changes.Everything, r.changes.Resync = true, true }
+
+func (r *reader) Sync(ctx context.Context) error { return r.sync(ctx, &r.state, &r.changes) }
+
+func (r *reader) Summary() loop.Summary {
+	at := r.state.Revision
+	return loop.Summary{
+		Revision: at,
+		Resume:   fmt.Sprintf("--instance-id %d --rev %d", at.InstanceID, at.Rev),
+		Changed:  len(r.changes.Services),
+		Services: len(r.state.Services),
 	}
+}
+
+func (r *reader) Synced(took time.Duration, err error) *pb.BackendReport {
+	r.progress.add(r.state.Revision, r.changes.Everything, took, err)
+	if err == nil {
+		r.changes = Changes{Services: map[ServiceKey]struct{}{}}
+	}
+	if r.Name == "" || r.Once {
+		return nil
+	}
+	report := r.progress.report(r.Name, r.state.Revision)
+	if r.Report != nil {
+		r.Report(report)
+	}
+	return report
+}
+
+func (r *reader) Deliver(ctx context.Context, report *pb.BackendReport) error {
+	_, err := pb.NewBackendsClient(r.conn).Report(ctx, report)
+	return err
 }

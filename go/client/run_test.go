@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	fakebrain "localnet.dev/go/internal/fake"
 	pb "localnet.dev/go/localnetv1"
 )
 
@@ -44,20 +45,20 @@ func testLoop(t *testing.T, options Options, test func(t *testing.T, f *fake)) {
 
 func TestDeltasBecomeStatesWithTheirChanges(t *testing.T) {
 	testLoop(t, Options{}, func(t *testing.T, f *fake) {
-		requested(t, f.answer(nil, full(1, service("a"), service("b", "10.0.0.1"), continued("b", "10.0.0.2"))...), 0, 0, false)
+		requested(t, f.Answer(nil, full(1, service("a"), service("b", "10.0.0.1"), continued("b", "10.0.0.2"))...), 0, 0, false)
 		equals(t, "first sync", f.end(nil), synced{Revision{7, 1}, []string{"a", "b"}, Changes{true, false, true, keys("a", "b")}})
-		requested(t, f.answer(nil, delta(2, service("c"), removed("a"), service("b", "10.0.0.1", "10.0.0.2"))...), 7, 1, true)
+		requested(t, f.Answer(nil, delta(2, service("c"), removed("a"), service("b", "10.0.0.1", "10.0.0.2"))...), 7, 1, true)
 		equals(t, "only b is unchanged", f.end(nil), synced{Revision{7, 2}, []string{"b", "c"}, Changes{false, false, false, keys("a", "c")}})
-		requested(t, f.answer(nil, delta(3, node)...), 7, 2, true)
+		requested(t, f.Answer(nil, delta(3, node)...), 7, 2, true)
 		equals(t, "the node is unchanged", f.end(nil), synced{Revision{7, 3}, []string{"b", "c"}, Changes{false, false, false, keys()}})
 	})
 }
 
 func TestARestartedBrainChangesOnlyWhatDiffers(t *testing.T) {
 	testLoop(t, Options{}, func(t *testing.T, f *fake) {
-		f.answer(nil, full(5, service("a"), service("b"), service("c"))...)
+		f.Answer(nil, full(5, service("a"), service("b"), service("c"))...)
 		f.end(nil)
-		requested(t, f.answer(nil, token(8, 1, false), node, service("b"), service("c", "10.0.0.1")), 7, 5, true)
+		requested(t, f.Answer(nil, token(8, 1, false), node, service("b"), service("c", "10.0.0.1")), 7, 5, true)
 		equals(t, "sync", f.end(nil), synced{Revision{8, 1}, []string{"b", "c"}, Changes{false, false, false, keys("a", "c")}})
 	})
 }
@@ -68,7 +69,10 @@ func TestATornOrInvalidAnswerIsNeverApplied(t *testing.T) {
 	port := service("b", "10.0.0.1")
 	port.Endpoints.Endpoints[0].PortOverrides[0].Port = 65536
 	nameless := service("")
-	for name, answer := range map[string]reply{
+	for name, answer := range map[string]struct {
+		items []*pb.NextItem
+		err   error
+	}{
 		"unavailable":                      {nil, errDown},
 		"cut after the token":              {delta(2), errDown},
 		"cut after a Service":              {delta(2, service("b")), errDown},
@@ -89,18 +93,18 @@ func TestATornOrInvalidAnswerIsNeverApplied(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			testLoop(t, Options{}, func(t *testing.T, f *fake) {
-				f.answer(nil, full(1, service("a"))...)
+				f.Answer(nil, full(1, service("a"))...)
 				f.end(nil)
-				requested(t, f.answer(answer.err, answer.items...), 7, 1, true)
-				requested(t, f.answer(nil, delta(3, service("d"))...), 7, 1, true)
+				requested(t, f.Answer(answer.err, answer.items...), 7, 1, true)
+				requested(t, f.Answer(nil, delta(3, service("d"))...), 7, 1, true)
 				equals(t, "sync", f.end(nil), synced{Revision{7, 3}, []string{"a", "d"}, Changes{false, false, false, keys("d")}})
 			})
 		})
 	}
 	t.Run("changes instead of the first full state", func(t *testing.T) {
 		testLoop(t, Options{}, func(t *testing.T, f *fake) {
-			f.answer(nil, delta(1, node, service("a"))...)
-			requested(t, f.answer(nil, full(1)...), 0, 0, false)
+			f.Answer(nil, delta(1, node, service("a"))...)
+			requested(t, f.Answer(nil, full(1)...), 0, 0, false)
 			equals(t, "sync", f.end(nil), synced{Revision{7, 1}, []string{}, Changes{true, false, true, keys()}})
 		})
 	})
@@ -124,15 +128,15 @@ func TestPortsWithUnknownProtocolsAreSkipped(t *testing.T) {
 func TestRequestsAreRetriedWithBackoff(t *testing.T) {
 	testLoop(t, Options{MaxBackoff: time.Second}, func(t *testing.T, f *fake) {
 		fails := func() {
-			f.answer(errDown)
+			f.Answer(errDown)
 			for _, millis := range []time.Duration{100, 200, 400, 800, 1000, 1000} {
 				began := time.Now()
-				f.answer(errDown)
-				within(t, millis*time.Millisecond, time.Since(began))
+				f.Answer(errDown)
+				fakebrain.Within(t, millis*time.Millisecond, time.Since(began))
 			}
 		}
 		fails()
-		f.answer(nil, full(1)...)
+		f.Answer(nil, full(1)...)
 		f.end(nil)
 		fails() // A success starts the delays again.
 	})
@@ -141,54 +145,54 @@ func TestRequestsAreRetriedWithBackoff(t *testing.T) {
 func TestAFailedSyncIsRetriedAndANewerStateWins(t *testing.T) {
 	refused := errors.New("refused")
 	testLoop(t, Options{}, func(t *testing.T, f *fake) {
-		f.answer(nil, full(1, service("a"))...)
+		f.Answer(nil, full(1, service("a"))...)
 		f.end(nil)
-		f.answer(nil, delta(2, service("b"))...)
+		f.Answer(nil, delta(2, service("b"))...)
 		f.end(refused)
 		began := time.Now()
 		got := f.end(refused) // The same state, although the brain sends no other.
-		within(t, 100*time.Millisecond, time.Since(began))
+		fakebrain.Within(t, 100*time.Millisecond, time.Since(began))
 		equals(t, "retry", got, synced{Revision{7, 2}, []string{"a", "b"}, Changes{false, false, false, keys("b")}})
-		requested(t, f.answer(nil, delta(3, service("c"))...), 7, 2, true)
+		requested(t, f.Answer(nil, delta(3, service("c"))...), 7, 2, true)
 		equals(t, "newer state", f.end(nil), synced{Revision{7, 3}, []string{"a", "b", "c"}, Changes{false, false, false, keys("b", "c")}})
-		f.answer(nil, delta(4)...)
+		f.Answer(nil, delta(4)...)
 		equals(t, "after a success", f.end(refused).changes, Changes{false, false, false, keys()})
 		began = time.Now()
 		f.end(nil)
-		within(t, 100*time.Millisecond, time.Since(began)) // A success starts the delays again.
+		fakebrain.Within(t, 100*time.Millisecond, time.Since(began)) // A success starts the delays again.
 	})
 }
 
 func TestAResyncNeedsNoBrain(t *testing.T) {
 	resync := make(chan struct{})
 	testLoop(t, Options{Resync: resync}, func(t *testing.T, f *fake) {
-		f.answer(nil, full(1, service("a"))...)
+		f.Answer(nil, full(1, service("a"))...)
 		f.end(nil)
-		<-f.requests // The brain does not answer.
+		<-f.Requests // The brain does not answer.
 		resync <- struct{}{}
 		equals(t, "resync", f.end(nil), synced{Revision{7, 1}, []string{"a"}, Changes{true, true, false, keys()}})
-		f.replies <- reply{delta(2, service("b")), nil}
+		f.Replies <- reply{Messages: delta(2, service("b"))}
 		equals(t, "the stream was not interrupted", f.end(nil).services, []string{"a", "b"})
 		close(resync)
-		f.answer(nil, delta(3)...)
+		f.Answer(nil, delta(3)...)
 		equals(t, "a closed channel is ignored", f.end(nil).revision, Revision{7, 3})
 	})
 }
 
 func TestResumeWaitsForAnotherRevision(t *testing.T) {
 	testLoop(t, Options{Resume: Revision{7, 3}}, func(t *testing.T, f *fake) {
-		requested(t, f.answer(errDown), 7, 3, false)
-		requested(t, f.answer(nil, full(4)...), 7, 3, false)
+		requested(t, f.Answer(errDown), 7, 3, false)
+		requested(t, f.Answer(nil, full(4)...), 7, 3, false)
 		equals(t, "sync", f.end(nil).revision, Revision{7, 4})
 	})
 }
 
 func TestTheNextStateIsRequestedAfterTheInterval(t *testing.T) {
 	testLoop(t, Options{MinInterval: time.Minute}, func(t *testing.T, f *fake) {
-		f.answer(nil, full(1)...)
+		f.Answer(nil, full(1)...)
 		f.end(nil)
 		began := time.Now()
-		f.answer(nil, delta(2)...)
+		f.Answer(nil, delta(2)...)
 		equals(t, "pause", time.Since(began), time.Minute)
 		f.end(nil)
 	})
@@ -200,10 +204,10 @@ func TestOnceReturnsAfterTheFirstSuccessOrFailure(t *testing.T) {
 		play func(f *fake)
 		want error
 	}{
-		"applied":     {func(f *fake) { f.answer(nil, full(1)...); f.end(nil) }, nil},
-		"sync failed": {func(f *fake) { f.answer(nil, full(1)...); f.end(refused) }, refused},
-		"unavailable": {func(f *fake) { f.answer(errDown) }, errDown},
-		"canceled":    {func(f *fake) { <-f.requests; f.stop(late) }, late},
+		"applied":     {func(f *fake) { f.Answer(nil, full(1)...); f.end(nil) }, nil},
+		"sync failed": {func(f *fake) { f.Answer(nil, full(1)...); f.end(refused) }, refused},
+		"unavailable": {func(f *fake) { f.Answer(errDown) }, errDown},
+		"canceled":    {func(f *fake) { <-f.Requests; f.stop(late) }, late},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -220,10 +224,10 @@ func TestOnceReturnsAfterTheFirstSuccessOrFailure(t *testing.T) {
 
 func TestRunEndsWithItsContext(t *testing.T) {
 	for name, play := range map[string]func(f *fake){
-		"while it waits for a state": func(f *fake) { <-f.requests },
-		"during backoff":             func(f *fake) { f.answer(errDown); synctest.Wait() },
-		"during a sync":              func(f *fake) { f.answer(nil, full(1)...); <-f.syncs; f.stop(errStop); f.results <- nil },
-		"after a failed sync":        func(f *fake) { f.answer(nil, full(1)...); f.end(context.DeadlineExceeded) },
+		"while it waits for a state": func(f *fake) { <-f.Requests },
+		"during backoff":             func(f *fake) { f.Answer(errDown); synctest.Wait() },
+		"during a sync":              func(f *fake) { f.Answer(nil, full(1)...); <-f.syncs; f.stop(errStop); f.results <- nil },
+		"after a failed sync":        func(f *fake) { f.Answer(nil, full(1)...); f.end(context.DeadlineExceeded) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -247,44 +251,44 @@ func appliedRevs(report *pb.BackendReport) (revs []uint64, errs []string) {
 func TestReportsContainEachFamily(t *testing.T) {
 	options := Options{Name: "test", Report: func(report *pb.BackendReport) { report.ProxyMode = "nftables" }}
 	testLoop(t, options, func(t *testing.T, f *fake) {
-		f.answer(nil, full(1)...)
+		f.Answer(nil, full(1)...)
 		f.end(FamilyErrors{pb.IPFamily_IPv6: errors.New("no IPv6")}.Err())
-		report := f.accept(nil)
+		report := f.Accept(nil)
 		revs, errs := appliedRevs(report)
 		equals(t, "applied", revs, []uint64{1, 0})
 		equals(t, "errors", errs, []string{"", "no IPv6"})
 		equals(t, "mode", report.ProxyMode, "nftables")
 		equals(t, "failures", report.Families[1].Failures, 1)
 		f.end(nil)
-		report = f.accept(nil)
+		report = f.Accept(nil)
 		revs, _ = appliedRevs(report)
 		equals(t, "applied later", revs, []uint64{1, 1})
 		equals(t, "full syncs", report.Families[0].Full.Counts[0], 2)
-		f.answer(nil, token(8, 1, false), node)
+		f.Answer(nil, token(8, 1, false), node)
 		f.end(errors.New("refused"))
-		report = f.accept(nil)
+		report = f.Accept(nil)
 		revs, _ = appliedRevs(report)
 		equals(t, "nothing of the new instance", revs, []uint64{0, 0})
 		equals(t, "instance", report.InstanceID, 8)
 		equals(t, "partial failures", report.Families[0].PartialFailures, 1)
 		f.end(nil)
-		f.accept(nil)
+		f.Accept(nil)
 	})
 }
 
 func TestTheNewestReportIsSentUntilTheBrainAcceptsIt(t *testing.T) {
 	testLoop(t, Options{Name: "test"}, func(t *testing.T, f *fake) {
-		f.answer(nil, full(1)...)
+		f.Answer(nil, full(1)...)
 		f.end(nil)
-		f.accept(errDown)
+		f.Refuse(errDown)
 		began := time.Now()
-		f.accept(status.Error(codes.InvalidArgument, "unknown family"))
-		within(t, 100*time.Millisecond, time.Since(began))
-		f.answer(nil, delta(2)...)
+		f.Refuse(status.Error(codes.InvalidArgument, "unknown family"))
+		fakebrain.Within(t, 100*time.Millisecond, time.Since(began))
+		f.Answer(nil, delta(2)...)
 		f.end(nil)
-		equals(t, "newest", f.accept(status.Error(codes.Unimplemented, "unknown service")).Rev, 2)
+		equals(t, "newest", f.Refuse(status.Error(codes.Unimplemented, "unknown service")).Rev, 2)
 		select {
-		case <-f.reports:
+		case <-f.Reports:
 			t.Error("a brain that does not implement reports needs none")
 		case <-time.After(time.Hour):
 		}
