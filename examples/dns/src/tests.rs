@@ -173,6 +173,7 @@ fn other_names_of_the_domain() {
     for name in gone {
         check(&names, RecordType::A, name, &["NXDomain"]);
     }
+    check(&names, RecordType::SOA, "gone.*", &[]);
     check(&names, RecordType::AXFR, "cluster.local.", &["Refused"]);
     let soa = "cluster.local. SOA ns.dns.cluster.local. hostmaster.cluster.local. 11 7200 1800 86400 5";
     let domain = Name::from_ascii("cluster.local.").unwrap();

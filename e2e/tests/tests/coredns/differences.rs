@@ -42,26 +42,18 @@ pub(crate) fn number(
     if same_but_weights && REPEATED.into_iter().any(is_of) {
         return Ok(Some(3));
     }
-    // 6: a port without a number matches its empty name.
+    // 5: a port without a number matches its empty name.
     let of_unnamed = is_of(PORTLESS) && name.starts_with("_.");
     if of_unnamed && (same_but_weights || kind == RecordType::A && ours.answers.is_subset(&theirs.answers)) {
-        return Ok(Some(6));
+        return Ok(Some(5));
     }
-    // 5: the address belongs to a slice of an ExternalName Service.
+    // 4: the address belongs to a slice of an ExternalName Service.
     let only_theirs = (ours.code, theirs.code) == (ResponseCode::NXDomain, ResponseCode::NoError);
     if only_theirs && name.to_ascii_lowercase().ends_with(".arpa.") {
         let pointers = coredns.ask(name, RecordType::PTR)?.answers;
         if !pointers.is_empty() && pointers.iter().all(|pointer| pointer.contains(&format!(".{WITH_SLICES}."))) {
-            return Ok(Some(5));
+            return Ok(Some(4));
         }
-    }
-    // 4: SOA records of a name that does not exist.
-    if kind == RecordType::SOA && both_empty && only_theirs {
-        let mut is_missing = true;
-        for other in [RecordType::A, RecordType::PTR] {
-            is_missing &= coredns.ask(name, other)?.code == ResponseCode::NXDomain;
-        }
-        return Ok(is_missing.then_some(4));
     }
     Ok(None)
 }
