@@ -1,5 +1,5 @@
 //! Questions and answers, as in version 1.1.0 of the Kubernetes DNS specification. Where the specification is silent, the answers are those
-//! of CoreDNS, whose records of Pods are disabled by default. `docs/dns.md` lists the differences.
+//! of CoreDNS with `pods insecure`. `docs/dns.md` lists the differences.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -141,6 +141,11 @@ fn look_up(names: &Names, domain: &Name, name: &Name) -> Option<Found> {
         [port, protocol, service, namespace, "svc"] => {
             found(names, domain, (namespace, service), None, (&plain(port), &plain(protocol)))
         }
+        // The view contains no namespaces, so each namespace has names of Pods.
+        [_, "pod"] => Some(Found::Nothing),
+        [address, namespace, "pod"] | [_, address, namespace, "pod"] | [_, _, address, namespace, "pod"] => {
+            pod(domain, namespace, address)
+        }
         _ => None,
     }
 }
@@ -176,6 +181,16 @@ fn found(
         }
     }
     (!all.is_empty()).then_some(Found::Addresses(all))
+}
+
+/// What the name of a Pod stands for: the address that its label consists of, with hyphens instead of dots or colons. No one checks that a
+/// Pod has this address.
+fn pod(domain: &Name, namespace: &str, label: &str) -> Option<Found> {
+    let is_ipv4 = label.matches('-').count() == 3 && !label.contains("--");
+    let address: IpAddr = label.replace('-', if is_ipv4 { "." } else { ":" }).parse().ok()?;
+    let target = name_of(domain, &[label, namespace, "pod"])?;
+    // CoreDNS also answers questions for SRV records, with this port.
+    Some(Found::Addresses(vec![(target, address.to_canonical(), Some(0))]))
 }
 
 /// `None` if the name is an address, which is no name.

@@ -150,6 +150,29 @@ fn an_external_name_is_an_alias() {
 }
 
 #[test]
+fn a_pod_has_the_address_in_its_name() {
+    let names = names();
+    let check = |kind, name: &str, expected: &[&str]| {
+        let full = |text: &str| text.replace('@', "shop.pod.cluster.local.");
+        let expected: Vec<_> = expected.iter().map(|text| full(text)).collect();
+        check(&names, kind, &full(name), &expected.iter().map(String::as_str).collect::<Vec<_>>());
+    };
+    check(RecordType::A, "10-1-0-1.@", &["10-1-0-1.@ A 10.1.0.1"]);
+    check(RecordType::AAAA, "10-1-0-1.@", &[]);
+    check(RecordType::AAAA, "fd00-1--1.@", &["fd00-1--1.@ AAAA fd00:1::1"]);
+    check(RecordType::A, "fd00-1--1.@", &[]);
+    check(RecordType::AAAA, "1--2-3.@", &["1--2-3.@ AAAA 1::2:3"]);
+    check(RecordType::A, "0--ffff-a01-1.@", &["0--ffff-a01-1.@ A 10.1.0.1"]);
+    check(RecordType::SRV, "10-1-0-1.@", &["10-1-0-1.@ SRV 0 100 0 10-1-0-1.@", "+ 10-1-0-1.@ A 10.1.0.1"]);
+    check(RecordType::A, "y.x.10-1-0-1.@", &["y.x.10-1-0-1.@ A 10.1.0.1"]);
+    for name in ["z.y.x.10-1-0-1.@", "256-1-0-1.@", "10-1-0.@", "web.@"] {
+        check(RecordType::A, name, &["NXDomain"]);
+    }
+    check(RecordType::A, "@", &[]);
+    check(RecordType::A, "10-1-0-1.other.pod.cluster.local.", &["10-1-0-1.other.pod.cluster.local. A 10.1.0.1"]);
+}
+
+#[test]
 fn addresses_have_names() {
     let names = names();
     check(&names, RecordType::PTR, "10.0.96.10.in-addr.arpa.", &["10.0.96.10.in-addr.arpa. PTR web.*"]);
@@ -169,8 +192,7 @@ fn other_names_of_the_domain() {
     for name in ["cluster.local.", "svc.cluster.local.", "*", "in-addr.arpa."] {
         check(&names, RecordType::A, name, &[]);
     }
-    let gone = ["other.svc.cluster.local.", "gone.*", "10-1-0-1.shop.pod.cluster.local.", "x.cluster.local."];
-    for name in gone {
+    for name in ["other.svc.cluster.local.", "gone.*", "x.cluster.local."] {
         check(&names, RecordType::A, name, &["NXDomain"]);
     }
     check(&names, RecordType::SOA, "gone.*", &[]);

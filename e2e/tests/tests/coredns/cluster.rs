@@ -13,6 +13,8 @@ use serde_json::{Value, json};
 
 /// A namespace without Services.
 pub(crate) const EMPTY_NAMESPACE: &str = "vacant";
+/// A namespace that does not exist.
+pub(crate) const MISSING_NAMESPACE: &str = "gone";
 /// The Services with an endpoint that is in several slices.
 pub(crate) const REPEATED: [&str; 2] = ["node", "repeated"];
 /// An ExternalName Service that has slices.
@@ -40,6 +42,7 @@ enum Slices {
 pub(crate) async fn create(plane: &ControlPlane) -> anyhow::Result<Vec<String>> {
     plane.objects(EMPTY_NAMESPACE).ensure_namespace().await?;
     let mut names = fixed_names();
+    names.extend(pod_names());
     for (at, namespace) in (0..).zip(NAMESPACES) {
         plane.objects(namespace).ensure_namespace().await?;
         for (number, (name, spec, slices)) in (1..).zip(services()) {
@@ -85,6 +88,8 @@ fn services() -> Vec<(&'static str, Value, Slices)> {
         ("below", external("x.below.shop.svc.cluster.local"), Slices::None),
         ("loop-a", external("loop-b.shop.svc.cluster.local"), Slices::None),
         ("loop-b", external("loop-a.shop.svc.cluster.local"), Slices::None),
+        ("to-pod", external("10-2-0-1.shop.pod.cluster.local"), Slices::None),
+        ("to-pod-6", external("fd00--1.bank.pod.cluster.local"), Slices::None),
         ("address", external("192.0.2.7"), Slices::None),
     ]
 }
@@ -232,7 +237,6 @@ fn fixed_names() -> Vec<String> {
         "pod.cluster.local.",
         "shop.svc.cluster.local.",
         "SHOP.svc.cluster.local.",
-        "shop.pod.cluster.local.",
         "gone.svc.cluster.local.",
         "vacant.svc.cluster.local.",
         "x.vacant.svc.cluster.local.",
@@ -263,6 +267,43 @@ fn fixed_names() -> Vec<String> {
         "x.ip6.arpa.",
     ];
     names.map(str::to_owned).into()
+}
+
+/// Names of Pods in each kind of namespace: addresses in all forms, and what is no address.
+fn pod_names() -> Vec<String> {
+    let labels = [
+        "1-2-3-4",
+        "255-255-255-255",
+        "256-2-3-4",
+        "01-2-3-4",
+        "1-2-3",
+        "1-2-3-4-5",
+        "1.2.3.4",
+        "1--2-3-4",
+        "1--2-3",
+        "1--",
+        "0--0",
+        "fd00-1--A",
+        "fd00-1-2-3-4-5-6-7",
+        "fd00-1-2-3-4-5-6-7-8",
+        "fd00-1-2-3-4-5-6--",
+        "fd00-1-2-3-4-5-6-7--",
+        "fd00--1--2",
+        "fd00--10000",
+        "0--ffff-102-304",
+        "0--102-304",
+        "pod-1",
+        "web",
+        "*",
+        "x.1-2-3-4",
+        "_http._tcp.1-2-3-4",
+        "y.x.1-2-3-4",
+        "z.y.x.1-2-3-4",
+        "x.fd00--1",
+    ];
+    let of = |namespace| labels.map(|label| format!("{label}.{namespace}.pod.cluster.local."));
+    let namespaces = ["shop", "BANK", EMPTY_NAMESPACE, MISSING_NAMESPACE];
+    namespaces.into_iter().flat_map(of).chain(namespaces.map(|of| format!("{of}.pod.cluster.local."))).collect()
 }
 
 /// Deletes some Services, changes others, and adds one. Returns the new names.
