@@ -25,7 +25,7 @@ stamp=$(find "$here/go" "$root/go" "$here"/node/*.js* "$root/proto/localnetv1.pr
 echo "examples: building the backends in Go"
 mkdir -p "$cache/bin"
 cd "$here/go"
-for program in proxy=. incremental=./incremental changes=./changes; do
+for program in proxy=. incremental=./incremental incremental-v1=./incremental-v1 changes=./changes; do
     CGO_ENABLED=0 go build -mod=readonly -buildvcs=false -trimpath -o "$cache/bin/go-${program%=*}" "${program#*=}" ||
         fail "go build: is the Go module proxy reachable?"
 done

@@ -73,6 +73,14 @@ fn the_go_example_follows_the_state_incrementally() {
 }
 
 #[test]
+fn the_go_example_follows_localnet_v1_incrementally() {
+    example("examples/go/incremental-v1/main.go");
+    let backend = format!("{} --api {{api}} --dump {{dump}}", built("bin/go-incremental-v1"));
+    let outcomes = passes(&levels(backend, &[Level::Wire, Level::State, Level::Life]));
+    assert!(outcomes.count() >= 200, "{}", outcomes.table(true));
+}
+
+#[test]
 fn go_proxies_tcp_and_udp() {
     example("examples/go/main.go");
     let backend = format!("{} --api {{api}}", built("bin/go-proxy"));
