@@ -199,7 +199,7 @@ bench-scale: deps controlplane ## Measure localnet and kube-proxy in a cluster o
 	target/release/localnet-bench --runs target/bench/scale.jsonl --scale $(if $(QUICK),target/bench/scale.md --quick,docs/scale.md)
 
 instructions: deps ## Compare the instructions of each step of a change with those committed, ± 3 % (needs root; UPDATE_EXPECT=1: commit these)
-	UPDATE_EXPECT=$(UPDATE_EXPECT) $(CARGO) bench --locked -p localnet-bench --bench instructions
+	UPDATE_EXPECT=$(UPDATE_EXPECT) $(CARGO) bench --locked -p localnet-instructions --bench instructions
 
 bench-ipvs: deps controlplane vm ## Measure localnet-ipvs and kube-proxy's mode ipvs in the guest for docs/backends/ipvs.md (up to two hours; needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make bench-ipvs creates network namespaces: run it as root" >&2; exit 1; }

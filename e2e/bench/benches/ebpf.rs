@@ -12,12 +12,9 @@ use std::{
 
 use anyhow::Context as _;
 use localnet_ebpf::{EbpfBackend, host::Host};
+use localnet_instructions::{config, replacement, state};
 use localnet_lab::Sandbox;
 use localnet_proto::{Changes, Snapshot};
-
-use input::{config, replacement, state};
-
-mod input;
 
 const SERVICES: u32 = 10_000;
 const ROUNDS: usize = 5;

@@ -17,14 +17,11 @@ use localnet_cluster::{
     localize::Localized,
     objects::{Event, Object},
 };
+use localnet_instructions::{config, replacement, slice};
 use localnet_lab::{Network, Topology};
 use localnet_linux::nft::{Socket, Table, Transaction};
 use localnet_nft::{desired::Desired, portions::Limits};
 use localnet_proto::{Changes, Family, Revision, ServiceKey, encode};
-
-use input::{config, replacement, slice};
-
-mod input;
 
 const SERVICES: u32 = 10_000;
 
@@ -45,9 +42,9 @@ fn criterion() -> Criterion {
 }
 
 fn localize(criterion: &mut Criterion) {
-    let (services, slices) = input::objects(SERVICES);
+    let (services, slices) = localnet_instructions::objects(SERVICES);
     let mut changed = 0;
-    let mut cluster = input::cluster(&services, &slices);
+    let mut cluster = localnet_instructions::cluster(&services, &slices);
     cluster.localize();
     criterion.bench_function("localize one", |bencher| {
         bencher.iter(|| {
@@ -57,14 +54,14 @@ fn localize(criterion: &mut Criterion) {
         });
     });
     criterion.bench_function("localize all", |bencher| {
-        let setup = || input::cluster(&services, &slices);
+        let setup = || localnet_instructions::cluster(&services, &slices);
         bencher.iter_batched(setup, |mut cluster| cluster.localize(), BatchSize::PerIteration);
     });
 }
 
 fn publish(criterion: &mut Criterion) {
-    let (services, slices) = input::objects(SERVICES);
-    let mut cluster = input::cluster(&services, &slices);
+    let (services, slices) = localnet_instructions::objects(SERVICES);
+    let mut cluster = localnet_instructions::cluster(&services, &slices);
     let feed = Feed::new(1);
     let all = cluster.localize().unwrap_or_default();
     feed.publish(all.clone());
@@ -84,19 +81,19 @@ fn publish(criterion: &mut Criterion) {
 }
 
 fn encode(criterion: &mut Criterion) {
-    let state = input::state(SERVICES);
+    let state = localnet_instructions::state(SERVICES);
     let mut services = state.services.values().cycle();
     criterion.bench_function("encode one", |bencher| {
         bencher.iter(|| services.next().map(|service| encode::service_bytes(service)));
     });
-    let feed = input::feed(SERVICES);
+    let feed = localnet_instructions::feed(SERVICES);
     let full = || feed.state().answer(Revision::default(), false).items.map(|item| item.len()).sum::<usize>();
     full();
     criterion.bench_function("full state of a reader", |bencher| bencher.iter(full));
 }
 
 fn plan(criterion: &mut Criterion) {
-    let state = input::state(SERVICES);
+    let state = localnet_instructions::state(SERVICES);
     criterion.bench_function("plan all", |bencher| {
         let setup = || Desired::new(config());
         let plan = |mut desired: Desired| {
@@ -139,7 +136,7 @@ fn plan(criterion: &mut Criterion) {
 /// Encodes everything as one batch, and lets the kernel commit it.
 fn batch(criterion: &mut Criterion) -> anyhow::Result<()> {
     let mut desired = Desired::new(config());
-    desired.update(&input::state(SERVICES), &Changes::everything());
+    desired.update(&localnet_instructions::state(SERVICES), &Changes::everything());
     let (mut everything, mut nothing) = (Transaction::new(), Transaction::new());
     for content in desired.content() {
         everything.add_content(content);

@@ -13,14 +13,11 @@ use std::{collections::BTreeMap, env, fs, hint::black_box, path::Path, process::
 use anyhow::{Context as _, bail, ensure};
 use localnet_brain::feed::Feed;
 use localnet_cluster::objects::{Event, Object};
+use localnet_instructions::{config, replacement, slice};
 use localnet_lab::{Network, Topology};
 use localnet_linux::nft::{Socket, Transaction};
 use localnet_nft::{desired::Desired, portions::Limits};
 use localnet_proto::{Changes, Family, Revision, encode};
-
-use input::{config, replacement, slice};
-
-mod input;
 
 const SERVICES: u32 = 1_000;
 const CHANGES: u32 = 100;
@@ -124,8 +121,8 @@ fn changed(change: u32) -> Event {
 }
 
 fn localize_one() {
-    let (services, slices) = input::objects(SERVICES);
-    let mut cluster = input::cluster(&services, &slices);
+    let (services, slices) = localnet_instructions::objects(SERVICES);
+    let mut cluster = localnet_instructions::cluster(&services, &slices);
     cluster.localize();
     let changes: Vec<Event> = (1..=CHANGES).map(changed).collect();
     measured(|| {
@@ -137,14 +134,14 @@ fn localize_one() {
 }
 
 fn localize_all() {
-    let (services, slices) = input::objects(SERVICES);
-    let mut cluster = input::cluster(&services, &slices);
+    let (services, slices) = localnet_instructions::objects(SERVICES);
+    let mut cluster = localnet_instructions::cluster(&services, &slices);
     measured(|| cluster.localize());
 }
 
 fn publish_one() {
-    let (services, slices) = input::objects(SERVICES);
-    let mut cluster = input::cluster(&services, &slices);
+    let (services, slices) = localnet_instructions::objects(SERVICES);
+    let mut cluster = localnet_instructions::cluster(&services, &slices);
     let feed = Feed::new(1);
     feed.publish(cluster.localize().unwrap_or_default());
     for change in 1..=CHANGES {
@@ -155,14 +152,14 @@ fn publish_one() {
 }
 
 fn publish_all() {
-    let (services, slices) = input::objects(SERVICES);
-    let localized = input::cluster(&services, &slices).localize().unwrap_or_default();
+    let (services, slices) = localnet_instructions::objects(SERVICES);
+    let localized = localnet_instructions::cluster(&services, &slices).localize().unwrap_or_default();
     let feed = Feed::new(1);
     measured(|| feed.publish(localized));
 }
 
 fn encode_all() {
-    let state = input::state(SERVICES);
+    let state = localnet_instructions::state(SERVICES);
     measured(|| {
         for service in state.services.values() {
             black_box(encode::service_bytes(service));
@@ -171,12 +168,12 @@ fn encode_all() {
 }
 
 fn full_state() {
-    let feed = input::feed(SERVICES);
+    let feed = localnet_instructions::feed(SERVICES);
     measured(|| feed.state().answer(Revision::default(), false).items.map(|item| item.len()).sum::<usize>());
 }
 
 fn plan_one() {
-    let mut state = input::state(SERVICES);
+    let mut state = localnet_instructions::state(SERVICES);
     let mut desired = planned(SERVICES);
     let keys: Vec<_> = state.services.keys().take(CHANGES as usize).cloned().collect();
     for (change, key) in (1..).zip(keys) {
@@ -200,7 +197,7 @@ fn plan_one() {
 }
 
 fn plan_all() {
-    let state = input::state(SERVICES);
+    let state = localnet_instructions::state(SERVICES);
     let mut desired = Desired::new(config());
     measured(|| desired.update(&state, &Changes::everything()));
 }
@@ -216,7 +213,7 @@ fn batch_all() {
 
 fn planned(services: u32) -> Desired {
     let mut desired = Desired::new(config());
-    desired.update(&input::state(services), &Changes::everything());
+    desired.update(&localnet_instructions::state(services), &Changes::everything());
     Family::BOTH.into_iter().for_each(|family| desired.commit(family));
     desired
 }

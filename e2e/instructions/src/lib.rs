@@ -1,4 +1,5 @@
-//! The cluster of the benchmarks: Services with three endpoints each, in the forms that each step reads.
+//! The cluster of the benchmarks: Services with three endpoints each, in the forms that each step reads. `make instructions` counts what
+//! the steps execute (`benches/instructions.rs`); it is a package of its own, so that CI compiles nothing else in release mode.
 
 use std::net::Ipv4Addr;
 
@@ -15,13 +16,14 @@ use serde_json::json;
 const ENDPOINTS: u32 = 3;
 
 /// All Services, and all EndpointSlices.
-pub(crate) fn objects(services: u32) -> (Vec<Object>, Vec<Object>) {
+pub fn objects(services: u32) -> (Vec<Object>, Vec<Object>) {
     let slices = (0..services).map(|number| Object::Slice(slice(number, 0).into())).collect();
     let services = (0..services).map(|number| Object::Service(service(number).into())).collect();
     (services, slices)
 }
 
-pub(crate) fn cluster(services: &[Object], slices: &[Object]) -> Cluster {
+/// A cluster with these objects.
+pub fn cluster(services: &[Object], slices: &[Object]) -> Cluster {
     let mut cluster = Cluster::new(Options::of_node("node-a"));
     for kind in Kind::ALL {
         let objects = match kind {
@@ -34,14 +36,16 @@ pub(crate) fn cluster(services: &[Object], slices: &[Object]) -> Cluster {
     cluster
 }
 
-pub(crate) fn feed(services: u32) -> Feed {
+/// A feed with the state of the cluster.
+pub fn feed(services: u32) -> Feed {
     let (services, slices) = objects(services);
     let feed = Feed::new(1);
     feed.publish(cluster(&services, &slices).localize().unwrap_or_default());
     feed
 }
 
-pub(crate) fn state(services: u32) -> Snapshot {
+/// The state of the cluster.
+pub fn state(services: u32) -> Snapshot {
     feed(services).state().snapshot().expect("it was encoded here")
 }
 
@@ -58,7 +62,7 @@ fn service(number: u32) -> Service {
 }
 
 /// Change 0 is the first state of a Service.
-pub(crate) fn slice(number: u32, change: u32) -> EndpointSlice {
+pub fn slice(number: u32, change: u32) -> EndpointSlice {
     let endpoint = |slot| {
         let usual = Ipv4Addr::from(u32::from_be_bytes([10, 64, 0, 0]) + number * ENDPOINTS + slot);
         let address = if slot == 0 && change > 0 { replacement(change) } else { usual };
@@ -76,11 +80,12 @@ pub(crate) fn slice(number: u32, change: u32) -> EndpointSlice {
 }
 
 /// The address that change number `change` gives an endpoint.
-pub(crate) fn replacement(change: u32) -> Ipv4Addr {
+pub fn replacement(change: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from_be_bytes([10, 80, 0, 0]) + change % (1 << 20))
 }
 
-pub(crate) fn config() -> Config {
+/// The configuration of the nft backend.
+pub fn config() -> Config {
     Config {
         masquerade_all: false,
         masquerade_bit: 14,
