@@ -115,10 +115,10 @@ kernels: deps vm ## Send the packets of all Cases through nft and iptables on th
 	$(CARGO) build --locked -p localnet-vm -p localnet-conformance -p localnet-nft -p localnet-iptables -p localnet
 	@ONLY=$(ONLY) BACKENDS="$(BACKENDS)" e2e/vm/kernels.sh $(KERNELS)
 
-dns: deps controlplane ## Compare the answers of examples/dns with those of CoreDNS, on a real API server (the first run builds CoreDNS)
+dns: deps controlplane ## Compare the answers of examples/dns with those of CoreDNS, on a real API server, with all questions (the first run builds CoreDNS)
 	@e2e/kubernetes/build.sh coredns
 	$(CARGO) build --locked -p localnet-brain -p localnet-dns-example
-	$(CARGO) test --locked -p localnet-e2e --test coredns -- --nocapture
+	QUESTIONS=all $(CARGO) test --locked -p localnet-e2e --test coredns -- --nocapture
 
 oldest: deps controlplane ## Test the brain with the API server of the oldest supported Kubernetes, 1.29 (the first run builds it)
 	@e2e/controlplane/build.sh kube-apiserver-oldest
