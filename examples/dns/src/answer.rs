@@ -143,6 +143,7 @@ fn look_up(names: &Names, domain: &Name, name: &Name) -> Option<Found> {
         }
         // The view contains no namespaces, so each namespace has names of Pods.
         [_, "pod"] => Some(Found::Nothing),
+        // CoreDNS ignores one or two labels before the name of a Pod.
         [address, namespace, "pod"] | [_, address, namespace, "pod"] | [_, _, address, namespace, "pod"] => {
             pod(domain, namespace, address)
         }

@@ -5,7 +5,8 @@
 //! brain ──localnet.v1──► reader ──► names ──► answer ──► hickory-server ──► clients
 //! ```
 //!
-//! It forwards nothing: a resolver, such as dnsmasq or CoreDNS, has to send it the questions about the cluster domain.
+//! It forwards nothing: a resolver, such as dnsmasq or CoreDNS, has to send it the questions about the cluster domain, and about the
+//! addresses of Services and Pods.
 
 mod answer;
 mod names;

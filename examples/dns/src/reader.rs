@@ -1,5 +1,6 @@
 //! Follows the view for DNS. This is the loop of `docs/reading-v1.md`: an answer counts only if it is complete, follows the state that the
 //! reader has, and has the right digest. Otherwise, the names stay as they are, and the reader gets the full state.
+//! (`localnet_proto::v1::Reader` contains this loop for the view for backends.)
 
 use std::{
     collections::{BTreeMap, BTreeSet},
