@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the programs for shipping. They are static, so they run on any Linux of their architecture, and two builds are identical.
+# Builds the programs for shipping. They are static (static.sh checks this), so they run on any Linux of their architecture, and two builds are identical.
 #
 #   packaging/programs.sh [amd64|arm64|windows-amd64]…
 #                                            builds into target/ship/PLATFORM/bin; without an argument, for all platforms that this machine supports.
@@ -63,6 +63,7 @@ build() {
         cp "$CARGO_TARGET_DIR/$target/release/$program" "target/ship/$arch/bin/$program"
     done
     packaging/kit.sh "$CARGO_TARGET_DIR/$target/release/localnet-conformance" "target/ship/$arch/kit"
+    packaging/static.sh "target/ship/$arch"/bin/* "target/ship/$arch"/kit/bin/*
     echo "programs for $arch: $(($(date +%s) - began)) s"
 }
 

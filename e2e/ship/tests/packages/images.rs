@@ -222,6 +222,28 @@ fn check_windows(image: &Image) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// `packaging/programs.sh` checks with this script what it has built.
+#[test]
+fn a_program_that_needs_files_of_the_node_is_refused() -> anyhow::Result<()> {
+    let made = folder()?;
+    let source = made.path().join("program.c");
+    fs::write(&source, "int main(void) { return 0; }\n")?;
+    for (flag, refusal) in
+        [("-static", None), ("-static-pie", None), ("-no-pie", Some("not static")), ("-pie", Some("not static"))]
+    {
+        let program = made.path().join(format!("program{flag}"));
+        output(Command::new("cc").arg(flag).arg("-o").args([&program, &source]))?;
+        let checked = output(script("static.sh").arg(&program));
+        match refusal {
+            None => drop(checked.context(flag)?),
+            Some(why) => assert!(checked.expect_err(flag).to_string().contains(why), "{flag}"),
+        }
+    }
+    let text = output(script("static.sh").arg(&source)).expect_err("a text is no program").to_string();
+    assert!(text.contains("it is no ELF file"), "{text}");
+    Ok(())
+}
+
 /// A copy of the kit with one Case runs this Case, not those in the repository.
 #[test]
 fn the_kit_brings_its_cases() -> anyhow::Result<()> {

@@ -2,7 +2,7 @@
 //! reproducible, and that programs start from them. Also tests the packages of crates, the scripts that make a release, and the pages for readers who have
 //! only a release.
 //!
-//! `make images` verifies that the programs of a release are static, small and reproducible.
+//! `make images VERIFY=1` verifies that the programs of a release are static, small and reproducible.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 mod authors;
