@@ -244,25 +244,6 @@ fn a_program_that_needs_files_of_the_node_is_refused() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A copy of the kit with one Case runs this Case, not those in the repository.
-#[test]
-fn the_kit_brings_its_cases() -> anyhow::Result<()> {
-    let made = folder()?;
-    let kit = made.path().join("kit");
-    output(script("kit.sh").arg(localnet_e2e::program("localnet-conformance")?).arg(&kit))?;
-    for entry in fs::read_dir(kit.join("share/localnet/cases"))? {
-        let path = entry?.path();
-        if !path.ends_with("cluster-ip") {
-            fs::remove_dir_all(path)?;
-        }
-    }
-    let backend = format!("{} --fault none --api {{api}} --dump {{dump}}", localnet_e2e::program("broken")?.display());
-    let mut run = Command::new(kit.join("bin/localnet-conformance"));
-    let table = output(run.args(["--levels", "state", "--backend", &backend]))?;
-    assert!(table.contains("state            1       0            0"), "{table}");
-    Ok(())
-}
-
 #[test]
 fn a_service_answers_with_the_programs_in_the_images() -> anyhow::Result<()> {
     let made = folder()?;

@@ -10,6 +10,7 @@ mod contract;
 mod crates;
 mod debian;
 mod images;
+mod kit;
 mod release;
 
 use std::{
