@@ -1,0 +1,1 @@
+"""The generated package localnet.v1."""
