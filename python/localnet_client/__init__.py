@@ -17,12 +17,12 @@ The module `localnetv1_pb2` contains the messages, and `localnetv1_pb2_grpc` the
 generated from proto/localnetv1.proto, which documents the fields. Durations are in seconds. The logger "localnet" logs.
 """
 
-from .answer import BrainError
+from .backend import Options, Sync, run
 from .brain import Brain, TLSFiles, dial
 from .diffstore import Diff, DiffStore
+from .errors import BrainError
 from .flags import Flags
 from .incremental import Listener, incremental
-from .loop import Options, Sync, run
 from .reports import FamilyErrors
 from .state import Changes, PortEndpoint, Revision, ServiceKey, State, port_endpoints
 

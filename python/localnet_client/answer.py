@@ -5,35 +5,17 @@ The checks refuse an answer that breaks these rules, because a backend could oth
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from dataclasses import dataclass, field
 
 import grpc
 
 from . import localnetv1_pb2 as pb
+from .errors import BrainError, check_cancelled, describe
 from .localnetv1_pb2_grpc import EndpointsStub
 from .state import Revision, ServiceKey
 
 _KNOWN_PROTOCOLS = frozenset(pb.Protocol.values()) - {pb.UnknownProtocol}
-
-
-class BrainError(Exception):
-    """A call to the brain failed, or the brain sent an invalid answer. The text contains the reason."""
-
-
-def check_cancelled() -> None:
-    """Cancels the current task if its cancellation was requested, because gRPC 1.51 sometimes raises an RpcError instead."""
-    if (task := asyncio.current_task()) and task.cancelling():
-        raise asyncio.CancelledError
-
-
-def describe(error: grpc.RpcError) -> str:
-    """Why a call failed, in one line."""
-    text = f"{error.code().name}: {error.details()}"
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return f"the brain is unavailable: {text}; check that localnet-brain runs and serves this address"
-    return text
 
 
 @dataclass

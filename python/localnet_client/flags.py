@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from .brain import Brain, TLSFiles, dial
-from .loop import Options
+from .backend import Options
 from .state import Revision
 
 

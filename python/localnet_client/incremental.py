@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from . import localnetv1_pb2 as pb
-from .loop import Sync
+from .backend import Sync
 from .state import Changes, PortEndpoint, Revision, ServiceKey, State, port_endpoints
 
 

@@ -1,4 +1,4 @@
-"""The loop in which a backend runs. It applies the newest state, and retries failures.
+"""The loop in which a backend runs, whichever package of messages it reads. It applies the newest state, and retries failures.
 
 Three tasks run concurrently, so that a slow sync or a slow brain delays none of the others:
 
@@ -13,42 +13,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, Generic, TypeVar
 
-from . import localnetv1_pb2 as pb
-from .answer import Answer, BrainError, next_answer
+import grpc
+
 from .brain import Brain
-from .reports import Outbox, Progress
+from .errors import BrainError
+from .outbox import Outbox
 from .retry import Delays
-from .state import Changes, Revision, State
+from .state import Revision
 
 _logger = logging.getLogger("localnet")
 
 _PAUSE = 0.005  # The shortest time between two syncs, in seconds.
 
-Sync: TypeAlias = Callable[[State, Changes], Awaitable[None]]
-"""A coroutine function that makes the backend apply exactly this state: everything that the state does not contain is deleted.
-The changes describe the difference from the state in the last call that succeeded.
-
-If it raises an exception, `run` calls it again, with the same state or a newer one. If it fails in only one address family, it
-raises `FamilyErrors`. A problem with one Service should not prevent the others from being applied: skip this Service, and report
-it (`Options.report`).
-
-It must not modify the state, and must not use it after it has returned. It may keep the messages in the state, which never
-change. While it blocks, nothing else runs: await what takes long, or use `asyncio.to_thread`.
-"""
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """The options of `run`. The defaults are useful."""
+class LoopOptions:
+    """The options of `run` that do not depend on the messages."""
 
-    name: str = ""
-    """The backend's name in its reports to the brain. Without a name, `run` sends no reports. A reader that programs nothing must
-    not report: after it exits, the brain's health answers would wait for its progress. For the same reason, `run` never reports
-    with `once`."""
     once: bool = False
     """Whether `run` returns after the first sync that succeeds, and raises the first failure."""
     resume: Revision = Revision()
@@ -61,36 +49,55 @@ class Options:
     resync: asyncio.Event | None = None
     """Lets `run` call the backend again without a new state. Set this event if another program may have changed what the backend has
     applied. `run` clears it."""
-    report: Callable[[pb.BackendReport], None] | None = None
-    """Adds to a report before `run` sends it, for instance the `Skipped` Services, `Warnings` or the `Configuration`. `run` calls
-    it after each sync, and has then set the `Backend`, the revisions and the `Families`."""
 
 
-async def run(brain: Brain, sync: Sync, options: Options = Options()) -> None:
-    """Runs a backend until the task is cancelled. Failures are logged and retried with backoff.
+class Reader(ABC, Generic[A, R]):
+    """The state that a backend reads, and what it does with it. `A` is an answer of the brain, and `R` a report."""
 
-    A cancellation takes effect once the current sync has ended: `run` interrupts no sync.
+    state: Any
+    """The state, with its `revision` and `services`."""
+    changes: Any
+    """What has changed in the state since the last sync that succeeded."""
 
-    Raises:
-        BrainError: With `Options.once`: the brain is unavailable, or sent an invalid state.
-        Exception: With `Options.once`: what the backend raised.
-    """
-    await _Loop(brain, sync, options).run()
+    @abstractmethod
+    async def next(self, channel: grpc.aio.Channel) -> A:
+        """Waits for the next answer. It is called after the previous answer was passed to `apply`, or waits to be.
+
+        Raises:
+            BrainError: There is none. The loop calls again.
+        """
+
+    @abstractmethod
+    def apply(self, answer: A) -> bool:
+        """Folds an answer into the state. Returns whether the state is to be synced."""
+
+    @abstractmethod
+    async def sync(self) -> None:
+        """Passes the state to the backend."""
+
+    @abstractmethod
+    def synced(self, took: float, error: Exception | None) -> R | None:
+        """Ends a sync that took some seconds. Returns the next report, if there is one."""
+
+    @abstractmethod
+    async def deliver(self, channel: grpc.aio.Channel, report: R) -> None:
+        """Sends a report to the brain."""
 
 
-class _Loop:
-    def __init__(self, brain: Brain, sync: Sync, options: Options) -> None:
-        self._brain, self._sync, self._options = brain, sync, options
+class Loop(Generic[A, R]):
+    """Runs a backend until the task is cancelled."""
+
+    def __init__(self, brain: Brain, reader: Reader[A, R], options: LoopOptions) -> None:
+        self._brain, self._reader, self._options = brain, reader, options
         self._wake = asyncio.Event()  # Lets _run look for something to do.
         self._ready = asyncio.Event()  # Lets _read request the next state.
-        self._answer: Answer | None = None  # Received, but not part of the state yet.
+        self._answer: A | None = None  # Received, but not part of the state yet.
         self._disturbed = False  # Whether options.resync was set.
-        self._state = State(revision=options.resume)
-        self._changes = Changes(everything=True)  # What has changed in the state since the last sync that succeeded.
-        self._progress, self._outbox = Progress(), Outbox(brain, options.max_backoff)
+        self._outbox = Outbox(brain, options.max_backoff, reader.deliver)
         self._logged = ""  # The error of the last sync, if it was logged.
 
     async def run(self) -> None:
+        """See `run` in the module `backend`."""
         others = [asyncio.create_task(part) for part in (self._read(), self._outbox.deliver(), self._watch_resync())]
         for task in others:
             task.add_done_callback(lambda _: self._wake.set())
@@ -103,14 +110,12 @@ class _Loop:
 
     async def _read(self) -> None:
         """Requests a state each time the loop is ready for one. Ends only with an error."""
-        # `have` is ahead of the state only by `_answer`, so each delta is applied to the state for which it was requested. The first
-        # answer is a full state.
-        have, delta, failing, backoff = self._options.resume, False, False, Delays(self._options.max_backoff)
+        failing, backoff = False, Delays(self._options.max_backoff)
         while True:
             await self._ready.wait()
             try:
                 self._brain.renew()
-                answer = await next_answer(self._brain.channel, have, delta)
+                answer = await self._reader.next(self._brain.channel)
             except BrainError as error:
                 if self._options.once:
                     raise
@@ -123,7 +128,7 @@ class _Loop:
                 continue
             if failing:
                 _logger.info("connected to the brain again")
-            failing, have, delta, self._answer = False, answer.revision, True, answer
+            failing, self._answer = False, answer
             backoff.reset()
             self._ready.clear()
             self._wake.set()
@@ -150,13 +155,15 @@ class _Loop:
             for task in others:
                 if task.done():
                     task.result()  # Raises its error.
-            if taken := self._take():
-                received = True
+            if (taken := self._answer is not None) and self._take():
+                received = due = True
             if self._disturbed and received:
                 _logger.info("resyncing: another program may have changed the applied state")
                 self._disturbed, due = False, True
-                self._changes.everything = self._changes.resync = True
-            if not taken and not due:
+                self._reader.changes.everything = self._reader.changes.resync = True
+            if not due:
+                if taken:
+                    self._ready.set()
                 continue
             error = await self._attempt()
             if error is None:
@@ -171,17 +178,14 @@ class _Loop:
                 self._ready.set()
 
     def _take(self) -> bool:
-        """Applies the answer to the state. Returns whether there is one."""
+        """Applies the answer to the state. Returns whether the state is to be synced."""
         answer, self._answer = self._answer, None
-        if answer is None:
-            return False
-        self._state.apply(answer, self._changes)
-        return True
+        return answer is not None and self._reader.apply(answer)
 
     async def _attempt(self) -> Exception | None:
         """Calls the backend once, and offers a report. Returns the error of the backend."""
         error, began = None, time.monotonic()
-        syncing = asyncio.ensure_future(self._sync(self._state, self._changes))
+        syncing = asyncio.ensure_future(self._reader.sync())
         try:
             await asyncio.shield(syncing)
         except asyncio.CancelledError:
@@ -189,23 +193,19 @@ class _Loop:
             raise
         except Exception as failure:
             error = failure
-        took, revision = time.monotonic() - began, self._state.revision
-        self._progress.add(revision, self._changes.everything, took, error)
+        took = time.monotonic() - began
         self._log(error, took)
-        if error is None:
-            self._changes = Changes()
-        if self._options.name and not self._options.once:
-            report = self._progress.report(self._options.name, revision)
-            if self._options.report:
-                self._options.report(report)
+        report = self._reader.synced(took, error)
+        if report is not None and not self._options.once:
             self._outbox.put(report)
         return error
 
     def _log(self, error: Exception | None, took: float) -> None:
-        revision, was_logged = self._state.revision, self._logged
+        revision, was_logged = self._reader.state.revision, self._logged
         self._logged = "" if error is None else repr(error)
         if error is None:
-            what = f"applied {revision}: {len(self._changes.services)} of {len(self._state.services)} Services have changed"
+            changed, all_services = len(self._reader.changes.services), len(self._reader.state.services)
+            what = f"applied {revision}: {changed} of {all_services} Services have changed"
             if self._options.once:
                 _logger.info("%s; to resume this watch, use --instance-id %d --rev %d", what, *revision)
             else:
