@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
 
 from . import localnetv1_pb2 as pb
 from .backend import Sync
 from .state import Changes, PortEndpoint, Revision, ServiceKey, State, port_endpoints
 
 
-class Listener(ABC):
+N = TypeVar("N")
+S = TypeVar("S")
+E = TypeVar("E")
+
+
+class AnyListener(ABC, Generic[N, S, E]):
     """Receives the changes of the state one by one. The calls describe the desired state. A Listener need not apply anything
     before `commit`.
 
@@ -18,11 +24,11 @@ class Listener(ABC):
     """
 
     @abstractmethod
-    def set_node(self, node: pb.NodeState) -> None:
+    def set_node(self, node: N) -> None:
         """Sets the facts about the node. It is called before all other calls, and whenever they change."""
 
     @abstractmethod
-    def set_service(self, key: ServiceKey, service: pb.Service) -> None:
+    def set_service(self, key: ServiceKey, service: S) -> None:
         """Adds a Service, or changes something other than its endpoints."""
 
     @abstractmethod
@@ -30,11 +36,11 @@ class Listener(ABC):
         """Deletes a Service."""
 
     @abstractmethod
-    def set_endpoint(self, service: ServiceKey, endpoint: PortEndpoint) -> None:
+    def set_endpoint(self, service: ServiceKey, endpoint: E) -> None:
         """Adds an endpoint, or changes something other than its `port_name`, `ip` and `port`."""
 
     @abstractmethod
-    def delete_endpoint(self, service: ServiceKey, endpoint: PortEndpoint) -> None:
+    def delete_endpoint(self, service: ServiceKey, endpoint: E) -> None:
         """Deletes an endpoint."""
 
     @abstractmethod
@@ -46,6 +52,10 @@ class Listener(ABC):
     async def commit(self, revision: Revision) -> None:
         """Applies the result of all calls so far, which is the complete state of this revision. After an exception, it is called
         again. Before that, other calls may set newer changes. See `Sync`."""
+
+
+class Listener(AnyListener[pb.NodeState, pb.Service, PortEndpoint]):
+    __doc__ = AnyListener.__doc__
 
 
 def incremental(listener: Listener) -> Sync:

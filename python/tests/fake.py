@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import grpc
 
-from localnet_client import Changes, Options, Revision, ServiceKey, run
+import localnet_client
+from localnet_client import Changes, Revision, ServiceKey
 from localnet_client import localnetv1_pb2 as pb
 
 
@@ -52,10 +53,12 @@ class Synced(NamedTuple):
 class Fake:
     """Both ends of a loop under test: a brain, which is its own channel, and a backend."""
 
+    library = localnet_client
+
     def __init__(self, **options):
         self.channel = self
         self.requests, self.replies, self.reports, self.accepts, self.syncs, self.results = (asyncio.Queue() for _ in range(6))
-        self.task = asyncio.create_task(run(self, self._sync, Options(**options)))
+        self.task = asyncio.create_task(self.library.run(self, self._sync, self.library.Options(**options)))
 
     async def answer(self, *items, error=None):
         """Answers the next request, and returns it."""
@@ -69,14 +72,18 @@ class Fake:
         self.results.put_nowait(error)
         return got
 
-    async def accept(self, error=None):
+    async def accept(self, error=None, response=None):
         """Answers the next report, and returns it."""
         report = await self.reports.get()
-        self.accepts.put_nowait(error)
+        self.accepts.put_nowait((error, response))
         return report
 
+    def describe(self, state, changes):
+        """What `end` returns about a sync."""
+        return Synced(state.revision, sorted(key.name for key in state.services), copy.deepcopy(changes))
+
     async def _sync(self, state, changes):
-        self.syncs.put_nowait(Synced(state.revision, sorted(key.name for key in state.services), copy.deepcopy(changes)))
+        self.syncs.put_nowait(self.describe(state, changes))
         if error := await self.results.get():
             raise error
 
@@ -94,8 +101,10 @@ class Fake:
 
     async def _report(self, report, timeout):
         self.reports.put_nowait(report)
-        if error := await cancellable(self.accepts.get()):
+        error, response = await cancellable(self.accepts.get())
+        if error:
             raise error
+        return response
 
 
 async def cancellable(waiting):
@@ -122,11 +131,11 @@ class _Call:
         pass
 
 
-def play(test, **options):
+def play(test, kind=Fake, **options):
     """Runs a test of the loop with these options in fake time."""
 
     async def main():
-        fake = Fake(**options)
+        fake = kind(**options)
         try:
             await test(fake)
         finally:

@@ -120,10 +120,19 @@ fn the_go_library_follows_a_brain() {
 }
 
 #[test]
+fn the_python_library_follows_a_brain() {
+    follows(|api| {
+        let mut command = Command::new(localnet_e2e::python().unwrap());
+        command.arg(root().join("examples/python/changes.py")).args(["--api", api]);
+        command
+    });
+}
+
+#[test]
 fn the_page_contains_the_whole_examples() {
     let read = |path| fs::read_to_string(root().join(path)).unwrap();
     let page = read("docs/reading-v1.md");
-    for (language, example) in [("go", "examples/go/changes/main.go")] {
+    for (language, example) in [("go", "examples/go/changes/main.go"), ("python", "examples/python/changes.py")] {
         let block = format!("```{language}\n{}```\n", read(example));
         assert!(page.contains(&block), "docs/reading-v1.md lacks the text of {example}");
     }

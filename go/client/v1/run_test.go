@@ -67,6 +67,7 @@ func TestARestartedBrainChangesOnlyWhatDiffers(t *testing.T) {
 		other.Service.Digest = 77
 		messages := full(1, 112, other)
 		messages[0].Begin.Revision.Instance = "ffffffffffffffff"
+		messages[0].Node.Digest, messages[1].Commit.Digest = 5, 117
 		equals(t, "token", f.token(nil, messages...), "full")
 		equals(t, "sync", f.end(nil), synced{1, "a(1)[10.0.0.1/0:false 10.0.0.2/0:false]", "+b[] a[10.0.0.2/0]"})
 	})
