@@ -29,7 +29,9 @@ const PROXIES: [Claim; 8] =
 /// One check of each kind, for programs that start slowly. `localnet-conformance` without `--only` runs all checks.
 fn each_kind(options: Options) -> Options {
     let few = [
-        "wire/another-brain",
+        "wire/another-",
+        "wire/changes-of-another-state",
+        "wire/no-commit",
         "wire/connection-lost",
         "wire/cut-",
         "wire/endpoint-removed",
@@ -55,6 +57,14 @@ fn python_proxies_tcp_and_udp() {
     let python = localnet_e2e::python().unwrap();
     let backend = format!("{} {script} --api {{api}} --dump {{dump}}", python.display());
     passes(&each_kind(Options { claims: PROXIES.into_iter().collect(), ..Options::of(backend) }));
+}
+
+#[test]
+fn the_python_example_follows_localnet_v1_incrementally() {
+    let script = example("examples/python/dump_v1.py");
+    let python = localnet_e2e::python().unwrap();
+    let backend = format!("{} {script} --api {{api}} --dump {{dump}}", python.display());
+    passes(&each_kind(levels(backend, &[Level::Wire, Level::State, Level::Life])));
 }
 
 /// The path of a built example.
