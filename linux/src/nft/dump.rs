@@ -85,25 +85,32 @@ impl Socket {
         self.in_one_generation(|socket, generation| socket.read_outline(table, generation))
     }
 
+    /// Reads in one generation of the ruleset, without a commit under way.
     fn in_one_generation<T>(
         &mut self,
         read: impl Fn(&mut Self, u32) -> Result<Option<T>, Error>,
     ) -> Result<Option<T>, Error> {
-        self.undisturbed(|socket| {
+        self.repeated(|socket| {
+            // A commit that was announced before this has ended when the wait returns. A later one changes the generation.
             let generation = socket.generation()?;
+            socket.await_commits()?;
             let found = read(socket, generation)?;
             let changed = found.is_some() && socket.generation()? != generation;
             if changed { Err(Error::Changing) } else { Ok(found) }
         })
     }
 
-    /// Repeats a read while it returns [`Error::Changing`]. No commit that has announced its generation is under way when a read
-    /// begins.
+    /// Repeats a read of several lists while one of them changes. A commit may change the ruleset between two lists.
     pub(super) fn undisturbed<T>(&mut self, read: impl Fn(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
-        let mut reads = (0..ATTEMPTS).map(|_| {
-            self.await_commits()?;
-            read(self)
-        });
+        self.repeated(|socket| {
+            socket.await_commits()?;
+            read(socket)
+        })
+    }
+
+    /// Repeats a read while it returns [`Error::Changing`].
+    fn repeated<T>(&mut self, read: impl Fn(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+        let mut reads = (0..ATTEMPTS).map(|_| read(self));
         reads.find(|read| !matches!(read, Err(Error::Changing))).unwrap_or(Err(Error::Changing))
     }
 
@@ -133,7 +140,7 @@ impl Socket {
     /// # Errors
     /// Returns the errors of [`Self::table`].
     pub fn elements(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<Element>>, Error> {
-        self.undisturbed(|socket| socket.read_elements(table, set))
+        self.in_one_generation(|socket, _| socket.read_elements(table, set))
     }
 
     /// Reads how many packets each element of a set has counted; `None` if there is no such set. While packets add elements, an
@@ -142,7 +149,7 @@ impl Socket {
     /// # Errors
     /// Returns the errors of [`Self::table`].
     pub fn packets(&mut self, table: &Table, set: &Set) -> Result<Option<Vec<(Tuple, u64)>>, Error> {
-        self.undisturbed(|socket| {
+        self.repeated(|socket| {
             let mut counted = Vec::new();
             let fill = |w: &mut Writer| name_set(w, table, set);
             let exists = socket.request(table.family, msg::GET_ELEMENTS, wire::DUMP, fill, |message| {
