@@ -39,7 +39,7 @@ pub struct ClientArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 0, requires = "instance_id")]
     pub rev: u64,
     /// Read the draft of localnet.v1, which the brain must serve (--draft-v1) and which may change in any release
-    #[arg(long, conflicts_with = "rev")]
+    #[arg(long)]
     pub draft_v1: bool,
     /// The files for TLS.
     #[command(flatten)]
@@ -116,10 +116,11 @@ impl ClientArgs {
     }
 }
 
-/// The name under which this program reads: that of its file, without characters that names do not have.
+/// The name under which this program reads: that of its file, without `localnet-` and without characters that names do not have.
 fn reader_name() -> String {
     let program = env::current_exe().unwrap_or_default();
     let name = program.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
+    let name = name.strip_prefix("localnet-").unwrap_or(&name);
     name.chars().filter(|of| of.is_ascii_lowercase() || of.is_ascii_digit() || *of == '-').take(63).collect()
 }
 

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 mod draft;
+mod draft_client;
 mod health;
 mod history;
 mod log;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use localnet_proto::{
     Revision, Update,
     v1::{
-        self, Answer, PUBLISHED,
+        self, Answer, PUBLISHED, Rejected,
         wire::{
             Capability, MetadataSelector, NextStateRequest, Reader, ReaderRole,
             state_service_client::StateServiceClient,
@@ -13,6 +13,7 @@ use localnet_proto::{
     },
 };
 use tokio::sync::Mutex;
+use tonic::{Code, Status};
 
 use super::{Channel, MAX_MESSAGE, failed};
 use crate::source::SourceError;
@@ -44,6 +45,22 @@ impl V1 {
         if !fold || *revision != have {
             *reader = v1::Reader::default();
         }
+        let update = self.answer(&channel, reader).await?;
+        *revision = update.revision();
+        if fold || *revision != have {
+            return Ok(update);
+        }
+        // The brain does not know that the caller has this state, because the caller has no token. So wait for another one.
+        let Update::Full(mut state) = update else {
+            return Err(SourceError::Invalid("changes instead of the requested full state".to_owned()));
+        };
+        state.apply(self.answer(&channel, reader).await?);
+        *revision = state.revision;
+        Ok(Update::Full(state))
+    }
+
+    /// The next answer to a reader.
+    async fn answer(&self, channel: &Channel, reader: &mut v1::Reader) -> Result<Update, SourceError> {
         let metadata =
             MetadataSelector { annotation_keys: PUBLISHED.map(str::to_owned).to_vec(), ..MetadataSelector::default() };
         let request = NextStateRequest {
@@ -52,15 +69,27 @@ impl V1 {
             metadata: Some(metadata),
             ..NextStateRequest::default()
         };
-        let mut client = StateServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE);
-        let mut stream = client.next_state(request).await.map_err(|status| failed(&status))?.into_inner();
+        let mut client = StateServiceClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE);
+        let mut stream = client.next_state(request).await.map_err(|status| not_served(&status))?.into_inner();
         let mut answer = Answer::default();
         while let Some(message) = stream.message().await.map_err(|status| failed(&status))? {
             answer.push(message);
         }
-        let update = reader.accept(answer).map_err(|rejected| SourceError::Invalid(rejected.to_string()))?;
-        let update = update.ok_or_else(|| SourceError::Broken("the answer has no end".to_owned()))?;
-        *revision = update.revision();
-        Ok(update)
+        let update = reader.accept(answer).map_err(|rejected| match rejected {
+            Rejected::Invalid(error) => SourceError::Invalid(error.to_string()),
+            Rejected::Lost(what) => SourceError::Invalid(format!("{what}; reading the full state")),
+        })?;
+        update.ok_or_else(|| SourceError::Broken("the answer has no commit".to_owned()))
+    }
+}
+
+/// The error for a call that failed.
+fn not_served(status: &Status) -> SourceError {
+    match status.code() {
+        Code::Unimplemented => SourceError::Refused(
+            "it does not serve localnet.v1: start it with --draft-v1, or remove --draft-v1 from this program"
+                .to_owned(),
+        ),
+        _ => failed(status),
     }
 }
