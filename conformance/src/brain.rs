@@ -202,11 +202,9 @@ impl Brain {
             check()?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let calls = log.calls.len();
-                bail!(
-                    "expected {what} within {patience:?}; the backend requested a state {calls} times, last with {:?}",
-                    log.calls.last()
-                );
+                let (calls, last) = (log.calls.len(), log.calls.last());
+                let last = last.map_or(String::new(), |call| format!(", last from {call}"));
+                bail!("expected {what} within {patience:?}; the backend requested a state {calls} times{last}");
             }
             let until_check = left.min(CHECK_INTERVAL);
             log = self.shared.changed.wait_timeout(log, until_check).unwrap_or_else(PoisonError::into_inner).0;

@@ -4,7 +4,7 @@
 //! broken --fault FAULT --api unix:///… [--dump FILE] [--rules]
 //! ```
 //!
-//! It reads `localnetv1`, but with a fault whose name begins with `v1-`, `localnet.v1`. With `--dump`, the backend writes the applied state to a file. With `--rules`, it serves ClusterIPs with the nf_tables tables
+//! It reads `localnetv1`. With a fault whose name begins with `v1-`, it reads `localnet.v1`. With `--dump`, the backend writes the applied state to a file. With `--rules`, it serves ClusterIPs with the nf_tables tables
 //! `broken`. It always sends reports. `broken --faults` prints the faults (`FAULTS`). `none` and `v1-none` are
 //! correct backends.
 
@@ -54,6 +54,7 @@ const FAULTS: &[&str] = &[
     "v1-ignores-the-sum",
     "v1-ignores-the-base",
     "v1-ignores-replace",
+    "v1-counts-removed-endpoints",
     // Its life.
     "ends-without-a-brain",
     "ends-with-an-error",

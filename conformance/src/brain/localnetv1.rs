@@ -11,7 +11,7 @@ use tonic::Status;
 
 use super::{
     log::{Edit, Package},
-    package::{StateRequest, unknown},
+    package::{StateRequest, field, unknown},
 };
 
 impl StateRequest for NextFilter {
@@ -19,12 +19,12 @@ impl StateRequest for NextFilter {
     const SERVICE: &'static str = endpoints_server::SERVICE_NAME;
     const METHOD: &'static str = "Next";
 
-    fn held(&self) -> Revision {
-        Revision { instance: self.instance_id, rev: self.rev }
+    fn held(&self) -> Option<Revision> {
+        Some(Revision { instance: self.instance_id, rev: self.rev })
     }
 
     fn parts(&self, state: &State, full: bool) -> Result<Vec<Bytes>, Status> {
-        Ok(state.answer(self.held(), self.delta && !full).items.collect())
+        Ok(state.answer(self.held().unwrap_or_default(), self.delta && !full).items.collect())
     }
 
     fn edited(edit: Edit, items: Vec<Bytes>) -> Vec<Bytes> {
@@ -33,16 +33,9 @@ impl StateRequest for NextFilter {
             Edit::UnknownItems => with_unknown_items(items),
             Edit::UnknownProtocol => with_an_unknown_protocol(items),
             Edit::UnknownVerdict => with_an_unknown_verdict(items),
-            Edit::OtherDigest | Edit::OtherBase | Edit::NoCommit => items,
+            Edit::WrongDigest | Edit::WrongBase | Edit::NoCommit => items,
         }
     }
-}
-
-/// A field that contains a message.
-fn field(number: u32, message: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    prost::encoding::bytes::encode(number, &message.to_vec(), &mut bytes);
-    bytes
 }
 
 fn with_unknown_fields(items: Vec<Bytes>) -> Vec<Bytes> {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    fmt,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -37,10 +38,10 @@ pub enum Edit {
     UnknownProtocol,
     /// Each port of a Service has an unknown verdict on traffic without an endpoint.
     UnknownVerdict,
-    /// `localnet.v1` only: the sum of the digests is another one.
-    OtherDigest,
-    /// `localnet.v1` only: the answer continues another state than the one of the request.
-    OtherBase,
+    /// `localnet.v1` only: `commit.digest` is wrong.
+    WrongDigest,
+    /// `localnet.v1` only: `begin.base` is not the token of the request.
+    WrongBase,
     /// `localnet.v1` only: the answer ends with OK, but without its `commit`.
     NoCommit,
 }
@@ -59,8 +60,23 @@ pub enum Package {
 pub struct Call {
     /// The package of the method.
     pub package: Package,
-    /// The state that the backend has, by the token of the request. The default: the request has no token.
-    pub held: Revision,
+    /// The state that the backend has, by the token of the request. The default: the request has no token. `None`: the kit did not
+    /// send this token.
+    pub held: Option<Revision>,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let package = match self.package {
+            Package::Localnetv1 => "localnetv1",
+            Package::V1 => "localnet.v1",
+        };
+        match self.held {
+            None => write!(f, "{package}, with an unknown token"),
+            Some(held) if held == Revision::default() => write!(f, "{package}, without a token"),
+            Some(held) => write!(f, "{package}, with the token of {held}"),
+        }
+    }
 }
 
 /// The record of the backend's actions.

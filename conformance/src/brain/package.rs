@@ -8,7 +8,7 @@ use tonic::Status;
 
 use super::log::{Edit, Package};
 
-/// A request for a state. Its type decides which package the brain answers with.
+/// A request for a state. Its type determines the package of the answer.
 pub(super) trait StateRequest: Message + Default + Clone + 'static {
     /// The package.
     const PACKAGE: Package;
@@ -17,8 +17,8 @@ pub(super) trait StateRequest: Message + Default + Clone + 'static {
     /// The name of the method.
     const METHOD: &'static str;
 
-    /// The state that the backend has. The default if the request has no token.
-    fn held(&self) -> Revision;
+    /// The state that the backend has. The default if the request has no token, `None` if the kit did not send the token.
+    fn held(&self) -> Option<Revision>;
 
     /// The messages of the answer: the changes, or with `full` the whole state. The first message identifies the state, and each
     /// other one contains the node or one Service.
@@ -37,5 +37,12 @@ pub(super) fn unknown() -> Vec<u8> {
     prost::encoding::uint64::encode(1001, &7, &mut bytes);
     prost::encoding::string::encode(1002, &"from a newer brain".to_owned(), &mut bytes);
     prost::encoding::bytes::encode(1003, &vec![0x0a_u8, 0x01, 0x78], &mut bytes);
+    bytes
+}
+
+/// A field that contains a message.
+pub(super) fn field(number: u32, message: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    prost::encoding::bytes::encode(number, &message.to_vec(), &mut bytes);
     bytes
 }

@@ -131,7 +131,7 @@ impl<R: StateRequest> ServerStreamingService<R> for States<R> {
 
 impl<R: StateRequest> States<R> {
     async fn answer(self, request: R) -> Messages {
-        self.feed.differing(request.held()).await;
+        self.feed.differing(request.held().unwrap_or_default()).await;
         let fault = lock(&self.shared.faults).pop_front();
         if let Some(Fault::Hold) = fault {
             self.shared.log(|log| log.held += 1);

@@ -10,7 +10,7 @@ use localnet_proto::{
     Revision,
     v1::{
         raw,
-        wire::{self, NextStateRequest, state_service_server},
+        wire::{self, NextStateRequest, View, state_service_server},
     },
 };
 use prost::Message as _;
@@ -18,7 +18,7 @@ use tonic::Status;
 
 use super::{
     log::{Edit, Package},
-    package::{StateRequest, unknown},
+    package::{StateRequest, field, unknown},
 };
 
 impl StateRequest for NextStateRequest {
@@ -26,18 +26,21 @@ impl StateRequest for NextStateRequest {
     const SERVICE: &'static str = state_service_server::SERVICE_NAME;
     const METHOD: &'static str = "NextState";
 
-    /// A token that the kit did not send belongs to no state.
-    fn held(&self) -> Revision {
+    fn held(&self) -> Option<Revision> {
         if self.token.is_empty() {
-            return Revision::default();
+            return Some(Revision::default());
         }
-        let held = draft_selection(self, &Publish::default()).ok();
-        held.and_then(|selection| token::revision(&self.token, &selection))
-            .unwrap_or(Revision { instance: 0, rev: u64::MAX })
+        let selection = draft_selection(self, &Publish::default()).ok()?;
+        token::revision(&self.token, &selection)
     }
 
     fn parts(&self, state: &State, full: bool) -> Result<Vec<Bytes>, Status> {
         let selection = draft_selection(self, &Publish::default())?;
+        if self.view() != View::Unspecified || ![state.node().name.as_str(), ""].contains(&self.node_name.as_str()) {
+            return Err(Status::invalid_argument(
+                "the kit serves only the state of its node, in the view for backends",
+            ));
+        }
         let held = token::revision(&self.token, &selection).filter(|_| !full && !self.full);
         let tokens = (self.token.clone(), token::token(state.revision(), &selection));
         let messages = state.messages(held, selection, tokens).into_iter().flatten();
@@ -46,14 +49,14 @@ impl StateRequest for NextStateRequest {
 
     fn edited(edit: Edit, messages: Vec<Bytes>) -> Vec<Bytes> {
         match edit {
-            Edit::UnknownFields => messages.iter().map(|message| with_unknown_fields(read(message))).collect(),
+            Edit::UnknownFields => messages.iter().map(|message| with_unknown_fields(&read(message))).collect(),
             Edit::UnknownItems => with_unknown_messages(messages),
             Edit::UnknownProtocol => changed(messages, with_an_unknown_protocol),
             Edit::UnknownVerdict => changed(messages, with_an_unknown_verdict),
-            Edit::OtherDigest => changed(messages, |message| {
+            Edit::WrongDigest => changed(messages, |message| {
                 message.commit.iter_mut().for_each(|commit| commit.digest = commit.digest.wrapping_add(1));
             }),
-            Edit::OtherBase => changed(messages, |message| {
+            Edit::WrongBase => changed(messages, |message| {
                 message.begin.iter_mut().for_each(|begin| "another-token".clone_into(&mut begin.base));
             }),
             Edit::NoCommit => changed(messages, |message| message.commit = None),
@@ -81,14 +84,32 @@ fn split(message: raw::NextStateResponse) -> impl Iterator<Item = raw::NextState
     begin.into_iter().chain(node).chain(services).chain(commit)
 }
 
-fn with_unknown_fields(mut message: raw::NextStateResponse) -> Bytes {
-    let extend = |record: &mut Bytes| *record = [&record[..], &unknown()].concat().into();
-    message.node.iter_mut().for_each(extend);
-    for update in &mut message.services {
-        update.service.iter_mut().for_each(extend);
-        update.endpoints.iter_mut().for_each(extend);
+/// Also in each message inside of a message.
+fn with_unknown_fields(message: &raw::NextStateResponse) -> Bytes {
+    let extended = |message: &[u8]| [message, &unknown()].concat();
+    let mut bytes = Vec::new();
+    if let Some(begin) = &message.begin {
+        let revision =
+            begin.revision.as_ref().map_or(Vec::new(), |revision| field(1, &extended(&revision.encode_to_vec())));
+        bytes.extend(field(1, &extended(&[revision, field(2, begin.base.as_bytes())].concat())));
     }
-    [message.encode_to_vec(), unknown()].concat().into()
+    if let Some(node) = &message.node {
+        bytes.extend(field(2, &extended(node)));
+    }
+    for update in &message.services {
+        let key = field(1, &extended(&update.key.clone().unwrap_or_default().encode_to_vec()));
+        let plain =
+            raw::ServiceUpdate { removed: update.removed, replace: update.replace, ..raw::ServiceUpdate::default() };
+        let mut inner = [key, plain.encode_to_vec()].concat();
+        inner.extend(update.service.iter().flat_map(|service| field(4, &extended(service))));
+        inner.extend(update.removed_endpoints.iter().flat_map(|key| field(5, &extended(&key.encode_to_vec()))));
+        inner.extend(update.endpoints.iter().flat_map(|endpoint| field(6, &extended(endpoint))));
+        bytes.extend(field(3, &extended(&inner)));
+    }
+    if let Some(commit) = &message.commit {
+        bytes.extend(field(4, &extended(&commit.encode_to_vec())));
+    }
+    extended(&bytes).into()
 }
 
 fn with_unknown_messages(mut messages: Vec<Bytes>) -> Vec<Bytes> {
@@ -182,8 +203,8 @@ mod tests {
     fn our_own_reader_rejects_an_answer_that_does_not_fit() {
         let messages = NextStateRequest::default().parts(&published().0, false).unwrap();
         let edited = |edit| accepted(NextStateRequest::edited(edit, messages.clone()));
-        assert!(matches!(edited(Edit::OtherDigest), Err(Rejected::Lost(_))));
-        assert!(matches!(edited(Edit::OtherBase), Err(Rejected::Lost(_))));
+        assert!(matches!(edited(Edit::WrongDigest), Err(Rejected::Lost(_))));
+        assert!(matches!(edited(Edit::WrongBase), Err(Rejected::Lost(_))));
         assert!(matches!(edited(Edit::NoCommit), Ok(None)));
     }
 }

@@ -13,7 +13,7 @@ pub(super) fn token_after_state(life: &mut Life<'_>) -> anyhow::Result<Verdict> 
         let revision = life.bench.brain.publish(&serving(pods));
         let what = format!("a request with the token of {revision}");
         life.bench.brain.wait(life.bench.options.patience, &what, |log| {
-            log.calls.iter().any(|call| call.held == revision).then_some(())
+            log.calls.iter().any(|call| call.held == Some(revision)).then_some(())
         })?;
         // The backend may still be writing the state; it must finish even if no further change arrives.
         life.bench.await_state(revision, &serving(pods))?;
@@ -37,7 +37,7 @@ pub(super) fn apply_fails(life: &mut Life<'_>) -> anyhow::Result<Verdict> {
     life.bench.brain.wait(life.bench.options.patience, what, |log| {
         let reported =
             log.reports.iter().any(|report| (report.instance_id, report.rev) == (revision.instance, revision.rev));
-        let continued = log.calls.iter().any(|call| call.held == revision);
+        let continued = log.calls.iter().any(|call| call.held == Some(revision));
         (log.answers_started >= answers_started + 2 || reported || continued).then_some(())
     })?;
     life.bench.ensure_not_applied(revision).context("while the kernel refuses changes")?;

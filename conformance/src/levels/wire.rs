@@ -12,7 +12,7 @@ use super::{
     states::{dual_stack, endpoint, named, pod, port, service, state},
 };
 use crate::{
-    brain::{Edit, Fault, Package},
+    brain::{Edit, Fault, Log, Package},
     outcome::{Outcome, Verdict},
 };
 
@@ -116,8 +116,10 @@ const CHECKS: &[(&str, Check)] = &[
         bench.apply(&state([service(2, 1)]))?;
         bench.apply(&state([service(2, 2)])).map(drop)
     }),
-    ("another-sum-of-digests", |bench| loses_something(bench, Edit::OtherDigest)),
-    ("changes-of-another-state", |bench| loses_something(bench, Edit::OtherBase)),
+    ("wrong-digest", |bench| loses_something(bench, Edit::WrongDigest)),
+    ("wrong-digest-of-a-full-state", wrong_full_state),
+    ("wrong-base", |bench| loses_something(bench, Edit::WrongBase)),
+    ("keeps-the-sum-of-digests", keeps_the_sum),
     ("no-commit", no_commit),
     ("service-replaced", service_replaced),
     ("unknown-fields", |bench| edited(bench, Edit::UnknownFields, &state([service(1, 2)]))),
@@ -157,7 +159,14 @@ const BY_CALLS: &[&str] = &[
 ];
 
 /// The checks of what only `localnet.v1` has.
-const OF_V1: &[&str] = &["another-sum-of-digests", "changes-of-another-state", "no-commit", "service-replaced"];
+const OF_V1: &[&str] = &[
+    "wrong-digest",
+    "wrong-digest-of-a-full-state",
+    "wrong-base",
+    "keeps-the-sum-of-digests",
+    "no-commit",
+    "service-replaced",
+];
 
 pub(super) fn run(options: &Options, report: &(impl Fn(&Outcome) + Sync)) -> anyhow::Result<Vec<Outcome>> {
     let requested: Vec<_> = CHECKS.iter().filter(|(name, _)| options.selects(Level::Wire, name)).collect();
@@ -191,9 +200,8 @@ fn starts_without_a_token(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     bench.apply(&state([service(1, 1)]))?;
     let first = bench.brain.wait(bench.options.patience, "a request for a state", |log| log.calls.first().copied())?;
     anyhow::ensure!(
-        first.held == Revision::default(),
-        "the backend's first request has the token of {}, although the backend had not received a state yet",
-        first.held
+        first.held == Some(Revision::default()),
+        "the backend had not received a state yet, but its first request was one of {first}"
     );
     Ok(())
 }
@@ -219,7 +227,7 @@ fn connections_do_not_accumulate(bench: &mut Bench<'_>) -> anyhow::Result<()> {
 /// Waits for a request with the token of this state, and returns its index.
 fn await_token(bench: &Bench<'_>, revision: Revision) -> anyhow::Result<usize> {
     let what = format!("a request with the token of the last answer, {revision}");
-    bench.brain.wait(bench.options.patience, &what, |log| log.calls.iter().position(|call| call.held == revision))
+    bench.brain.wait(bench.options.patience, &what, |log| log.calls.iter().position(|call| call.held == Some(revision)))
 }
 
 /// A stream that is cut has no effect: the backend requests the answer again, and applies no part of the incomplete answer.
@@ -243,13 +251,12 @@ fn await_repeated_request(bench: &mut Bench<'_>, held: Revision, cut: Revision) 
         .brain
         .wait(bench.options.patience, "another request after the stream was cut", |log| (log.held > 0).then_some(()))?;
     let last = bench.brain.wait(bench.options.patience, "a request", |log| log.calls.last().copied())?;
-    let requested = last.held;
     anyhow::ensure!(
-        requested == held || requested == Revision::default(),
-        "after a stream of {cut} was cut, the backend sends the token {requested} instead of {held}"
+        [Some(held), Some(Revision::default())].contains(&last.held),
+        "after a stream of {cut} was cut, the backend sent a request of {last}, instead of one with the token of {held}"
     );
     bench.ensure_not_applied(cut)?;
-    Ok(requested)
+    Ok(last.held.unwrap_or_default())
 }
 
 fn connection_lost(bench: &mut Bench<'_>) -> anyhow::Result<()> {
@@ -292,10 +299,42 @@ fn loses_something(bench: &mut Bench<'_>, edit: Edit) -> anyhow::Result<()> {
     let requested = await_repeated_request(bench, held, revision)?;
     anyhow::ensure!(
         requested == Revision::default(),
-        "the answer does not fit the state {held}, but the backend requests the changes of that state again"
+        "the answer did not match state {held}; expected a request without a token, got one with the token of that state"
     );
     bench.brain.release();
     bench.await_state(revision, &after)
+}
+
+/// A backend reads a full state with a wrong sum again, and applies no part of it.
+fn wrong_full_state(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+    bench.brain.faults([Fault::Edit(Edit::WrongDigest), Fault::Hold]);
+    let first = state([service(1, 1), service(2, 1)]);
+    let revision = bench.brain.publish(&first);
+    await_repeated_request(bench, Revision::default(), revision)?;
+    bench.brain.release();
+    bench.await_state(revision, &first)
+}
+
+/// A backend whose sum is wrong gets the full state again, which costs as much as the whole state.
+fn keeps_the_sum(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+    let mut zone = state([service(1, 1), service(3, 2)]);
+    zone.node.zone = "zone-b".to_owned();
+    let states = [
+        state([service(1, 3), service(2, 1)]),
+        state([service(1, 2), service(2, 1)]),
+        state([at_port(service(1, 2), 81), service(2, 1)]),
+        state([service(1, 1)]),
+        state([service(1, 1), service(3, 2)]),
+        zone,
+    ];
+    for state in &states {
+        let revision = bench.apply(state)?;
+        await_token(bench, revision)?;
+    }
+    let without_token = |log: &Log| log.calls.iter().filter(|call| call.held == Some(Revision::default())).count();
+    let full = bench.brain.wait(bench.options.patience, "requests", |log| Some(without_token(log)))?;
+    anyhow::ensure!(full == 1, "the backend sent {full} requests without a token, although it has lost nothing");
+    Ok(())
 }
 
 /// An answer without its end never happened, even if the stream ends with OK.

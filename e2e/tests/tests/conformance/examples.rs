@@ -29,9 +29,10 @@ const PROXIES: [Claim; 8] =
 /// One check of each kind, for programs that start slowly. `localnet-conformance` without `--only` runs all checks.
 fn each_kind(options: Options) -> Options {
     let few = [
-        "wire/another-",
-        "wire/changes-of-another-state",
+        "wire/another-brain",
+        "wire/keeps-the-sum",
         "wire/no-commit",
+        "wire/wrong-",
         "wire/connection-lost",
         "wire/cut-",
         "wire/endpoint-removed",
