@@ -2,7 +2,8 @@
 # Checks the proto files with buf (buf.yaml): the names and comments follow its rules, and nothing breaks clients of the last release.
 #
 #   proto/buf.sh [FOLDER]    checks the files in a folder; default: this one
-#   proto/buf.sh image       writes released.binpb, with which later files are compared. packaging/release/version.sh does this for a release
+#   proto/buf.sh image       writes released.binpb, with which later files are compared. packaging/release/version.sh does this for a release.
+#                            Before version 1.0, also run it to change the draft localnet.v1 on purpose. It accepts no break of localnetv1
 #
 # buf is installed from npm into ${LOCALNET_CACHE:-<repository>/.cache}/buf. buf/package-lock.json has its version and checksums.
 set -eu
@@ -22,17 +23,22 @@ exec 9>"$cache/lock"
 flock 9
 stamp=$(sha256sum <"$here/buf/package-lock.json")
 if [ "$(cat "$cache/stamp" 2>/dev/null)" != "$stamp" ]; then
+    rm -f "$cache/stamp"
     cp "$here"/buf/*.json "$cache"
     (cd "$cache" && npm ci --silent --ignore-scripts --no-audit --no-fund) || fail "npm ci: is the npm registry reachable?"
     echo "$stamp" >"$cache/stamp"
 fi
 flock -u 9
 
+breaks() {
+    fail "the lines above break clients of the last release: add a field or a message instead, or make the change in an alpha package. To change \
+the draft localnet.v1 on purpose, run proto/buf.sh image"
+}
 if [ "${1-}" = image ]; then
     cd "$here"
+    "$buf" breaking --against released.binpb --path localnetv1.proto --path localv1.proto || breaks
     exec "$buf" build --exclude-source-info -o released.binpb
 fi
 cd "${1:-$here}"
 "$buf" lint || fail "the lines above break a rule for names or comments: https://buf.build/docs/lint/rules"
-"$buf" breaking --against "$here/released.binpb" ||
-    fail "the lines above break clients of the last release: add a field or a message instead, or change an alpha package"
+"$buf" breaking --against "$here/released.binpb" || breaks

@@ -60,13 +60,13 @@ for tag in $tags; do
 done
 grep -q '^## Unreleased$' CHANGELOG.md || fail 'CHANGELOG.md has no section "Unreleased"'
 
+proto/buf.sh image
 old=$(echo "$version" | sed 's/\./\\./g')
 sed -i -E "/^(version|localnet[a-z-]* =.*version) = /s/\"$old\"/\"$new\"/" Cargo.toml python/pyproject.toml
 sed -i -E "/^name = \"localnet/{n;s/^version = \"$old\"/version = \"$new\"/}" Cargo.lock
 sed -i -E "s/^(version|appVersion): $old\$/\1: $new/" charts/localnet/Chart.yaml
 search -zlE "$before$old" | xargs -0 sed -i -E "s,$before$old,\1$new,g"
 sed -i "s/^## Unreleased\$/## Unreleased\n\n## $new - $(date --utc +%F)/" CHANGELOG.md
-proto/buf.sh image
 git commit --quiet --all --message "release: $new"
 for tag in $tags; do git tag --annotate --message "localnet $new" "$tag"; done
 echo "push with: git push --atomic origin $(git branch --show-current) $tags"

@@ -167,7 +167,7 @@ fn the_page_about_pushing_ends_with_a_pushed_service() -> anyhow::Result<()> {
     page("docs/pushing-services.md")
 }
 
-/// Once, this page was in the list of pages, but no test ran it.
+/// This page was once in the list of pages, but no test ran it.
 #[test]
 fn the_commands_for_readers_of_localnet_v1_work() -> anyhow::Result<()> {
     page("docs/reading-v1.md")
