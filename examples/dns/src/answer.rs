@@ -56,7 +56,7 @@ pub(crate) fn answer(names: &Names, domain: &Name, question: &Name, kind: Record
     }
     let found =
         if zone == *domain { look_up(names, domain, question) } else { look_up_address(names, domain, question) };
-    // CoreDNS looks for no name if the question is for SOA records.
+    // For SOA questions, CoreDNS does not check whether the name exists.
     let found = found.or_else(|| (kind == RecordType::SOA).then_some(Found::Nothing));
     let Some(found) = found else {
         return Some(Answer { code: ResponseCode::NXDomain, soa, ..Answer::default() });

@@ -26,8 +26,8 @@ type Sync func(ctx context.Context, state *State, changes *Changes) error
 
 // Options are the options of [Run]. The zero value is useful.
 type Options struct {
-	// Name is the backend's name, in requests and reports: lower-case letters, digits and hyphens. If Name is empty, Run sends no
-	// reports. Neither does it with Observer or Once.
+	// Name is the backend's name, in requests and reports: lower-case letters, digits and hyphens. Run sends no reports if Name is
+	// empty, or with Observer or Once.
 	Name string
 	// Version is the version of the backend, for people.
 	Version string

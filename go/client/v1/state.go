@@ -201,7 +201,7 @@ func protocols(service *pb.Service) map[string]pb.Protocol {
 func appendPorts(all []PortEndpoint, protocols map[string]pb.Protocol, key EndpointKey, endpoint *pb.Endpoint) []PortEndpoint {
 	for _, port := range endpoint.GetPorts() {
 		protocol := cmp.Or(port.Protocol, protocols[port.Name])
-		if protocol != pb.Protocol_PROTOCOL_UNSPECIFIED {
+		if _, known := pb.Protocol_name[int32(protocol)]; known && protocol != pb.Protocol_PROTOCOL_UNSPECIFIED {
 			all = append(all, PortEndpoint{port.Name, protocol, netip.AddrPortFrom(key.Address, uint16(port.Number)), endpoint})
 		}
 	}

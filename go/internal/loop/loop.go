@@ -29,7 +29,7 @@ type Backend[A, R any] interface {
 	// Next waits for the next answer. It is called after the previous answer was passed to Apply, or waits to be. After an error, it is
 	// called again.
 	Next(ctx context.Context) (A, error)
-	// Apply folds an answer into the state. It returns whether the state is to be synced.
+	// Apply folds an answer into the state. It returns whether to sync the state.
 	Apply(answer A) bool
 	// Distrust marks the whole state as changed.
 	Distrust()
