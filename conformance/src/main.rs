@@ -11,7 +11,12 @@ use std::{
 use anyhow::Context as _;
 use clap::Parser;
 use localnet_client::served::Lack;
-use localnet_conformance::{Level, Options, claims::Claims, outcome::Verdict, run};
+use localnet_conformance::{
+    Level, Options,
+    claims::{Claim, Claims},
+    outcome::Verdict,
+    run,
+};
 use rustix::process::Signal;
 
 /// Test a backend of localnet: how it handles streams, states, packets and failures.
@@ -29,9 +34,7 @@ struct Arguments {
     /// Levels to check: wire, state, packets, life
     #[arg(long, value_name = "LEVEL", value_delimiter = ',', default_value = "wire,state,packets,life")]
     levels: Vec<Level>,
-    /// What the backend does with packets, separated by commas: tcp, udp, sctp, ipv4, ipv6, cluster-ip, external, node-port, answers,
-    /// source, node-source, reject, drop, untouched, scopes, affinity, flows, outside; or none [default: everything]
-    #[arg(long, value_name = "CLAIMS")]
+    #[arg(long, value_name = "CLAIMS", help = claims_help())]
     claims: Option<Claims>,
     /// Run only checks whose names (LEVEL/NAME) contain one of these strings
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
@@ -90,6 +93,11 @@ fn main() -> ExitCode {
     }
 }
 
+fn claims_help() -> String {
+    let all = Claim::ALL.map(Claim::as_str).join(", ");
+    format!("What the backend does with packets, separated by commas: {all}; or none [default: everything]")
+}
+
 fn signal(name: &str) -> Result<Signal, &'static str> {
     match name {
         "TERM" => Ok(Signal::TERM),
@@ -133,4 +141,32 @@ fn check(arguments: Arguments) -> anyhow::Result<bool> {
         fs::write(path, outcomes.junit(&options.backend)).with_context(|| format!("--junit {}", path.display()))?;
     }
     Ok(outcomes.passed())
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+    use std::path::Path;
+
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn help_and_the_page_for_authors_list_every_claim() {
+        let command = Arguments::command();
+        let claims = command.get_arguments().find(|argument| argument.get_id() == "claims").unwrap();
+        let help = claims.get_help().unwrap().to_string();
+        let listed = help.split_once(": ").and_then(|(_, rest)| rest.split_once("; or none")).unwrap().0;
+        let expected = Claim::ALL.map(Claim::as_str).to_vec();
+        assert_eq!(listed.split(", ").collect::<Vec<_>>(), expected);
+
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/writing-a-backend.md");
+        let page = fs::read_to_string(page).unwrap();
+        let table = page.split_once("\n| claim | meaning |\n").unwrap().1.split_once("\n\n").unwrap().0;
+        let cells = table.lines().skip(1).filter_map(|row| row.split('|').nth(1));
+        let documented: Vec<_> = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+        assert_eq!(documented, expected);
+    }
 }
