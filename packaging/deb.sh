@@ -12,7 +12,10 @@ cd "$here/.."
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 export SOURCE_DATE_EPOCH
-maintainer="localnet maintainers <localnet@localhost>"
+repository=$(sed -n 's/^repository = "\(.*\)"/\1/p' Cargo.toml)
+# Debian requires an address of this form. It is GitHub's address of the owner of the repository, which gets no mail: SECURITY.md and the issues of the
+# repository say how to reach the maintainers.
+maintainer="localnet maintainers <$(basename "$(dirname "$repository")")@users.noreply.github.com>"
 
 if [ "${1-}" = of ]; then
     programs=${2:?the folder of the programs is missing}
@@ -80,6 +83,7 @@ Installed-Size: $(du -sk --exclude=DEBIAN "$tree" | cut -f 1)
 Depends: systemd | systemd-standalone-sysusers
 Recommends: iptables
 Section: net
+Homepage: $repository
 Priority: optional
 Description: Kubernetes service proxy that replaces kube-proxy
  On each node, a brain watches the cluster and computes what the node has

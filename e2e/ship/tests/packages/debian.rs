@@ -7,6 +7,7 @@ use std::{
     process::Command,
 };
 
+use anyhow::Context as _;
 use localnet_packaging::{COMMAND, programs};
 use tempfile::TempDir;
 
@@ -81,6 +82,12 @@ fn the_package_contains_the_files_of_each_program() -> anyhow::Result<()> {
     let field = |name: &str| output(Command::new("dpkg-deb").arg("--field").arg(&package).arg(name));
     assert_eq!(field("Version")?.trim(), env!("CARGO_PKG_VERSION"));
     assert_eq!(field("Architecture")?.trim(), arch()?);
+    // Other programs split these as Debian's policy requires.
+    let maintainer = field("Maintainer")?;
+    let address = maintainer.trim().strip_prefix("localnet maintainers <").and_then(|rest| rest.strip_suffix('>'));
+    let domain = address.and_then(|address| address.split_once('@')).context("NAME <ADDRESS>")?.1;
+    assert!(domain.contains('.'), "{maintainer} names a user of this machine");
+    assert_eq!(field("Homepage")?.trim(), env!("CARGO_PKG_REPOSITORY"));
     Ok(())
 }
 
