@@ -235,6 +235,60 @@ fn only_one_file_names_the_registry_of_releases() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Stand-ins for what changes the runner: they record their command lines, and `skopeo` its standard input.
+#[test]
+fn the_runner_gets_pinned_tools_and_the_token_stays_off_command_lines() -> anyhow::Result<()> {
+    let (copy, made) = (copy()?, folder()?);
+    let record = format!("#!/bin/sh\necho \"$(basename \"$0\") $*\" >>{}\n", made.path().join("calls").display());
+    for name in ["sudo", "pipx"] {
+        put_script(&made.path().join("bin").join(name), &record)?;
+    }
+    put_script(&made.path().join("bin/go"), &format!("{record}case $1 in env) echo /go ;; esac\n"))?;
+    put_script(&made.path().join("bin/skopeo"), &format!("{record}cat >{}\n", made.path().join("input").display()))?;
+    // `make helm` has built the tools of go.mod, so another test runs this script.
+    put_script(&copy.path().join("e2e/helm/build.sh"), &record)?;
+    let mut tools = Command::new(copy.path().join("packaging/release/tools.sh"));
+    let path = format!("{}:{}", made.path().join("bin").display(), env::var("PATH").unwrap_or_default());
+    tools.env("PATH", path).env("HOME", made.path()).env("GITHUB_PATH", made.path().join("path"));
+    output(tools.envs([("GITHUB_ACTOR", "somebody"), ("GH_TOKEN", "a secret")]))?;
+
+    let calls = fs::read_to_string(made.path().join("calls"))?;
+    let version = |call: &str| {
+        let found = calls.lines().find_map(|line| line.strip_prefix(call));
+        found.with_context(|| format!("{call} is not in {calls}")).map(|version| version.split('.').collect::<Vec<_>>())
+    };
+    for call in ["go install github.com/sigstore/cosign/v3/cmd/cosign@v", "pipx install --quiet twine=="] {
+        let parts = version(call)?;
+        assert!(parts.len() == 3 && parts.iter().all(|part| part.parse::<u32>().is_ok()), "{call}: {parts:?}");
+    }
+    let registry = fs::read_to_string(root().join("packaging/release/registry"))?;
+    let host = registry.split('/').next().context("a host")?;
+    let login = calls.lines().find(|line| line.starts_with("skopeo login ")).context("it signs in")?;
+    assert!(login.ends_with(&format!("--username somebody --password-stdin {host}")), "{login}");
+    assert_eq!(fs::read_to_string(made.path().join("input"))?, "a secret\n");
+    assert!(!calls.contains("a secret"), "{calls}");
+    let later = fs::read_to_string(made.path().join("path"))?;
+    assert_eq!(later.lines().collect::<Vec<_>>(), ["/go/bin", &format!("{}/.local/bin", made.path().display())]);
+    Ok(())
+}
+
+/// A tag of an action can be moved to other code; a commit cannot.
+#[test]
+fn the_workflows_pin_actions_by_commit() -> anyhow::Result<()> {
+    let mut pinned = 0;
+    for entry in fs::read_dir(root().join(".github/workflows"))? {
+        for line in fs::read_to_string(entry?.path())?.lines() {
+            let Some(action) = line.trim_start_matches([' ', '-']).strip_prefix("uses: ") else { continue };
+            let commit = action.split(' ').next().and_then(|action| action.split_once('@')).map(|(_, commit)| commit);
+            let is_commit = |text: &str| text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+            assert!(action.starts_with("./") || commit.is_some_and(is_commit), "{line}");
+            pinned += usize::from(commit.is_some());
+        }
+    }
+    assert!(pinned > 0);
+    Ok(())
+}
+
 #[test]
 fn the_workflows_are_valid() -> anyhow::Result<()> {
     output(Command::new(cache().join("helm/bin/actionlint")).current_dir(root()))?;
