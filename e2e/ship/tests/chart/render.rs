@@ -30,6 +30,22 @@ fn values_give_the_golden_manifests() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// docs/migrating.md names the oldest version of Kubernetes that localnet supports.
+#[test]
+fn the_chart_supports_the_versions_of_kubernetes_that_localnet_does() -> anyhow::Result<()> {
+    let page = read(&root().join("docs/migrating.md"))?;
+    let versions =
+        page.split_once("supports API servers of Kubernetes 1.").and_then(|(_, rest)| rest.split_once(" to "));
+    let oldest: u32 = versions.context("the page names the versions")?.0.parse()?;
+    for values in VALUES {
+        let rendered = template(values, &["--kube-version", &format!("1.{oldest}.0")])?;
+        assert_eq!(rendered, read(&chart(&format!("tests/golden/{values}.yaml")))?, "{values}");
+    }
+    let older = template("nft", &["--kube-version", &format!("1.{}.15", oldest - 1)]).expect_err("an older version");
+    assert!(older.to_string().contains("chart requires kubeVersion"), "{older}");
+    Ok(())
+}
+
 #[test]
 fn rights_are_those_of_deploy() -> anyhow::Result<()> {
     let mut rendered = documents(&template("nft", &[])?)?;
