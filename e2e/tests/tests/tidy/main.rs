@@ -134,6 +134,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("localnet-sim-entropy", &[]),
     ("localnet-dns-example", &["localnet-proto"]),
     ("localnet-demo", &["localnet-lab", "localnet-proto", "localnet-client"]),
+    ("localnet-instructions", &["localnet-proto", "localnet-cluster", "localnet-client", "localnet-brain"]),
     ("localnet-bench", &["localnet-lab", "localnet-controlplane", "localnet-vm", "localnet-proto", "localnet-client"]),
     (
         "localnet-e2e",
