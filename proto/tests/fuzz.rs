@@ -3,10 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use localnet_proto::{
-    Change, Endpoint, EndpointPort, Node, Port, Revision, Scopes, Service, ServiceKey, Snapshot, Update,
+    Change, Digest, Endpoint, EndpointPort, Node, Port, Revision, Scopes, Service, ServiceKey, Snapshot, Update,
     decode::Assembler,
     encode,
-    v1::{self, raw},
+    v1::{
+        self, raw,
+        report::{BackendStatus, Digests, Known},
+    },
     wire,
 };
 use prost::Message as _;
@@ -193,5 +196,46 @@ fn fuzz_a_reader_of_records() {
             }
         }
         text
+    });
+}
+
+/// A report of `localnet.v1` is refused, or becomes one of `localnetv1` that can be converted back.
+#[test]
+fn fuzz_a_report() {
+    let revision = Some(v1::wire::Revision { instance: "0000000000000007".into(), number: 9 });
+    let diagnostic = v1::wire::Diagnostic { code: "a/b-c".into(), problem: "p".into(), ..Default::default() };
+    let part = v1::wire::SkippedPart {
+        service: Some(v1::wire::ServiceKey { namespace: "default".into(), name: "web".into() }),
+        diagnostic: Some(diagnostic.clone()),
+    };
+    let report = v1::wire::ReportStatusRequest {
+        reader_name: "nft".into(),
+        received: revision.clone(),
+        families: vec![v1::wire::FamilyStatus {
+            family: 1,
+            applied: revision,
+            applied_digest: Some(5),
+            error: "e".into(),
+        }],
+        skipped: Some(v1::wire::SkippedParts { parts: vec![part], count: 1 }),
+        traffic: Some(v1::wire::TrafficSettings::default()),
+        warnings: vec![diagnostic],
+        repairs: 1,
+        kube_proxy_mode: "ipvs".into(),
+    };
+    let (newest, node) = (Revision { instance: 7, rev: 9 }, Node::default());
+    let digests = |rev| (rev == 9).then_some(Digests { items: Digest(3), records: Digest(5) });
+    let known = Known { newest, node: &node, digests: &digests };
+    localnet_fuzz::target("report", &[&report.encode_to_vec()], |bytes| {
+        let Ok(request) = v1::wire::ReportStatusRequest::decode(bytes) else { return String::new() };
+        match BackendStatus::checked(request, newest) {
+            Ok(status) => {
+                let older = status.to_older(&known);
+                let again = BackendStatus::checked(BackendStatus::message_of(&older, &known), newest);
+                assert_eq!(again.unwrap().name(), status.name());
+                format!("{older:?}")
+            }
+            Err(refused) => refused.message().to_owned(),
+        }
     });
 }
