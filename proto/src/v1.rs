@@ -11,12 +11,14 @@
 //! - [`raw`] contains the messages of an answer around records that are already encoded.
 //! - [`Reader`] keeps what a reader keeps, checks answers, and yields the same [`Update`](crate::Update)s as `localnetv1`.
 //! - [`report`] contains the reports of backends, and converts them to and from those of `localnetv1`.
+//! - [`explain`] contains the explanations of `localnet.reasons.v1alpha1`.
 //! - [`ErrorInfo`] is the machine-readable part of an error.
 
 pub mod decode;
 pub mod dns;
 pub mod encode;
 mod error;
+pub mod explain;
 pub mod raw;
 mod reader;
 pub mod report;
@@ -27,7 +29,10 @@ pub use reader::{Answer, Reader, Rejected};
 
 use std::net::IpAddr;
 
-use crate::{digest::Digest, model::Revision};
+use crate::{
+    digest::Digest,
+    model::{Revision, ServiceKey},
+};
 
 /// Types and services generated from the files in `proto/localnet/v1`.
 #[expect(clippy::allow_attributes, reason = "generated code; the proto files document it")]
@@ -50,6 +55,12 @@ pub fn is_reader_name(text: &str) -> bool {
 impl From<Revision> for wire::Revision {
     fn from(Revision { instance, rev }: Revision) -> Self {
         Self { instance: format!("{instance:016x}"), number: rev }
+    }
+}
+
+impl From<&ServiceKey> for wire::ServiceKey {
+    fn from(key: &ServiceKey) -> Self {
+        Self { namespace: key.namespace.to_string(), name: key.name.to_string() }
     }
 }
 

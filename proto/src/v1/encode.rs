@@ -290,7 +290,7 @@ pub(super) fn details(origin: Origin) -> Bytes {
     wire::Endpoint { details: Some(details), ..Default::default() }.encode_to_vec().into()
 }
 
-fn scopes(Scopes { internal, external, short_circuit, established }: Scopes) -> Vec<i32> {
+pub(super) fn scopes(Scopes { internal, external, short_circuit, established }: Scopes) -> Vec<i32> {
     let all = [
         (internal, wire::Scope::Internal),
         (external, wire::Scope::External),

@@ -10,8 +10,9 @@ pub(crate) const FILES: [&str; 6] = [
     "localnet/source/v1alpha1/source.proto",
 ];
 
-/// The files of the draft of `localnet.v1`.
-pub(crate) const DRAFT: [&str; 6] = [
+/// The files of the draft of `localnet.v1`, and of the alpha packages that refer to it.
+pub(crate) const DRAFT: [&str; 7] = [
+    "localnet/reasons/v1alpha1/reasons.proto",
     "localnet/v1/backend.proto",
     "localnet/v1/error.proto",
     "localnet/v1/node.proto",
