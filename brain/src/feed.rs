@@ -10,6 +10,7 @@
 //! its encoded form is kept. For readers of `localnet.v1`, the feed also keeps records.
 
 mod counts;
+mod digests;
 mod entry;
 mod health;
 mod history;
@@ -37,7 +38,7 @@ use localnet_proto::{
     decode::{Assembler, DecodeError},
     encode,
     history::records as history_records,
-    v1::{self, dns, wire::Capability},
+    v1::{self, dns, report::Digests, wire::Capability},
 };
 use prost::Message as _;
 use tokio::sync::watch;
@@ -68,6 +69,8 @@ struct Inner {
     /// Locked while the next state is being built.
     publishing: Mutex<()>,
     revision: watch::Sender<Revision>,
+    /// Empty if the feed keeps no records.
+    digests: Mutex<digests::Recent>,
     health: watch::Sender<HealthFacts>,
     metrics: Metrics,
     history: History,
@@ -101,6 +104,7 @@ impl Feed {
             state: Mutex::new(state),
             publishing: Mutex::default(),
             revision,
+            digests: Mutex::default(),
             health: watch::Sender::default(),
             metrics: Metrics::default(),
             history: History::new(instance),
@@ -136,6 +140,9 @@ impl Feed {
         }
         // The metrics must know the revision before a backend can report it.
         self.0.metrics.published(revision, &changes, since);
+        if let Some(records) = next.records {
+            self.digests_lock().push(revision.rev, Digests { items: next.digest, records });
+        }
         *self.lock() = next.clone();
         self.0.revision.send_replace(revision);
         self.0.history.changed(&served, &next, &changes, since);
@@ -212,6 +219,11 @@ impl Feed {
             // than `revision`. In that case, wait until the revision of that state is sent.
             let _ = revision.changed().await;
         }
+    }
+
+    fn digests_lock(&self) -> MutexGuard<'_, digests::Recent> {
+        // Code that holds the lock does not panic.
+        self.0.digests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

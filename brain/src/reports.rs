@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use localnet_config::Mode;
 use localnet_proto::{
     traffic::{BackendTraffic, TrafficReport},
+    v1::report::{BackendStatus, Known},
     wire::BackendReport,
 };
 use tokio::{sync::watch, time::Instant};
@@ -20,12 +21,14 @@ const MAX_NAME: usize = 253;
 /// A report and the time at which it was received.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Received {
-    /// The report as the backend sent it.
+    /// The report as the backend sent it, or the same in the form of `localnetv1`.
     pub report: BackendReport,
     /// When the brain received it.
     pub at: Instant,
     /// The traffic that the backend has counted, and when the brain received the newest counts.
     traffic: Option<(Arc<BackendTraffic>, Instant)>,
+    /// The report of `localnet.v1`. `None` for one of `localnetv1`.
+    status: Option<Arc<BackendStatus>>,
 }
 
 /// How old counts may be. Backends report traffic at intervals of a few seconds, or of a few minutes if there are a million flows.
@@ -36,6 +39,11 @@ impl Received {
     /// The mode of kube-proxy that the backend corresponds to. `None` if it reports none, or an unknown one.
     pub fn mode(&self) -> Option<Mode> {
         Mode::named(&self.report.proxy_mode)
+    }
+
+    /// The report of `localnet.v1`, with all fields that the backend has ever set. `None` for a report of `localnetv1`.
+    pub fn status(&self) -> Option<&BackendStatus> {
+        self.status.as_deref()
     }
 
     /// The traffic that the backend has counted; `None` if it counts none.
@@ -73,22 +81,43 @@ impl Reports {
         if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) {
             return Err(BadName);
         }
-        self.received.send_modify(|reports| {
-            self.history.reported(reports.get(&name).map(|last| &last.report), &report);
-            let oldest = reports.iter().min_by_key(|(_, received)| received.at).map(|(name, _)| name.clone());
-            if let Some(oldest) = oldest.filter(|_| reports.len() >= MAX_BACKENDS && !reports.contains_key(&name)) {
-                if let Some(others) = self.evictions.pass() {
-                    tracing::warn!(
-                        backend = %oldest, by = %name, others,
-                        "more than {MAX_BACKENDS} backends have reported; forgetting the backend with the oldest report; let each backend always report under the same name"
-                    );
-                }
-                reports.remove(&oldest);
-            }
-            let traffic = reports.remove(&name).and_then(|last| last.traffic);
-            reports.insert(name, Received { report, at: Instant::now(), traffic });
-        });
+        self.received.send_modify(|reports| self.store(reports, name, report, None));
         Ok(())
+    }
+
+    /// Stores a report of `localnet.v1` in place of the backend's previous report, which contains what this one leaves unset. Returns
+    /// whether the result is complete.
+    pub fn record_status(&self, status: BackendStatus, known: &Known<'_>) -> bool {
+        let mut is_complete = false;
+        self.received.send_modify(|reports| {
+            let name = status.name().to_owned();
+            let status = status.after(reports.get(&name).and_then(Received::status));
+            is_complete = status.is_complete();
+            self.store(reports, name, status.to_older(known), Some(status.into()));
+        });
+        is_complete
+    }
+
+    fn store(
+        &self,
+        reports: &mut BTreeMap<String, Received>,
+        name: String,
+        report: BackendReport,
+        status: Option<Arc<BackendStatus>>,
+    ) {
+        self.history.reported(reports.get(&name).map(|last| &last.report), &report);
+        let oldest = reports.iter().min_by_key(|(_, received)| received.at).map(|(name, _)| name.clone());
+        if let Some(oldest) = oldest.filter(|_| reports.len() >= MAX_BACKENDS && !reports.contains_key(&name)) {
+            if let Some(others) = self.evictions.pass() {
+                tracing::warn!(
+                    backend = %oldest, by = %name, others,
+                    "more than {MAX_BACKENDS} backends have reported; forgetting the backend with the oldest report; let each backend always report under the same name"
+                );
+            }
+            reports.remove(&oldest);
+        }
+        let traffic = reports.remove(&name).and_then(|last| last.traffic);
+        reports.insert(name, Received { report, at: Instant::now(), traffic, status });
     }
 
     /// Stores the traffic that a backend has counted. Ignores backends that have not reported.

@@ -27,7 +27,11 @@ use localnet_cluster::{
 };
 use localnet_config::{NodePortAddress, NodePortAddresses};
 use localnet_proto::{
-    ByFamily, ServiceKey,
+    ByFamily, Revision, ServiceKey,
+    v1::{
+        report::{BackendStatus, Known},
+        wire as v1,
+    },
     wire::{BackendReport, FamilyReport, IpFamily},
 };
 use serde_json::json;
@@ -50,6 +54,8 @@ struct Node {
     clock: Arc<Mutex<Moment>>,
     inputs: Arc<Inputs>,
     servers: Servers,
+    /// Whether backends report to `localnet.v1` instead of `localnetv1`.
+    draft: bool,
 }
 
 impl Node {
@@ -59,7 +65,7 @@ impl Node {
         let now = Arc::clone(&clock);
         let inputs = Inputs::new(options, &feed, &reports, Arc::new(move || *now.lock().unwrap()));
         let servers = health::start(options, &inputs);
-        Self { feed, reports, clock, inputs, servers }
+        Self { feed, reports, clock, inputs, servers, draft: false }
     }
 
     /// Publishes exactly these Services with health checks, all for IPv4 only: name, port, ready endpoints.
@@ -78,6 +84,35 @@ impl Node {
     }
 
     fn report(&self, applied: &[(IpFamily, u64)]) {
+        if self.draft {
+            self.report_status(applied);
+        } else {
+            self.report_older(applied);
+        }
+        // Process the report now, so that it gets the current time of the clock.
+        self.inputs.health();
+    }
+
+    fn report_status(&self, applied: &[(IpFamily, u64)]) {
+        let of = |rev| Some(Revision { instance: INSTANCE, rev }.into());
+        let families = applied.iter().map(|(family, rev)| v1::FamilyStatus {
+            family: (*family).into(),
+            applied: of(*rev),
+            ..v1::FamilyStatus::default()
+        });
+        let state = self.feed.state();
+        let request = v1::ReportStatusRequest {
+            reader_name: "nft".to_owned(),
+            received: of(state.revision().rev),
+            families: families.collect(),
+            ..v1::ReportStatusRequest::default()
+        };
+        let status = BackendStatus::checked(request, state.revision()).unwrap();
+        let known = Known { newest: state.revision(), node: state.node(), digests: &|_| None };
+        self.reports.record_status(status, &known);
+    }
+
+    fn report_older(&self, applied: &[(IpFamily, u64)]) {
         let families = applied.iter().map(|(family, rev)| FamilyReport {
             family: (*family).into(),
             applied_rev: *rev,
@@ -92,8 +127,6 @@ impl Node {
             ..BackendReport::default()
         };
         self.reports.record(report).unwrap();
-        // Process the report now, so that it gets the current time of the clock.
-        self.inputs.health();
     }
 
     /// Advances the clock, which otherwise stands still.
@@ -200,7 +233,13 @@ fn check(answer: &str, expected: &str) {
 /// Follows `TestHealthzServer` and `TestLivezServer` of kube-proxy. The tests of `progress` cover their rules about lateness.
 #[tokio::test]
 async fn healthz_and_livez_answer_as_kube_proxy_does() {
-    let (node, address) = healthz(&options(Some((LOCALHOST, 0).into()))).await;
+    for draft in [false, true] {
+        let (node, address) = healthz(&options(Some((LOCALHOST, 0).into()))).await;
+        answers(Node { draft, ..node }, address).await;
+    }
+}
+
+async fn answers(node: Node, address: SocketAddr) {
     let start = "2026-11-21T17:02:42Z";
     let both = |v4: &str, v6: &str, healthy: [bool; 2]| {
         format!(

@@ -3,10 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
-use localnet_proto::{
-    ServiceKey,
-    v1::{Metadata, encode, raw, wire},
-};
+use localnet_proto::v1::{Metadata, encode, raw, wire};
 use prost::Message as _;
 
 use super::{
@@ -112,7 +109,7 @@ impl Messages {
     fn update(&mut self, mut cursor: Cursor, room: usize) -> (raw::ServiceUpdate, usize) {
         let since = self.walk.since();
         // The walk does not continue before the Service was sent.
-        let key = self.walk.key().map(wire_key);
+        let key = self.walk.key().map(wire::ServiceKey::from);
         let mut size = key.as_ref().map_or(0, |key| key.namespace.len() + key.name.len()) + FEW_BYTES;
         let mut update = raw::ServiceUpdate { key, ..raw::ServiceUpdate::default() };
         let entry = Arc::clone(&cursor.entry);
@@ -184,7 +181,7 @@ impl Iterator for Messages {
                 Some(Part::Service(entry)) => self.current = Some(Cursor { entry, place: None }),
                 Some(Part::Removed(key)) => {
                     size += key.namespace.len() + key.name.len() + FEW_BYTES;
-                    let key = Some(wire_key(&key));
+                    let key = Some((&key).into());
                     message.services.push(raw::ServiceUpdate { key, removed: true, ..raw::ServiceUpdate::default() });
                 }
                 Some(Part::Node) => {
@@ -208,8 +205,4 @@ fn extended<'a>(record: Bytes, fields: impl IntoIterator<Item = &'a Bytes>) -> B
         return record;
     }
     std::iter::once(&record[..]).chain(fields).collect::<Vec<_>>().concat().into()
-}
-
-fn wire_key(key: &ServiceKey) -> wire::ServiceKey {
-    wire::ServiceKey { namespace: key.namespace.to_string(), name: key.name.to_string() }
 }

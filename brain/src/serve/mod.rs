@@ -5,7 +5,7 @@
 //! Listener ──accept──► quota ──► authentication (unix: credentials, TCP: TLS) ──► HTTP/2 ──► Usage ──► Routes ─┬► Next    (long poll of the feed)
 //!                                                                                                              ├► Watch   (the feed for KPNG's clients)
 //!                                                                                                              ├► NextState (long poll of the feed's records)
-//!                                                                                                              ├► Reports (progress of the backends)
+//!                                                                                                              ├► Reports, Backends (progress of the backends)
 //!                                                                                                              ├► Reasons (explains the state to operators)
 //!                                                                                                              ├► Push    (Services of other programs)
 //!                                                                                                              ├► Read    (the history of the feed)
@@ -15,6 +15,7 @@
 //! The caller binds the listeners, so that it can report errors, and so that tests can use port 0. This module encodes
 //! nothing and queues nothing. A slow reader only keeps a state in memory, and states share whatever has not changed.
 
+mod backend;
 mod connection;
 #[cfg(unix)]
 mod credentials;

@@ -8,7 +8,11 @@ use localnet_proto::{
     history::history_server,
     localv1,
     traffic::traffic_server::TrafficServer,
-    v1::wire::state_service_server,
+    v1::{
+        explain::wire::reasons_service_server::ReasonsServiceServer,
+        report,
+        wire::{backend_service_server::BackendServiceServer, state_service_server},
+    },
     wire::{backends_server::BackendsServer, endpoints_server, reasons_server::ReasonsServer},
 };
 use tokio_util::sync::CancellationToken;
@@ -17,8 +21,8 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use tower::{BoxError, ServiceExt as _};
 
 use super::{
-    ServerState, history::Read, next::Next, push::Push, reasons::Explainer, stall::Stalls, state::NextState,
-    watch::Watch,
+    ServerState, backend::Backends, history::Read, next::Next, push::Push, reasons::Explainer, stall::Stalls,
+    state::NextState, watch::Watch,
 };
 
 /// The name of the service that serves the state. Clients of `grpc.health.v1` may also use this name.
@@ -76,6 +80,14 @@ impl Routes {
         let others = match &state.pushers {
             Some(pushers) => others.add_service(Push::service(pushers.clone(), stop.clone())),
             None => others,
+        };
+        let others = if draft {
+            let backends = Backends::new(own.feed().clone(), state.reports.clone(), stop.clone());
+            others
+                .add_service(BackendServiceServer::new(backends).max_decoding_message_size(report::LARGEST))
+                .add_service(ReasonsServiceServer::new(Explainer::new(state.clone())))
+        } else {
+            others
         };
         let next_state = published
             .map(|published| NextState::new(own.feed().clone(), Arc::clone(published), stalls.clone(), stop.clone()));

@@ -148,7 +148,7 @@ impl Usage {
 /// The status of a call beyond the quota.
 fn too_many(path: &str) -> Status {
     const MESSAGE: &str = "too many calls are in progress";
-    if path.starts_with("/localnet.v1.") {
+    if path.starts_with("/localnet.v1.") || path.starts_with("/localnet.reasons.") {
         ErrorInfo::new(ErrorReason::TooManyCalls).status(MESSAGE)
     } else {
         Status::resource_exhausted(MESSAGE)
@@ -197,7 +197,11 @@ mod tests {
     #[test]
     fn a_call_of_the_draft_beyond_the_quota_has_a_reason() {
         let draft = too_many("/localnet.v1.StateService/NextState");
-        assert_eq!(ErrorInfo::of(&draft), Some(ErrorInfo::new(ErrorReason::TooManyCalls)));
+        let reports = too_many("/localnet.v1.BackendService/ReportStatus");
+        let reasons = too_many("/localnet.reasons.v1alpha1.ReasonsService/GetStatus");
+        for draft in [&draft, &reports, &reasons] {
+            assert_eq!(ErrorInfo::of(draft), Some(ErrorInfo::new(ErrorReason::TooManyCalls)));
+        }
         let other = too_many("/localnetv1.Endpoints/Next");
         assert_eq!((draft.code(), ErrorInfo::of(&other)), (other.code(), None));
     }

@@ -13,11 +13,11 @@ use tokio::{
 use super::{start, write};
 
 /// Waits for `future`, and panics after 20 s.
-async fn soon<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     timeout(Duration::from_secs(20), future).await.expect("timed out")
 }
 
-async fn get(address: SocketAddr, path: &str) -> String {
+pub(crate) async fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = soon(TcpStream::connect(address)).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();

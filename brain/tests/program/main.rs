@@ -8,6 +8,7 @@ mod health;
 mod history;
 mod log;
 mod push;
+mod reports;
 mod sources;
 
 use std::{

@@ -13,5 +13,6 @@ mod reasons;
 mod server;
 mod sockets;
 mod state;
+mod status;
 mod tls;
 mod watch;

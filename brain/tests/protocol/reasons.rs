@@ -6,14 +6,22 @@ use localnet_cluster::{
     localize::NodeIps,
     objects::{Event, Kind, NodeObject, Object, ServiceObject, SliceObject},
 };
-use localnet_proto::wire::{
-    self, BackendReport, Nearness, Rule, ServiceKey, Standing, StatusRequest, backends_client::BackendsClient,
-    reasons_client::ReasonsClient,
+use localnet_proto::{
+    reasons::Reasons,
+    v1::{
+        ErrorInfo,
+        explain::wire::{ExplainServiceRequest, reasons_service_client::ReasonsServiceClient},
+        wire as v1,
+    },
+    wire::{
+        self, BackendReport, Nearness, Rule, ServiceKey, Standing, StatusRequest, backends_client::BackendsClient,
+        reasons_client::ReasonsClient,
+    },
 };
 use tokio::sync::{mpsc, watch};
 use tonic::Code;
 
-use crate::server::{INSTANCE, Server, soon};
+use crate::server::{INSTANCE, Server, at, soon};
 
 const CLUSTER: &str = r#"{
     "service": {
@@ -53,8 +61,9 @@ fn key(name: &str) -> ServiceKey {
 
 #[tokio::test]
 async fn why_names_the_rule_that_excludes_an_endpoint() {
-    let mut server = Server::unix().await;
+    let mut server = Server::draft().await;
     let mut client = ReasonsClient::new(server.channel().await);
+    let mut draft = ReasonsServiceClient::new(server.channel().await);
     let (events, batches) = mpsc::channel(4);
     let (_ips, node_ips) = watch::channel(NodeIps::default());
     let questions = server.questions.take().unwrap();
@@ -69,6 +78,10 @@ async fn why_names_the_rule_that_excludes_an_endpoint() {
     let early = soon(client.why(key("web"))).await.unwrap_err();
     assert_eq!(early.code(), Code::Unavailable, "there is no state yet");
     assert_eq!(soon(client.status(StatusRequest {})).await.unwrap().into_inner().state.unwrap().rev, 0);
+    let v1_key = |name: &str| v1::ServiceKey { namespace: "shop".to_owned(), name: name.to_owned() };
+    let question = |service| ExplainServiceRequest { service };
+    let early = soon(draft.explain_service(question(Some(v1_key("web"))))).await.unwrap_err();
+    assert_eq!(early.code(), Code::Unavailable);
 
     let mut revisions = server.feed.subscribe();
     events.send(lists().into()).await.unwrap();
@@ -88,6 +101,16 @@ async fn why_names_the_rule_that_excludes_an_endpoint() {
         (topology.nearness(), topology.not_same_zone.as_str()),
         (Nearness::Everywhere, "no endpoint is hinted for zone a")
     );
+
+    // The package of localnet.v1 says the same.
+    let explained = soon(draft.explain_service(question(Some(v1_key("web"))))).await.unwrap().into_inner();
+    let web = localnet_proto::ServiceKey::new("shop", "web");
+    assert_eq!(explained, Reasons::from(why).to_v1(&web, at(1)));
+    for odd in [None, Some(v1_key(""))] {
+        let status = soon(draft.explain_service(question(odd))).await.unwrap_err();
+        let field = ErrorInfo::of(&status).unwrap().metadata.remove("field");
+        assert_eq!((status.code(), field.as_deref()), (Code::InvalidArgument, Some("service")));
+    }
 
     let absent = soon(client.why(key("nothing"))).await.unwrap().into_inner();
     assert_eq!((absent.standing(), absent.ineligible_count), (Standing::Absent, 0));

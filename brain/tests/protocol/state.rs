@@ -301,7 +301,10 @@ async fn without_the_flag_the_draft_is_not_served() {
         let health = health.map(|health| health.into_inner().status()).map_err(|status| status.code());
         assert_eq!(health, if draft { Ok(ServingStatus::Serving) } else { Err(Code::NotFound) });
         let described = crate::introspection::services(&server).await;
-        assert_eq!(described.iter().any(|name| name == "localnet.v1.StateService"), draft, "{described:?}");
+        let reasons = "localnet.reasons.v1alpha1.ReasonsService";
+        for name in ["localnet.v1.StateService", "localnet.v1.BackendService", reasons] {
+            assert_eq!(described.iter().any(|described| described == name), draft, "{described:?}");
+        }
         assert_eq!(server.feed.state().revision(), Revision { instance: 7, rev: 1 });
         server.shutdown().await;
     }
