@@ -1,3 +1,5 @@
+//! Tests of the checks and of the conversion, in both directions.
+
 use std::sync::Arc;
 
 use tonic::Code;
