@@ -14,7 +14,7 @@ const LONGEST_FIELD: usize = 256;
 const LONGEST_TEXT: usize = 1024;
 /// Maximum length of the namespace and of the name of a Service, in bytes.
 const LONGEST_NAME: usize = 253;
-/// Numbers of revisions are less, because JavaScript cannot represent all others.
+/// Revision numbers are below this limit, because JavaScript represents every smaller integer exactly.
 const REVISIONS: u64 = 1 << 53;
 
 /// The path of a field, and what is wrong with it.
@@ -92,7 +92,8 @@ fn revision(revision: Option<&wire::Revision>, field: impl Into<String>) -> Resu
 fn diagnostic(of: &wire::Diagnostic, path: &str) -> Result<(), Invalid> {
     let at = |field: &str| format!("{path}.{field}");
     let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let is_word = |word: &str| !word.is_empty() && word.bytes().all(is_letter);
+    // Kubernetes requires a reason for an Event, which consists of the words of the code.
+    let is_word = |word: &str| word.bytes().any(|byte| byte != b'-') && word.bytes().all(is_letter);
     let is_code = match of.code.split_once('/') {
         Some((backend, code)) => is_word(backend) && is_word(code),
         None => is_word(&of.code),

@@ -217,6 +217,7 @@ fn invalid_reports_are_refused_with_the_field() {
         (code(""), "warnings[0].code"),
         (code("a/b/c"), "warnings[0].code"),
         (code("/b"), "warnings[0].code"),
+        (code("--"), "warnings[0].code"),
         (code(&long(128)), "warnings[0].code"),
         (with(wire::Diagnostic { problem: String::new(), ..problem("x") }), "warnings[0].problem"),
         (with(wire::Diagnostic { field: long(257), ..problem("x") }), "warnings[0].field"),
