@@ -63,3 +63,18 @@ fn the_links_on_the_pages_of_the_kit_lead_to_files() -> anyhow::Result<()> {
     assert!(inside > 10 && outside > 10, "{inside} links to files of the kit, {outside} to the repository");
     Ok(())
 }
+
+/// Authors copy these files into repositories with other licences.
+#[test]
+fn each_proto_file_of_the_kit_names_its_licence() -> anyhow::Result<()> {
+    let made = folder()?;
+    output(script("kit.sh").arg("/bin/true").arg(made.path().join("kit")))?;
+    let proto = made.path().join("kit/share/localnet/proto");
+    let all = output(Command::new("find").arg(&proto).args(["-name", "*.proto"]))?;
+    let licence = format!("// SPDX-License-Identifier: {}\n", env!("CARGO_PKG_LICENSE"));
+    for path in all.lines() {
+        assert!(fs::read_to_string(path)?.starts_with(&licence), "{path} does not start with {licence:?}");
+    }
+    assert!(all.contains("/localnetv1.proto") && all.contains("/source.proto"), "{all}");
+    Ok(())
+}
