@@ -4,8 +4,11 @@ use std::{fs, process::Command};
 
 use crate::{cache, folder, output, root};
 
+/// Pairs of old and new text.
+type Replacements = &'static [(&'static str, &'static str)];
+
 /// Replacements in a file, and a part of the message with which buf refuses the result.
-const REFUSED: &[(&str, &[(&str, &str)], &str)] = &[
+const REFUSED: &[(&str, Replacements, &str)] = &[
     ("localnetv1.proto", &[("string Namespace = 1;", "string Namespace = 9;")], "Previously present field \"1\""),
     ("localnetv1.proto", &[("rpc Report(", "rpc Told(")], "Previously present RPC \"Report\""),
     (
@@ -24,7 +27,7 @@ const REFUSED: &[(&str, &[(&str, &str)], &str)] = &[
 ];
 
 /// Replacements that buf accepts.
-const ACCEPTED: &[(&str, &[(&str, &str)])] = &[
+const ACCEPTED: &[(&str, Replacements)] = &[
     ("localnetv1.proto", &[("message NextFilter {", "message NextFilter {\n  // New.\n  bool New = 99;")]),
     (
         "localnet/v1/reader.proto",
