@@ -8,7 +8,7 @@ mod compiled;
 use std::{collections::BTreeMap, fs};
 
 use prost::Message as _;
-use prost_types::{DescriptorProto, FileDescriptorProto, FileDescriptorSet};
+use prost_types::{DescriptorProto, FileDescriptorProto, FileDescriptorSet, MessageOptions};
 
 /// What a comment says: readers may ignore the addition, or the brain only sends it to readers with a capability.
 const WORDS: [&str; 2] = ["Readers may ignore it", "Needs CAPABILITY_"];
@@ -20,7 +20,7 @@ fn items(set: &FileDescriptorSet) -> BTreeMap<String, String> {
 
 /// Whether a message is the entry of a map, which the compiler adds.
 fn is_entry(message: &DescriptorProto) -> bool {
-    message.options.as_ref().is_some_and(|options| options.map_entry())
+    message.options.as_ref().is_some_and(MessageOptions::map_entry)
 }
 
 fn items_of(file: &FileDescriptorProto) -> Vec<(String, String)> {
