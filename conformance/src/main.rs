@@ -145,8 +145,6 @@ fn check(arguments: Arguments) -> anyhow::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
-
     use std::path::Path;
 
     use clap::CommandFactory as _;

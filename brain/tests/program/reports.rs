@@ -106,7 +106,6 @@ fn both(at: &Known, applied: u64, error: &str, wrong: u64) -> (Report, ReportSta
         local_pods: Some(wire::LocalPods { detection: wire::LocalPodDetection::None.into(), ..Default::default() }),
         cluster_ip_masquerade: wire::ClusterIpMasquerade::All.into(),
         masquerade_mark_bit: Some(3),
-        ..Default::default()
     };
     let warning = diagnostic("ipvs-deprecated", wire::Severity::Warning, ["", "ipvs is deprecated", ""]);
     let draft = ReportStatusRequest {
