@@ -60,6 +60,15 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
+    /// The same question, with endpoints that see the other source address: that of the sender instead of the node's, or vice versa.
+    pub(crate) fn otherwise_masqueraded(&self) -> Self {
+        let mut other = self.clone();
+        if let Outcome::Endpoints { masquerade, .. } = &mut other.expected {
+            *masquerade = !*masquerade;
+        }
+        other
+    }
+
     /// Sends the packets.
     pub(crate) fn ask(&self, network: &Network) -> anyhow::Result<Seen> {
         let question = &self.question;

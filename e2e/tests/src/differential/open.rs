@@ -228,13 +228,23 @@ impl Held {
             // An answer is lost if it is in transit when its flow is removed. Waiting for it may use up the remaining time.
             let is_lost = std::mem::replace(&mut was_same, same) && is_silent(&seen);
             let is_new = judge(&asked, &seen, network.topology()).is_none();
+            // Connection tracking keeps the translation of a reset connection for some seconds. A new connection from the same port gets it.
+            let as_before = || {
+                let sources = before.zip(self.carried).map(|((_, then), (_, now))| then == now);
+                sources == Some(true) && judge(&asked.otherwise_masqueraded(), &seen, network.topology()).is_none()
+            };
             let became = match (goes_on, same) {
                 (true, true) => Became::WentOn,
                 (true, false) if side == Side::KubeProxy && is_new && scene.is_ready_only(&packet, before) => {
                     Became::Kept
                 }
                 (true, false) if (!is_certain || self.cut) && is_new => Became::Anew,
-                (true, false) if is_new && let Some(number) = ends => Became::Ended(number),
+                (true, false)
+                    if (is_new || as_before())
+                        && let Some(number) = ends =>
+                {
+                    Became::Ended(number)
+                }
                 // The first answer shows the end of the flow.
                 (true, false) if (self.cut || ends.is_some()) && tries <= TRIES => continue,
                 (true, false) if !is_certain && is_silent(&seen) && Instant::now() < deadline => continue,
