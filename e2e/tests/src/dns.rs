@@ -100,37 +100,49 @@ pub struct Reply {
     pub additionals: BTreeSet<String>,
 }
 
-/// A TCP connection to a DNS server.
+/// Asks a DNS server over TCP.
 #[derive(Debug)]
-pub struct Client(TcpStream, u16);
+pub struct Client {
+    server: SocketAddr,
+    /// `None` after a question without an answer: servers close a connection that has been idle for some seconds.
+    stream: Option<TcpStream>,
+    /// The ID of the last question.
+    id: u16,
+}
 
 impl Client {
     /// Connects to a server.
     ///
     /// # Errors
     /// Returns an error if the server does not listen.
-    pub fn connect(address: SocketAddr) -> anyhow::Result<Self> {
-        let stream = TcpStream::connect(address)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_nodelay(true)?;
-        Ok(Self(stream, 0))
+    pub fn connect(server: SocketAddr) -> anyhow::Result<Self> {
+        Ok(Self { server, stream: Some(connected(server)?), id: 0 })
     }
 
-    /// Asks a question.
+    /// Asks a question. After an error, the next question is asked on a new connection.
     ///
     /// # Errors
     /// Returns an error if the name is invalid, or if the server does not answer the question.
     pub fn ask(&mut self, name: &str, kind: RecordType) -> anyhow::Result<Reply> {
-        self.1 = self.1.wrapping_add(1);
-        let message = question(self.1, name, kind)?;
+        self.id = self.id.wrapping_add(1);
+        let message = question(self.id, name, kind)?;
         let length = u16::try_from(message.len())?.to_be_bytes();
-        self.0.write_all(&[&length[..], &message].concat())?;
+        let mut stream = self.stream.take().map_or_else(|| connected(self.server), Ok)?;
+        stream.write_all(&[&length[..], &message].concat())?;
         let mut length = [0; 2];
-        self.0.read_exact(&mut length)?;
+        stream.read_exact(&mut length)?;
         let mut answer = vec![0; u16::from_be_bytes(length).into()];
-        self.0.read_exact(&mut answer)?;
-        reply(&answer, self.1).with_context(|| format!("{kind} {name}"))
+        stream.read_exact(&mut answer)?;
+        self.stream = Some(stream);
+        reply(&answer, self.id).with_context(|| format!("{kind} {name}"))
     }
+}
+
+fn connected(server: SocketAddr) -> anyhow::Result<TcpStream> {
+    let stream = TcpStream::connect(server)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }
 
 /// Asks a question over UDP. Also returns whether the answer was truncated.
