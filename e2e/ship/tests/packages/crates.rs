@@ -107,6 +107,14 @@ fn manifest(names: &[&str]) -> anyhow::Result<String> {
     Ok(format!("{package}{profile}[patch.crates-io]\n{patches}"))
 }
 
+/// The manifest with any version of its dependencies, so that those in Cargo.lock fit. `cargo add` requires the newest versions that have been
+/// downloaded, also for other programs.
+fn of_any_version(manifest: &str) -> String {
+    let is_version = |text: &str| text.starts_with(|first: char| first.is_ascii_digit());
+    let parts = manifest.split('"').map(|part| if is_version(part) { "*" } else { part });
+    parts.collect::<Vec<_>>().join("\"")
+}
+
 /// The program in the library's README compiles with the packages that crates.io gets, and the versions in Cargo.lock. Other tests
 /// compile the workspace, where a crate also sees files that its package lacks, and features that only another crate enables.
 #[test]
@@ -144,7 +152,7 @@ fn the_example_compiles_with_the_packages() -> anyhow::Result<()> {
     let package = format!("--path ../{} ", versioned("localnet-client"));
     run(Command::new("sh").args(["-euc", &block(&readme, "sh")?.replace("localnet-client ", &package)]))?;
     let features = "[features]\nall = ['localnet-client/default']\n";
-    fs::write(&path, fs::read_to_string(&path)? + features)?;
+    fs::write(&path, of_any_version(&fs::read_to_string(&path)?) + features)?;
     fs::copy(root().join("Cargo.lock"), printer.join("Cargo.lock"))?;
     for features in ["", "all"] {
         run(Command::new(env!("CARGO")).args(["check", "--quiet", "--features", features]))?;
