@@ -478,7 +478,8 @@ func (x *SkippedPart) GetDiagnostic() *Diagnostic {
 type Diagnostic struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Identifies the kind of problem, for programs: lower-case letters, digits and hyphens, such as "kernel-refused"
-	// (docs/diagnostics.md). Backends may add codes, with their name and a slash in front. At most 127 bytes.
+	// (docs/diagnostics.md). Backends may add codes, with their name and a slash in front. At most 127 bytes. Required, with at least one
+	// letter or digit on each side of the slash.
 	Code string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
 	// How bad the problem is.
 	Severity Severity `protobuf:"varint,2,opt,name=severity,proto3,enum=localnet.v1.Severity" json:"severity,omitempty"`

@@ -1368,7 +1368,8 @@ pub struct SkippedPart {
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Diagnostic {
     /// Identifies the kind of problem, for programs: lower-case letters, digits and hyphens, such as "kernel-refused"
-    /// (docs/diagnostics.md). Backends may add codes, with their name and a slash in front. At most 127 bytes.
+    /// (docs/diagnostics.md). Backends may add codes, with their name and a slash in front. At most 127 bytes. Required, with at least one
+    /// letter or digit on each side of the slash.
     #[prost(string, tag = "1")]
     pub code: ::prost::alloc::string::String,
     /// How bad the problem is.

@@ -46,8 +46,8 @@ pub struct Digests {
 }
 
 impl Digests {
-    /// The digest in `localnetv1` for a sum that a backend has reported. It differs from [`items`](Self::items) exactly if the sum
-    /// differs from [`records`](Self::records), and by as much.
+    /// The digest in `localnetv1` for a sum that a backend has reported. It differs from [`items`](Self::items) by as much as the sum
+    /// differs from [`records`](Self::records), so it is right only if the sum is.
     pub fn to_items(self, sum: Digest) -> Digest {
         self.items.and(sum).without(self.records)
     }

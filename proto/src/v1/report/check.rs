@@ -12,6 +12,12 @@ const LONGEST_CODE: usize = 127;
 const LONGEST_FIELD: usize = 256;
 /// Maximum length of a text for people, in bytes.
 const LONGEST_TEXT: usize = 1024;
+/// Maximum number of addresses or CIDRs in a setting.
+const MOST_ADDRESSES: usize = 512;
+/// Maximum length of an address or CIDR, in bytes.
+const LONGEST_ADDRESS: usize = 64;
+/// Maximum length of the name of an interface, in bytes: `IFNAMSIZ` of Linux, without the zero.
+const LONGEST_INTERFACE: usize = 15;
 /// Maximum length of the namespace and of the name of a Service, in bytes.
 const LONGEST_NAME: usize = 253;
 /// Revision numbers are below this limit, because JavaScript represents every smaller integer exactly.
@@ -32,6 +38,7 @@ pub(super) fn check(request: &wire::ReportStatusRequest) -> Result<(), Invalid> 
         parts(skipped)?;
     }
     if let Some(traffic) = &request.traffic {
+        sizes(traffic)?;
         settings::decode(traffic).map_err(|problem| ("traffic".to_owned(), format!("is invalid: {problem}")))?;
     }
     let warnings = request.warnings.len();
@@ -43,6 +50,29 @@ pub(super) fn check(request: &wire::ReportStatusRequest) -> Result<(), Invalid> 
     valid(mode.is_empty() || Mode::named(mode).is_some(), "kube_proxy_mode", || {
         "is not a mode: iptables, ipvs, nftables or kernelspace; leave it empty if the backend corresponds to none"
             .to_owned()
+    })
+}
+
+/// Checks the sizes of settings, because errors repeat invalid texts.
+fn sizes(traffic: &wire::TrafficSettings) -> Result<(), Invalid> {
+    let (ports, pods) = (traffic.node_ports.as_ref(), traffic.local_pods.as_ref());
+    let lists = [
+        ("traffic.node_ports.addresses", ports.map(|of| &of.addresses)),
+        ("traffic.node_ports.interface_cidrs", ports.map(|of| &of.interface_cidrs)),
+        ("traffic.local_pods.cidrs", pods.map(|of| &of.cidrs)),
+    ];
+    for (field, list) in lists.into_iter().filter_map(|(field, list)| Some((field, list?))) {
+        valid(list.len() <= MOST_ADDRESSES, field, || {
+            format!("has {} entries, more than {MOST_ADDRESSES}", list.len())
+        })?;
+        for (place, text) in list.iter().enumerate() {
+            short(text, LONGEST_ADDRESS, format!("{field}[{place}]"))?;
+        }
+    }
+    let interface = pods.map_or("", |of| &of.interface);
+    let is_name = interface.len() <= LONGEST_INTERFACE && !interface.contains(char::is_control);
+    valid(is_name, "traffic.local_pods.interface", || {
+        format!("is not the name of an interface: at most {LONGEST_INTERFACE} bytes")
     })
 }
 
@@ -99,7 +129,8 @@ fn diagnostic(of: &wire::Diagnostic, path: &str) -> Result<(), Invalid> {
         None => is_word(&of.code),
     };
     valid(is_code && of.code.len() <= LONGEST_CODE, at("code"), || {
-        "is not a code: at most 127 lower-case letters, digits and hyphens, which may begin with the backend's name and a slash"
+        "is not a code: at most 127 lower-case letters, digits and hyphens, with at least one letter or digit; it may begin with the \
+         backend's name and a slash"
             .to_owned()
     })?;
     valid(!of.problem.is_empty(), at("problem"), || "is missing".to_owned())?;

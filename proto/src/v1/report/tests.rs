@@ -192,6 +192,12 @@ fn invalid_reports_are_refused_with_the_field() {
     for request in valid {
         assert_eq!(refused(request), None);
     }
+    let settings = |addresses: Vec<String>, cidrs: Vec<String>, interface: &str| {
+        let node_ports = Some(wire::NodePortAddresses { addresses, ..Default::default() });
+        let local_pods = Some(wire::LocalPods { cidrs, interface: interface.to_owned(), ..Default::default() });
+        let traffic = Some(wire::TrafficSettings { node_ports, local_pods, ..Default::default() });
+        wire::ReportStatusRequest { traffic, ..report() }
+    };
     let invalid = [
         (named(""), "reader_name"),
         (named("Nft"), "reader_name"),
@@ -213,6 +219,10 @@ fn invalid_reports_are_refused_with_the_field() {
         (parts(vec![wire::SkippedPart { diagnostic: None, ..part("x") }], 1), "skipped.parts[0].diagnostic"),
         (parts(vec![part("x"), part("X")], 2), "skipped.parts[1].diagnostic.code"),
         (wire::ReportStatusRequest { traffic: Some(bit), ..report() }, "traffic"),
+        (settings(vec![long(65)], Vec::new(), ""), "traffic.node_ports.addresses[0]"),
+        (settings(Vec::new(), vec!["10.0.0.0/8".to_owned(); 513], ""), "traffic.local_pods.cidrs"),
+        (settings(Vec::new(), Vec::new(), &long(16)), "traffic.local_pods.interface"),
+        (settings(Vec::new(), Vec::new(), "cni\n"), "traffic.local_pods.interface"),
         (warnings(vec![problem("x"); 65]), "warnings"),
         (code(""), "warnings[0].code"),
         (code("a/b/c"), "warnings[0].code"),
@@ -237,8 +247,15 @@ fn the_largest_valid_report_fits_into_the_limit() {
         wire::Diagnostic { code: text(127), field: text(256), problem: text(1024), remedy: text(1024), severity: 1 };
     let service = Some(wire::ServiceKey { namespace: text(253), name: text(253) });
     let part = wire::SkippedPart { service, diagnostic: Some(diagnostic.clone()) };
+    let cidrs = vec!["2001:db8:1234:1234:1234:1234:1234:0/112".to_owned(); 512];
+    let traffic = wire::TrafficSettings {
+        node_ports: Some(wire::NodePortAddresses { interface_cidrs: cidrs.clone(), ..Default::default() }),
+        local_pods: Some(wire::LocalPods { cidrs, ..Default::default() }),
+        ..Default::default()
+    };
     let largest = wire::ReportStatusRequest {
         skipped: skipped(vec![part; 256], u32::MAX),
+        traffic: Some(traffic),
         warnings: vec![diagnostic; 64],
         ..report()
     };
