@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use localnet_proto::{Protocol, Revision, Service, ServiceKey, Snapshot};
+use localnet_proto::{Facts, Protocol, Revision, Service, ServiceKey, Snapshot};
 use tonic::Code;
 
 use super::{
@@ -132,7 +132,10 @@ const CHECKS: &[(&str, Check)] = &[
         step(bench, &[many(2000), many(1999)])
     }),
     ("large-item", |bench| {
-        let large = Service { kind: "x".repeat(3_500_000).into(), ..service(1, 1) };
+        // Each package has only one of these texts.
+        let text = "x".repeat(3_500_000);
+        let facts = Facts { app_protocols: [("http".into(), text.as_str().into())].into(), ..Facts::default() };
+        let large = Service { kind: text.into(), facts: Some(facts.into()), ..service(1, 1) };
         step(bench, &[state([large]), state([service(1, 1)])])
     }),
     ("slow-answer", |bench| {
