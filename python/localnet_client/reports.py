@@ -34,7 +34,7 @@ class Progress:
         for counts in self._families:
             failure = error.errors.get(counts.Family) if isinstance(error, FamilyErrors) else error
             _count(counts.Full if full else counts.Partial, took)
-            counts.Error = "" if failure is None else text_of(failure)
+            counts.Error = "" if failure is None else text_of(failure).encode(errors="replace").decode()
             if failure is None:
                 self._applied[counts.Family] = revision
             else:

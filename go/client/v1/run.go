@@ -27,7 +27,7 @@ type Sync func(ctx context.Context, state *State, changes *Changes) error
 // Options are the options of [Run]. The zero value is useful.
 type Options struct {
 	// Name is the backend's name, in requests and reports: lower-case letters, digits and hyphens. Run sends no reports if Name is
-	// empty, or with Observer or Once.
+	// empty, or with Observer, Once or View.
 	Name string
 	// Version is the version of the backend, for people.
 	Version string
@@ -159,7 +159,8 @@ func (r *reader) Synced(_ time.Duration, err error) *pb.ReportStatusRequest {
 	if err == nil {
 		r.changes = Changes{Services: map[ServiceKey]*ServiceChanges{}}
 	}
-	if r.Name == "" || r.Observer || r.Once {
+	// The states of a view are no states that a node could apply.
+	if r.Name == "" || r.Observer || r.Once || r.View != pb.View_VIEW_UNSPECIFIED {
 		return nil
 	}
 	report := r.progress.report(r.Name, r.state.Revision)

@@ -96,7 +96,8 @@ class _Reader(Reader[Answer, pb.ReportStatusRequest]):
         self._progress.add(self.state.revision, error)
         if error is None:
             self.changes = Changes()
-        if not self._options.name or self._options.observer or self._options.once:
+        # The states of a view are no states that a node could apply.
+        if not self._options.name or self._options.observer or self._options.once or self._options.view:
             return None
         report = self._progress.report(self._options.name, self.state.revision)
         if self._options.report:

@@ -37,7 +37,7 @@ class Progress:
         """Adds a sync."""
         for status in self._families:
             failure = error.errors.get(status.family) if isinstance(error, FamilyErrors) else error
-            status.error = "" if failure is None else text_of(failure).encode()[:_LONGEST_ERROR].decode(errors="ignore")
+            status.error = "" if failure is None else text_of(failure).encode(errors="replace")[:_LONGEST_ERROR].decode(errors="ignore")
             if failure is None:
                 status.applied.CopyFrom(_message(revision))
 
