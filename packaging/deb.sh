@@ -13,8 +13,8 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 export SOURCE_DATE_EPOCH
 repository=$(sed -n 's/^repository = "\(.*\)"/\1/p' Cargo.toml)
-# Debian requires an address of this form. It is GitHub's address of the owner of the repository, which gets no mail: SECURITY.md and the issues of the
-# repository say how to reach the maintainers.
+# Debian requires NAME <ADDRESS>. This is the no-reply address that GitHub gives the owner of the repository, which receives no mail. SECURITY.md
+# and the issues of the repository say how to reach the maintainers.
 maintainer="localnet maintainers <$(basename "$(dirname "$repository")")@users.noreply.github.com>"
 
 if [ "${1-}" = of ]; then

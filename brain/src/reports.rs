@@ -21,7 +21,7 @@ const MAX_NAME: usize = 253;
 /// A report and the time at which it was received.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Received {
-    /// The report as the backend sent it, or the same in the form of `localnetv1`.
+    /// The report of `localnetv1`, or a report of `localnet.v1` converted to it.
     pub report: BackendReport,
     /// When the brain received it.
     pub at: Instant,

@@ -58,11 +58,12 @@ async fn the_library_gets_what_readers_of_localnetv1_get_and_resumes() {
 
     // One program continues, and another one that has the same state waits for the next one.
     let resumed = reader();
-    let waiting = tokio::spawn(async move { next(&resumed, first, false).await });
+    let mut waiting = std::pin::pin!(next(&resumed, first, false));
+    assert!(timeout(Duration::from_millis(300), &mut waiting).await.is_err(), "the state is the same");
     write(folder.path(), 3);
     let Ok(Update::Delta { revision, changes }) = next(&draft, first, true).await else { panic!("changes") };
     assert!(matches!(&changes[..], [Change::Service(service)] if service.endpoints.len() == 3), "{changes:?}");
-    let Ok(Update::Full(later)) = waiting.await.unwrap() else { panic!("a full state") };
+    let Ok(Update::Full(later)) = waiting.await else { panic!("a full state") };
     assert_eq!((later.revision, later.services.values().next().unwrap().endpoints.len()), (revision, 3));
 }
 

@@ -91,7 +91,7 @@ impl Socket {
         read: impl Fn(&mut Self, u32) -> Result<Option<T>, Error>,
     ) -> Result<Option<T>, Error> {
         self.repeated(|socket| {
-            // A commit that was announced before this has ended when the wait returns. A later one changes the generation.
+            // When the wait returns, every commit announced before this line has ended. A later commit changes the generation.
             let generation = socket.generation()?;
             socket.await_commits()?;
             let found = read(socket, generation)?;

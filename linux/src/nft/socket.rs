@@ -1,7 +1,7 @@
 //! The netlink socket of nf_tables: sends a transaction as one batch, and reports which change the kernel refused.
 //!
-//! Nothing here waits for a message. The kernel processes a batch within `send`, which may wait for commits of other processes. So all
-//! answers are in the receive buffer when it returns; the next part of a dump is available as soon as the previous one was read.
+//! Nothing here waits for a message. The kernel processes a batch within `send`, so all answers are in the receive buffer when it returns.
+//! The next part of a dump is available as soon as the previous one was read. `send` may wait for commits of other processes.
 
 use std::io;
 
