@@ -16,7 +16,7 @@ use crate::{
     wire::BackendReport,
 };
 
-/// Maximum size of a request, in bytes. The lists and texts that [`check`] allows fit into it.
+/// Maximum size of a request, in bytes. The lists and texts that `check` allows fit into it.
 pub const LARGEST: usize = 1 << 20;
 
 /// What the brain knows about its states.
