@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs and downloads everything that `make test` needs, and builds nothing. It is optional: `make test` does the same.
+# Installs and downloads most of what `make test` needs, and builds nothing. It is optional: `make test` does the same.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
