@@ -17,7 +17,7 @@ use tonic::{
     transport::{Channel, Endpoint, Uri},
 };
 
-use super::start_with;
+use super::{start_with, write_cluster};
 
 /// Limit for each answer, so that a failing test does not hang.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -32,19 +32,11 @@ fn write(folder: &Path, tier: &str, pods: impl IntoIterator<Item = u8>) {
         )
     };
     let endpoints: String = pods.into_iter().map(endpoint).collect();
-    let text = format!(
-        "{{apiVersion: v1, kind: Node, metadata: {{name: here}}}}\n\
-         ---\n\
-         apiVersion: v1\nkind: Service\n\
-         metadata: {{name: web, namespace: shop, uid: u, labels: {{tier: {tier}, secret: s}}, annotations: {{note: text}}}}\n\
-         spec: {{clusterIP: 10.96.0.1, ports: [{{port: 80, appProtocol: kubernetes.io/h2c}}]}}\n\
-         ---\n\
-         apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
-         metadata: {{name: web-1, namespace: shop, labels: {{kubernetes.io/service-name: web}}}}\n\
-         addressType: IPv4\nports: [{{name: '', port: 8080}}]\nendpoints:\n{endpoints}"
+    let service = format!(
+        "metadata: {{name: web, namespace: shop, uid: u, labels: {{tier: {tier}, secret: s}}, annotations: {{note: text}}}}\n\
+         spec: {{clusterIP: 10.96.0.1, ports: [{{port: 80, appProtocol: kubernetes.io/h2c}}]}}\n"
     );
-    fs::write(folder.join("new"), text).unwrap();
-    fs::rename(folder.join("new"), folder.join("cluster.yaml")).unwrap();
+    write_cluster(folder, &service, &endpoints);
 }
 
 /// A reader of `localnet.v1`.

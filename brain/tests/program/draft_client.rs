@@ -1,12 +1,12 @@
 //! The Rust library reads the draft of `localnet.v1`.
 
-use std::{fs, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 use localnet_client::{Source as _, SourceError, grpc::Brain};
 use localnet_proto::{Change, Revision, Update};
 use tokio::time::timeout;
 
-use super::start_with;
+use super::{start_with, write_cluster};
 
 /// Limit for each answer, so that a failing test does not hang.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -14,20 +14,11 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// Writes a `cluster.yaml` with a Service whose external IP has source ranges, and with this many endpoints.
 fn write(folder: &Path, endpoints: u8) {
     let endpoints: String = (1..=endpoints).map(|pod| format!("- {{addresses: [10.1.0.{pod}]}}\n")).collect();
-    let text = format!(
-        "{{apiVersion: v1, kind: Node, metadata: {{name: here}}}}\n\
-         ---\n\
-         apiVersion: v1\nkind: Service\n\
-         metadata: {{name: web, namespace: shop, annotations: {{localnet.dev/ipvs-scheduler: mh}}}}\n\
-         spec: {{type: LoadBalancer, clusterIP: 10.96.0.1, loadBalancerSourceRanges: [192.0.2.0/24], ports: [{{port: 80}}]}}\n\
-         status: {{loadBalancer: {{ingress: [{{ip: 203.0.113.1}}]}}}}\n\
-         ---\n\
-         apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
-         metadata: {{name: web-1, namespace: shop, labels: {{kubernetes.io/service-name: web}}}}\n\
-         addressType: IPv4\nports: [{{name: '', port: 8080}}]\nendpoints:\n{endpoints}"
-    );
-    fs::write(folder.join("new"), text).unwrap();
-    fs::rename(folder.join("new"), folder.join("cluster.yaml")).unwrap();
+    let service = "\
+        metadata: {name: web, namespace: shop, annotations: {localnet.dev/ipvs-scheduler: mh}}\n\
+        spec: {type: LoadBalancer, clusterIP: 10.96.0.1, loadBalancerSourceRanges: [192.0.2.0/24], ports: [{port: 80}]}\n\
+        status: {loadBalancer: {ingress: [{ip: 203.0.113.1}]}}\n";
+    write_cluster(folder, service, &endpoints);
 }
 
 async fn next(brain: &Brain, have: Revision, fold: bool) -> Result<Update, SourceError> {

@@ -34,11 +34,20 @@ impl Drop for Program {
 /// Writes a `cluster.yaml` with one Service with these endpoints.
 fn write(folder: &Path, endpoints: &[&str]) {
     let endpoints: String = endpoints.iter().map(|address| format!("- {{addresses: [{address}]}}\n")).collect();
+    write_cluster(
+        folder,
+        "metadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n",
+        &endpoints,
+    );
+}
+
+/// Writes a `cluster.yaml` with the Service `shop/web` and its endpoints: the fields of the Service and the entries of its EndpointSlice,
+/// in YAML.
+fn write_cluster(folder: &Path, service: &str, endpoints: &str) {
     let text = format!(
         "{{apiVersion: v1, kind: Node, metadata: {{name: here}}}}\n\
          ---\n\
-         {{apiVersion: v1, kind: Service, metadata: {{name: web, namespace: shop}}, \
-         spec: {{clusterIP: 10.96.0.1, ports: [{{port: 80}}]}}}}\n\
+         apiVersion: v1\nkind: Service\n{service}\
          ---\n\
          apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
          metadata: {{name: web-1, namespace: shop, labels: {{kubernetes.io/service-name: web}}}}\n\
