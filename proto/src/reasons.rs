@@ -217,7 +217,7 @@ impl From<wire::Topology> for Topology {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use localnet_core::Subject;
 
     use super::*;
@@ -239,22 +239,25 @@ mod tests {
         assert_eq!(Ineligible::from(unknown).rule.name(), "Unknown");
     }
 
-    #[test]
-    fn reasons_survive_the_wire() {
-        let finding = Diagnostic::new(Code::PortInvalid, Object::service("shop", "web"), "0 is not a port");
-        let ineligible = Ineligible {
+    pub(crate) fn not_ready() -> Ineligible {
+        Ineligible {
             slice: "web-1".to_owned(),
             address: "10.0.0.1".to_owned(),
             port_name: "http".to_owned(),
             number: 8080,
             node: "node-a".to_owned(),
             local: true,
-            from: Scopes { internal: true, ..Scopes::default() },
+            from: Scopes { internal: true, established: true, ..Scopes::default() },
             rule: Rule::NotReady,
             field: "endpoints[0].conditions.ready".to_owned(),
             problem: "it is not ready".to_owned(),
             remedy: "none".to_owned(),
-        };
+        }
+    }
+
+    #[test]
+    fn reasons_survive_the_wire() {
+        let finding = Diagnostic::new(Code::PortInvalid, Object::service("shop", "web"), "0 is not a port");
         let topology = Topology {
             port_name: "http".to_owned(),
             family: Family::V6,
@@ -266,7 +269,7 @@ mod tests {
         let reasons = Reasons {
             standing: Standing::Served,
             findings: vec![finding.field("spec.ports[0].port").remedy("use another")],
-            ineligible: vec![ineligible],
+            ineligible: vec![not_ready()],
             ineligible_count: 2,
             topology: vec![topology],
             slices: 1,

@@ -110,10 +110,7 @@ mod tests {
     use localnet_core::{Code, Object};
 
     use super::*;
-    use crate::{
-        model::Scopes,
-        reasons::{EndpointConditions, Nearness, Rule, Standing},
-    };
+    use crate::reasons::{EndpointConditions, Nearness, Rule, Standing};
 
     /// The name of a value without prefix and separators.
     fn plain(name: &str, prefix: &str) -> String {
@@ -139,19 +136,6 @@ mod tests {
     #[test]
     fn reasons_become_messages() {
         let finding = Diagnostic::new(Code::PortInvalid, Object::service("shop", "web"), "0 is not a port");
-        let ineligible = Ineligible {
-            slice: "web-1".to_owned(),
-            address: "10.0.0.1".to_owned(),
-            port_name: "http".to_owned(),
-            number: 8080,
-            node: "node-a".to_owned(),
-            local: true,
-            from: Scopes { internal: true, established: true, ..Scopes::default() },
-            rule: Rule::NotReady,
-            field: "endpoints[0].conditions.ready".to_owned(),
-            problem: "it is not ready".to_owned(),
-            remedy: "none".to_owned(),
-        };
         let topology = Topology {
             port_name: "http".to_owned(),
             family: Family::V6,
@@ -164,7 +148,7 @@ mod tests {
         let reasons = Reasons {
             standing: Standing::Unusable,
             findings: vec![finding.field("spec.ports[0].port").remedy("use another")],
-            ineligible: vec![ineligible],
+            ineligible: vec![crate::reasons::tests::not_ready()],
             ineligible_count: 2,
             topology: vec![topology],
             slices: 1,
