@@ -7,6 +7,8 @@
 # last and alone, because they have time limits of their own. At the end, it repeats what failed.
 set -u
 
+# Only panics have a backtrace. Below an error, it would move the message out of sight.
+export RUST_LIB_BACKTRACE="${RUST_LIB_BACKTRACE:-0}"
 cargo=${CARGO:-cargo}
 mkdir -p target
 beside=target/guest-beside.log
