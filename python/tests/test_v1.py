@@ -8,8 +8,21 @@ import grpc
 
 from localnet_client import v1
 from localnet_client.localnet import v1 as pb
-from localnet_client.v1 import BrainError, Changes, EndpointKey, FamilyErrors, Listener, Revision, ServiceEndpoints, State, incremental, reason
+from localnet_client.v1 import (
+    BrainError,
+    Changes,
+    EndpointKey,
+    FamilyErrors,
+    Listener,
+    Revision,
+    ServiceEndpoints,
+    ServiceKey,
+    State,
+    incremental,
+    reason,
+)
 from localnet_client.v1.answer import Answer, _decode
+from localnet_client.v1.reports import add_withheld
 
 from .fake import DOWN, Fake, failure, play
 
@@ -253,11 +266,23 @@ class ReaderTest(unittest.TestCase):
         async def test(fake):
             await fake.token(*full(1, 103, service("a", at("10.0.0.1", 1), at("10.0.0.2", 2))))
             await fake.end()
+            self.assertEqual((await fake.accept(None, pb.ReportStatusResponse())).skipped, pb.SkippedParts())
             # Its digest is the sum of the digests that it replaces.
-            await fake.token(delta(2, "full", 108, service("a", replace=True, digest=108, withheld=True)))
+            withheld = service("a", replace=True, digest=108, withheld=True, requires=[pb.CAPABILITY_SOURCE_FILTERS, 77])
+            await fake.token(delta(2, "full", 108, withheld))
             self.assertEqual(await fake.end(), Synced(2, "a(1)[]", "+a[10.0.0.1/0 10.0.0.2/0]"))
+            skipped = (await fake.accept(None, pb.ReportStatusResponse())).skipped
+            self.assertEqual([(part.service.name, part.diagnostic.code) for part in skipped.parts], [("a", "service-withheld")])
+            self.assertIn("lacks CAPABILITY_SOURCE_FILTERS and 77", skipped.parts[0].diagnostic.problem)
 
-        play_v1(test)
+        play_v1(test, name="test")
+
+    def test_a_report_lists_as_many_withheld_services_as_there_is_room(self):
+        withheld = ServiceEndpoints(pb.Service(withheld=True))
+        state = State(services={ServiceKey("ns", f"s{i:03}"): withheld for i in range(256)})
+        skipped = pb.SkippedParts(count=1, parts=[pb.SkippedPart()])
+        add_withheld(skipped, state, ())
+        self.assertEqual((skipped.count, len(skipped.parts), skipped.parts[-1].service.name), (257, 256, "s254"))
 
     def test_unknown_values_of_a_newer_brain_are_left_out(self):
         newer = service("a", at("10.0.0.1", 1))

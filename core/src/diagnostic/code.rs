@@ -172,6 +172,8 @@ codes! {
     // Parts of Services that a backend does not program.
     /// The kernel refuses an object that the Service needs. The backend retries with backoff.
     KernelRefused = "kernel-refused", Error, "Change the Service as the kernel's message suggests.";
+    /// The backend reads localnet.v1 and lacks a capability that the Service requires, so the brain sends no endpoints.
+    ServiceWithheld = "service-withheld", Error, "Use a version of the backend that has the capabilities that the message names.";
     /// The address is in an excluded CIDR.
     AddressExcluded = "address-excluded", Error, "If localnet should serve the address, remove the CIDR from ipvs.excludeCIDRs.";
     /// The Service names a scheduler that the kernel does not have. The backend uses the default scheduler.

@@ -42,8 +42,11 @@ func (e FamilyErrors) Unwrap() []error {
 	return all
 }
 
-// The maximum length of an error in a report, in bytes.
-const longestError = 1024
+// The maximum length of an error in a report, in bytes, and the maximum number of skipped parts.
+const (
+	longestError = 1024
+	mostSkipped  = 256
+)
 
 // progress is what the reports of a backend contain about its syncs, for IPv4 and IPv6.
 type progress [2]struct {
@@ -79,6 +82,41 @@ func (p *progress) report(name string, received Revision) *pb.ReportStatusReques
 		report.Families = append(report.Families, status)
 	}
 	return report
+}
+
+// withWithheld returns the skipped parts of a report with the Services that the brain withholds, as far as the list has room. nil
+// stays nil: the brain keeps what it knows.
+func (r *reader) withWithheld(skipped *pb.SkippedParts) *pb.SkippedParts {
+	var withheld []ServiceKey
+	for key, of := range r.state.Services {
+		if of.Service.Withheld {
+			withheld = append(withheld, key)
+		}
+	}
+	if len(withheld) == 0 || skipped == nil {
+		return skipped
+	}
+	slices.SortFunc(withheld, func(a, b ServiceKey) int { return strings.Compare(a.String(), b.String()) })
+	skipped = proto.CloneOf(skipped)
+	skipped.Count += uint32(len(withheld))
+	for _, key := range withheld[:min(len(withheld), max(0, mostSkipped-len(skipped.Parts)))] {
+		var lacks []string
+		for _, required := range r.state.Services[key].Service.Requires {
+			if !slices.Contains(r.Capabilities, required) {
+				lacks = append(lacks, required.String())
+			}
+		}
+		skipped.Parts = append(skipped.Parts, &pb.SkippedPart{
+			Service: &pb.ServiceKey{Namespace: key.Namespace, Name: key.Name},
+			Diagnostic: &pb.Diagnostic{
+				Code:     "service-withheld",
+				Severity: pb.Severity_SEVERITY_ERROR,
+				Problem:  "the brain withholds the Service, because the backend lacks " + strings.Join(lacks, " and "),
+				Remedy:   "Use a version of the backend that has the capabilities that the message names.",
+			},
+		})
+	}
+	return skipped
 }
 
 // message is the message of a revision; nil for no state.

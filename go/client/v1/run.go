@@ -57,7 +57,8 @@ type Options struct {
 	Resync <-chan struct{}
 	// Report adds to a report before Run sends it, for instance the Skipped parts, the Warnings or the Traffic settings that the
 	// backend follows. Run calls it after each Sync. It has then set the name, the revisions, the families, and Skipped to an empty
-	// list. Add everything that is skipped each time: Run leaves out what the brain knows.
+	// list. Add everything that is skipped each time: Run leaves out what the brain knows. Run itself adds the Services that the brain
+	// withholds.
 	Report func(report *pb.ReportStatusRequest)
 	// Logger receives the log. The default is [slog.Default].
 	Logger *slog.Logger
@@ -167,5 +168,6 @@ func (r *reader) Synced(_ time.Duration, err error) *pb.ReportStatusRequest {
 	if r.Report != nil {
 		r.Report(report)
 	}
+	report.Skipped = r.withWithheld(report.Skipped)
 	return report
 }

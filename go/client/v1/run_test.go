@@ -208,17 +208,39 @@ func TestARequestSaysWhoReadsAndWhat(t *testing.T) {
 
 // A Service that needs more than the backend understands is one without endpoints, whatever the backend knows about it.
 func TestAWithheldServiceHasNoEndpoints(t *testing.T) {
-	testLoop(t, Options{}, func(t *testing.T, f *fake) {
+	testLoop(t, Options{Name: "test"}, func(t *testing.T, f *fake) {
 		f.token(nil, full(1, 103, service("a", at("10.0.0.1", 1), at("10.0.0.2", 2)))...)
 		f.end(nil)
+		equals(t, "skipped parts", f.Accept(nil).Skipped.Count, 0)
 		drop := &pb.WhenEmpty{Internal: pb.Verdict_VERDICT_DROP, External: pb.Verdict_VERDICT_DROP}
 		withheld := service("a")
 		withheld.Replace = true
 		withheld.Service.Digest, withheld.Service.Withheld = 108, true // The sum of the digests that it replaces.
+		withheld.Service.Requires = []pb.Capability{pb.Capability_CAPABILITY_SOURCE_FILTERS, 77}
 		withheld.Service.Ports[0].WhenEmptyIpv4, withheld.Service.Ports[0].WhenEmptyIpv6 = drop, drop
 		f.token(nil, delta(2, "full", 108, withheld))
 		equals(t, "sync", f.end(nil), synced{2, "a(1)[]", "+a[10.0.0.1/0 10.0.0.2/0]"})
+		skipped := f.Accept(nil).Skipped
+		equals(t, "skipped parts", skipped.Count, 1)
+		equals(t, "Service", skipped.Parts[0].Service.Name, "a")
+		reason := "the brain withholds the Service, because the backend lacks CAPABILITY_SOURCE_FILTERS and 77"
+		equals(t, "problem", skipped.Parts[0].Diagnostic.Problem, reason)
 	})
+}
+
+func TestAReportListsAsManyWithheldServicesAsThereIsRoom(t *testing.T) {
+	r := reader{state: State{Services: map[ServiceKey]*ServiceEndpoints{}}}
+	for i := range mostSkipped {
+		key := ServiceKey{Namespace: "ns", Name: fmt.Sprintf("s%03d", i)}
+		r.state.Services[key] = &ServiceEndpoints{Service: &pb.Service{Withheld: true}}
+	}
+	own := &pb.SkippedParts{Count: 1, Parts: []*pb.SkippedPart{{}}}
+	all := r.withWithheld(own)
+	equals(t, "count", all.Count, mostSkipped+1)
+	equals(t, "parts", len(all.Parts), mostSkipped)
+	equals(t, "last", all.Parts[mostSkipped-1].Service.Name, "s254")
+	equals(t, "the backend's list", len(own.Parts), 1)
+	equals(t, "an unset list", r.withWithheld(nil) == nil, true)
 }
 
 func TestUnknownValuesOfANewerBrainAreLeftOut(t *testing.T) {

@@ -14,7 +14,7 @@ from ..localnet import v1 as pb
 from ..loop import Loop, LoopOptions, Reader
 from ..state import Revision
 from .answer import Answer, Held, next_answer
-from .reports import Progress
+from .reports import Progress, add_withheld
 from .state import Changes, State
 
 Sync: TypeAlias = Callable[[State, Changes], Awaitable[None]]
@@ -44,7 +44,8 @@ class Options(LoopOptions):
     report: Callable[[pb.ReportStatusRequest], None] | None = None
     """Adds to a report before `run` sends it, for instance the `skipped` parts, the `warnings` or the `traffic` settings that the backend
     follows. `run` calls it after each sync. It has then set the name, the revisions, the families, and `skipped` to an empty list. Add
-    everything that is skipped each time: `run` leaves out what the brain knows."""
+    everything that is skipped each time: `run` leaves out what the brain knows. `run` itself adds the Services that the brain
+    withholds."""
 
 
 class Flags(flags.Flags):
@@ -102,6 +103,8 @@ class _Reader(Reader[Answer, pb.ReportStatusRequest]):
         report = self._progress.report(self._options.name, self.state.revision)
         if self._options.report:
             self._options.report(report)
+        if report.HasField("skipped"):
+            add_withheld(report.skipped, self.state, self._options.capabilities)
         return report
 
     async def deliver(self, channel: grpc.aio.Channel, report: pb.ReportStatusRequest) -> None:

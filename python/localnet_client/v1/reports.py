@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import grpc
 
@@ -11,9 +11,11 @@ from ..localnet import v1 as pb
 from ..localnet.v1.backend_pb2_grpc import BackendServiceStub
 from ..reports import text_of
 from ..state import Revision
+from .state import State
 
 _FAMILIES = (pb.IP_FAMILY_IPV4, pb.IP_FAMILY_IPV6)
 _LONGEST_ERROR = 1024  # In bytes.
+_MOST_SKIPPED = 256
 
 
 class FamilyErrors(Exception):
@@ -58,6 +60,22 @@ class Progress:
             await send(report, timeout=REPORT_TIMEOUT)
         if report.HasField("skipped"):
             self._known = report.skipped
+
+
+def add_withheld(skipped: pb.SkippedParts, state: State, capabilities: Sequence[pb.Capability]) -> None:
+    """Adds the Services that the brain withholds to the skipped parts of a report, as far as the list has room."""
+    withheld = sorted(key for key, of in state.services.items() if of.service.withheld)
+    skipped.count += len(withheld)
+    for key in withheld[: max(0, _MOST_SKIPPED - len(skipped.parts))]:
+        lacks = [required for required in state.services[key].service.requires if required not in capabilities]
+        names = [pb.Capability.Name(one) if one in pb.Capability.values() else str(one) for one in lacks]
+        diagnostic = pb.Diagnostic(
+            code="service-withheld",
+            severity=pb.SEVERITY_ERROR,
+            problem=f"the brain withholds the Service, because the backend lacks {' and '.join(names)}",
+            remedy="Use a version of the backend that has the capabilities that the message names.",
+        )
+        skipped.parts.add(service=pb.ServiceKey(namespace=key.namespace, name=key.name), diagnostic=diagnostic)
 
 
 def _message(revision: Revision) -> pb.Revision:
