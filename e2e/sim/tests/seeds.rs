@@ -1,7 +1,7 @@
 //! Runs seeds: some twice, those that once failed, and a fixed range.
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
-use std::process::Command;
+use std::{collections::BTreeSet, process::Command};
 
 /// The number of seeds that run twice: one for each backend.
 const TWICE: u64 = 5;
@@ -53,4 +53,36 @@ fn every_mutant_can_be_planted() {
         let check = Command::new("git").args(["apply", "--check"]).arg(&patch).current_dir(root).output().unwrap();
         assert!(check.status.success(), "{}: {}", patch.display(), String::from_utf8_lossy(&check.stderr));
     }
+}
+
+/// The numbers or names in the first column of the tables below a heading of `docs/simulation.md`, each with the last column.
+fn rows(heading: &str) -> Vec<(&'static str, &'static str)> {
+    let (_, section) = include_str!("../../../docs/simulation.md").split_once(heading).unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let table = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+    let cells = table.filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+    cells.map(|row| (row.split(" | ").next().unwrap(), row.rsplit(" | ").next().unwrap())).collect()
+}
+
+#[test]
+fn the_page_lists_the_seeds_of_the_corpus() {
+    let corpus = include_str!("corpus.txt").lines().filter(|line| !line.starts_with('#'));
+    let corpus: BTreeSet<_> = corpus.filter_map(|line| line.split(' ').next()).collect();
+    let listed = rows("## Bugs that it found\n").into_iter().flat_map(|(seeds, _)| seeds.split(", "));
+    assert_eq!(listed.collect::<BTreeSet<_>>(), corpus);
+}
+
+/// Each mutant has the invariant that it violates, or a reason why no seed finds it. The page counts them.
+#[test]
+fn the_page_lists_the_mutants() {
+    let rows = rows("## Mutants\n");
+    let listed: BTreeSet<_> = rows.iter().map(|(name, _)| format!("{}.patch", name.trim_matches('`'))).collect();
+    let entries = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/mutants")).unwrap();
+    let planted: BTreeSet<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    assert_eq!(listed, planted);
+    let (found, others): (Vec<_>, Vec<_>) = rows.iter().partition(|(_, result)| result.starts_with('`'));
+    let without_reason: Vec<_> = others.iter().filter(|(_, result)| !result.starts_with("not found: ")).collect();
+    assert!(without_reason.is_empty(), "{without_reason:?}");
+    let count = format!("{} of {}", found.len(), rows.len());
+    assert!(include_str!("../../../docs/simulation.md").contains(&count), "the page does not say {count}");
 }
