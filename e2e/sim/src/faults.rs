@@ -37,7 +37,7 @@ pub enum Fault {
     BrainEnds,
     /// The brain crashes in the middle of one of its next requests to the API server, and starts again later.
     BrainCrashes,
-    /// The brain is replaced by one of an older version, which sends no deltas and does not know reports.
+    /// The brain is replaced by one of an older version, which sends no deltas, and knows neither reports nor `localnet.v1`.
     Downgrade,
     /// The configuration of the node's addresses changes.
     Configuration,

@@ -26,6 +26,8 @@ struct State {
     /// Whether the brain is of an older version, and whether the next one is.
     old: bool,
     next_old: bool,
+    /// Whether the brain serves `localnet.v1`, and the backend reads it, unless the brain is of an older version.
+    draft: bool,
     /// The wall clock at the start of the run.
     wall: SystemTime,
     start: Instant,
@@ -41,8 +43,8 @@ enum Cut {
 }
 
 impl Link {
-    /// A connection without faults.
-    pub fn new(seed: u64) -> Self {
+    /// A connection without faults. `draft` is whether the backend reads `localnet.v1`.
+    pub fn new(seed: u64, draft: bool) -> Self {
         Self(Arc::new(Mutex::new(State {
             rng: StdRng::seed_from_u64(seed),
             pause: Duration::ZERO,
@@ -50,6 +52,7 @@ impl Link {
             disturbed: Instant::now(),
             old: false,
             next_old: false,
+            draft,
             wall: SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 30),
             start: Instant::now(),
         })))
@@ -125,7 +128,7 @@ impl Link {
         if state.breaks { Instant::now() } else { state.disturbed }
     }
 
-    /// The next brain is of an older version: it sends no deltas, and does not know reports.
+    /// The next brain is of an older version: it sends no deltas, and knows neither reports nor `localnet.v1`.
     pub fn downgrade_next(&self) {
         self.lock().next_old = true;
     }
@@ -139,6 +142,12 @@ impl Link {
     /// Whether the brain is of an older version.
     pub fn is_old(&self) -> bool {
         self.lock().old
+    }
+
+    /// Whether the brain serves `localnet.v1`, which older versions do not know.
+    pub fn has_draft(&self) -> bool {
+        let state = self.lock();
+        state.draft && !state.old
     }
 
     /// The wall clock jumps.

@@ -77,7 +77,9 @@ impl RunningBrain {
         let address = Address::Unix(socket.to_owned());
         let listener = Listener::bind(&address, &serve::Options::default()).await?;
         let (node_ips, chosen) = watch::channel(node_ips);
-        let mut brain = localnet_brain::start_on(api.server(), &localnet_cluster::Options::of_node(NODE), chosen);
+        let publish = link.has_draft().then(Default::default);
+        let options = localnet_cluster::Options { publish, ..localnet_cluster::Options::of_node(NODE) };
+        let mut brain = localnet_brain::start_on(api.server(), &options, chosen);
         let instance = brain.feed().state().revision().instance;
         ledger.brain_started(instance);
         trace.add(format_args!("brain {instance:x} starts"));
@@ -239,7 +241,7 @@ impl Drop for RunningBackend {
 }
 
 async fn run<S: Program>(kernel: Kernel<S>, link: Link, address: Address, ledger: Ledger) -> anyhow::Result<()> {
-    let source = Recorded::new("the backend", address, link, ledger.clone())?;
+    let source = Recorded::new("the backend", address, link, ledger.clone())?.of_backend();
     let node = Node::new(Cleaning::new(kernel.flows()));
     let backend = S::open(kernel.clone(), node.clone()).await?;
     let backend = Observed { backend, kernel, node, ledger };
@@ -261,6 +263,8 @@ pub async fn read_beside(address: Address, link: Link, ledger: Ledger, longest: 
 struct Recorded {
     reader: &'static str,
     source: grpc::Brain,
+    /// The same brain, read in `localnet.v1`. Only the backend reads it, so the second reader compares both packages.
+    draft: Option<grpc::Brain>,
     state: Mutex<Snapshot>,
     link: Link,
     ledger: Ledger,
@@ -269,7 +273,11 @@ struct Recorded {
 impl Recorded {
     fn new(reader: &'static str, address: Address, link: Link, ledger: Ledger) -> anyhow::Result<Self> {
         let source = grpc::Brain::new(address, None).context("failed to connect")?;
-        Ok(Self { reader, source, state: Mutex::default(), link, ledger })
+        Ok(Self { reader, source, draft: None, state: Mutex::default(), link, ledger })
+    }
+
+    fn of_backend(self) -> Self {
+        Self { draft: Some(self.source.clone().reading_draft_v1("simulated")), ..self }
     }
 
     fn revision(&self) -> Revision {
@@ -282,7 +290,12 @@ impl Source for Recorded {
         time::sleep(self.link.pause()).await;
         // An older brain answers each request with the full state.
         let fold = fold && !self.link.is_old();
-        let update = self.link.call(self.source.next(have, fold)).await?;
+        let source = self.draft.as_ref().filter(|_| self.link.has_draft()).unwrap_or(&self.source);
+        let answer = self.link.call(source.next(have, fold)).await;
+        if let Err(SourceError::Invalid(error)) = &answer {
+            self.ledger.violated("valid-answers", format!("{} rejects an answer: {error}", self.reader));
+        }
+        let update = answer?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.apply(update.clone());
         self.ledger.received(self.reader, &state, have);

@@ -81,6 +81,8 @@ struct Inner {
     reported_at: ByFamily<Option<Instant>>,
     /// The digest of each known revision.
     digests: HashMap<Revision, Digest>,
+    /// The digest of the records of `localnet.v1` of each published revision, if the brain keeps any.
+    records: HashMap<Revision, Digest>,
     /// The newest published revision of each instance.
     published: HashMap<u64, u64>,
     /// The newest revision of each instance that each reader has received.
@@ -148,6 +150,7 @@ impl Ledger {
             published_at: BTreeMap::new(),
             reported_at: ByFamily::default(),
             digests: HashMap::new(),
+            records: HashMap::new(),
             published: HashMap::new(),
             received: HashMap::new(),
             plans: HashMap::new(),
