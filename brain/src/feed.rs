@@ -341,6 +341,13 @@ impl State {
         withheld.map(|(_, services)| services).sum()
     }
 
+    /// These Services, in their order. Finding them costs the time of all Services.
+    pub fn withheld_services(&self, selection: &Selection) -> impl Iterator<Item = &ServiceKey> {
+        let withholds =
+            |entry: &Entry| entry.records.as_ref().is_some_and(|records| selection.withholds(&records.head.requires));
+        self.services.iter().filter(move |(_, entry)| withholds(entry)).map(|(key, _)| key)
+    }
+
     /// The decoded [`answer`](Self::answer), for a reader in this process.
     ///
     /// # Errors

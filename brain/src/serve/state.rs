@@ -42,6 +42,8 @@ const LONGEST_VERSION: usize = 63;
 const MOST_KEYS: usize = 64;
 /// Minimum time between two warnings about readers from which Services are withheld.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// How many of these Services a warning names.
+const MOST_NAMED: usize = 10;
 
 /// The handler of `NextState`. It serves the state of the brain's own node only: the view of another node stops with its last
 /// stream, and readers of `localnet.v1` make a new call for each state.
@@ -92,7 +94,7 @@ impl NextState {
             }
             state = next => state?,
         };
-        self.log(&request.reader.unwrap_or_default(), held.is_none(), state.withheld(&selection));
+        self.log(&request.reader.unwrap_or_default(), held.is_none(), &state, &selection);
         let tokens = (request.token, token::token(state.revision(), &selection));
         // The feed keeps records, so there are messages.
         let messages = state.messages(held.filter(|_| !request.full), selection, tokens).into_iter().flatten();
@@ -125,12 +127,15 @@ impl NextState {
     }
 
     /// Logs a reader that does not get all Services, or that has no state (`is_full`).
-    fn log(&self, Reader { name, version, .. }: &Reader, is_full: bool, withheld: usize) {
+    fn log(&self, Reader { name, version, .. }: &Reader, is_full: bool, state: &State, selection: &Selection) {
+        let withheld = state.withheld(selection);
         if self.warns(withheld) {
+            let services = state.withheld_services(selection).take(MOST_NAMED).map(ToString::to_string);
             warn!(
                 reader = name,
                 version,
                 withheld,
+                services = services.collect::<Vec<_>>().join(" "),
                 "withholding Services from a reader that does not understand their restrictions; upgrade the reader"
             );
         } else if is_full {

@@ -205,4 +205,5 @@ async fn the_log_names_a_reader_from_which_a_service_is_withheld() {
     assert!(reader.read().await[0].service.as_ref().unwrap().withheld);
     let warning = lines.find(|line| line["fields"]["withheld"] == 1).unwrap();
     assert_eq!((&warning["level"], &warning["fields"]["reader"]), (&"WARN".into(), &"test".into()));
+    assert_eq!(warning["fields"]["services"], "shop/web");
 }
