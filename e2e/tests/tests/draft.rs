@@ -1,4 +1,5 @@
-//! The libraries in other languages read the draft `localnet.v1`: their examples print each change of a brain that reads a file.
+//! The libraries in other languages read the draft `localnet.v1`: their examples print each change of a brain that reads a file. They
+//! also report to the brain.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -9,7 +10,9 @@ use std::{
     process::{Child, ChildStdout, Command, Stdio},
 };
 
+use localnet_client::grpc;
 use localnet_e2e::{await_condition, dns::Process, program};
+use localnet_proto::wire::BackendReport;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
@@ -46,31 +49,37 @@ fn api(folder: &Path) -> String {
     format!("unix://{}", folder.join("brain.sock").display())
 }
 
-/// An example that prints changes. Dropping it kills the program.
-struct Example(Child, Lines<BufReader<ChildStdout>>);
+/// A program. Dropping it kills it.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // Both calls fail only if the program has exited.
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
+/// An example that prints changes.
+struct Example {
+    _program: Killed,
+    lines: Lines<BufReader<ChildStdout>>,
+}
 
 impl Example {
     fn start(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self(child, lines)
+        Self { _program: Killed(child), lines }
     }
 
     /// The lines up to the end of the next state.
     fn state(&mut self) -> Vec<String> {
         let mut state = Vec::new();
         while !state.last().is_some_and(|line: &String| line.starts_with("state ")) {
-            state.push(self.1.next().expect("the example runs").unwrap());
+            state.push(self.lines.next().expect("the example runs").unwrap());
         }
         state
-    }
-}
-
-impl Drop for Example {
-    fn drop(&mut self) {
-        // Both calls fail only if the program has exited.
-        _ = self.0.kill();
-        _ = self.0.wait();
     }
 }
 
@@ -124,6 +133,106 @@ fn the_python_library_follows_a_brain() {
     follows(|api| {
         let mut command = Command::new(localnet_e2e::python().unwrap());
         command.arg(root().join("examples/python/changes.py")).args(["--api", api]);
+        command
+    });
+}
+
+/// Backends that do nothing, and list no capabilities.
+const REPORTER_IN_GO: &str = r#"
+package main
+
+import (
+	"context"
+	"flag"
+	"log"
+
+	"localnet.dev/go/client/v1"
+)
+
+func main() {
+	var flags client.Flags
+	flags.Register(flag.CommandLine)
+	flag.Parse()
+	brain, err := flags.Dial()
+	if err != nil {
+		log.Fatal(err)
+	}
+	apply := func(context.Context, *client.State, *client.Changes) error { return nil }
+	log.Fatal(client.Run(context.Background(), brain, apply, flags.Options("reporter")))
+}
+"#;
+const REPORTER_IN_PYTHON: &str = r#"
+import argparse, asyncio
+from localnet_client.v1 import Flags, run
+
+async def apply(state, changes):
+    pass
+
+async def main():
+    parser = argparse.ArgumentParser()
+    Flags.register(parser)
+    flags = Flags(parser.parse_args())
+    async with flags.dial() as brain:
+        await run(brain, apply, flags.options("reporter"))
+
+asyncio.run(main())
+"#;
+
+/// Verifies that the brain accepts the reports of a backend: what it has applied, and the Service that the brain withholds from it.
+fn reports(command: impl FnOnce(&str) -> Command) {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    write(folder, "192.0.2.0/24", [1]);
+    let _brain = start_brain(folder);
+    await_condition("the socket of the brain", || folder.join("brain.sock").exists()).unwrap();
+    let _backend = Killed(command(&api(folder)).stdin(Stdio::null()).spawn().unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let last = || {
+        runtime.block_on(async {
+            let brain = grpc::Brain::new(api(folder).parse()?, None)?;
+            let received = brain.status().await?.backends.into_iter().find_map(|received| received.report);
+            anyhow::Ok(received)
+        })
+    };
+    let of = |report: &BackendReport| {
+        let applied: Vec<_> = report.families.iter().map(|family| family.applied_rev).collect();
+        let skipped = report.skipped.iter().map(|part| {
+            let service = part.service.as_ref().map(|key| format!("{}/{}", key.namespace, key.name));
+            (service.unwrap_or_default(), part.code.clone())
+        });
+        (report.backend.clone(), report.rev, applied, skipped.collect::<Vec<_>>())
+    };
+    let await_report = |rev: u64, skipped: &[(&str, &str)]| {
+        let skipped = skipped.iter().map(|(service, code)| ((*service).to_owned(), (*code).to_owned()));
+        let expected = ("reporter".to_owned(), rev, vec![rev, rev], skipped.collect::<Vec<_>>());
+        let arrives = await_condition("the report", || last().ok().flatten().is_some_and(|last| of(&last) == expected));
+        arrives.unwrap_or_else(|error| panic!("{error:#}: {:?}", last()));
+    };
+    await_report(1, &[("shop/web", "service-withheld")]);
+    write(folder, "", [1, 2]);
+    await_report(2, &[]);
+}
+
+#[test]
+fn the_brain_accepts_the_reports_of_the_go_library() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, backend) = (folder.path().join("main.go"), folder.path().join("reporter"));
+    fs::write(&source, REPORTER_IN_GO).unwrap();
+    let mut build = Command::new("go");
+    build.args(["build", "-mod=readonly", "-buildvcs=false", "-o"]).args([&backend, &source]);
+    assert!(build.current_dir(root().join("examples/go")).status().unwrap().success());
+    reports(|api| {
+        let mut command = Command::new(backend);
+        command.args(["--api", api]);
+        command
+    });
+}
+
+#[test]
+fn the_brain_accepts_the_reports_of_the_python_library() {
+    reports(|api| {
+        let mut command = Command::new(localnet_e2e::python().unwrap());
+        command.args(["-c", REPORTER_IN_PYTHON, "--api", api]);
         command
     });
 }
