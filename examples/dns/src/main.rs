@@ -12,6 +12,7 @@ mod answer;
 mod names;
 mod reader;
 mod serve;
+mod tcp;
 #[cfg(test)]
 mod tests;
 

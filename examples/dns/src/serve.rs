@@ -1,9 +1,6 @@
-//! Serves DNS over UDP and TCP with hickory's server, which decodes questions, encodes answers, and truncates those that are too long.
+//! Serves DNS over UDP with hickory's server, and over TCP. hickory decodes questions, encodes answers, and truncates those that are too long.
 
-use std::{
-    sync::{Arc, RwLock},
-    time::Duration,
-};
+use std::sync::{Arc, RwLock};
 
 use anyhow::Context as _;
 use hickory_server::{
@@ -20,16 +17,15 @@ use tokio::net::{TcpListener, UdpSocket};
 use crate::{
     answer::{Answer, answer},
     names::Names,
+    tcp,
 };
 
-/// A TCP connection without questions is closed after this time.
-const IDLE: Duration = Duration::from_secs(30);
-/// The number of answers that may wait for a slow client.
-const QUEUE: usize = 32;
 /// The largest answer over UDP, in bytes: larger ones may be lost, as fragments.
 const LARGEST: u16 = 1232;
 
-struct Handler {
+/// Answers questions. Clones share the names.
+#[derive(Clone)]
+pub(crate) struct Handler {
     domain: Name,
     names: Arc<RwLock<Option<Names>>>,
 }
@@ -41,13 +37,20 @@ pub(crate) async fn run(
     domain: Name,
     names: Arc<RwLock<Option<Names>>>,
 ) -> anyhow::Result<()> {
-    let mut server = Server::new(Handler { domain, names });
+    let handler = Handler::new(domain, names);
+    let mut server = Server::new(handler.clone());
     server.register_socket(udp);
-    server.register_listener(tcp, IDLE, QUEUE);
-    server.block_until_done().await.context("the DNS server has failed")
+    tokio::select! {
+        result = server.block_until_done() => result.context("the DNS server has failed"),
+        result = tcp::run(tcp, handler.into()) => result,
+    }
 }
 
 impl Handler {
+    pub(crate) fn new(domain: Name, names: Arc<RwLock<Option<Names>>>) -> Self {
+        Self { domain, names }
+    }
+
     fn answer(&self, request: &Request) -> Answer {
         let refused = |code| Answer { code, ..Answer::default() };
         let Ok(info) = request.request_info() else { return refused(ResponseCode::FormErr) };
