@@ -6,8 +6,8 @@ use anyhow::Context as _;
 use hickory_server::{
     net::runtime::Time,
     proto::{
-        op::{Edns, Header, HeaderCounts, Metadata, ResponseCode},
-        rr::Name,
+        op::{Edns, Header, HeaderCounts, Metadata, OpCode, ResponseCode},
+        rr::{DNSClass, Name},
     },
     server::{Request, RequestHandler, ResponseHandler, ResponseInfo, Server},
     zone_handler::MessageResponseBuilder,
@@ -54,7 +54,14 @@ impl Handler {
     fn answer(&self, request: &Request) -> Answer {
         let refused = |code| Answer { code, ..Answer::default() };
         let Ok(info) = request.request_info() else { return refused(ResponseCode::FormErr) };
+        // An UPDATE (RFC 2136) also has a question. Its sender must not take an answer for a confirmation.
+        if request.metadata.op_code != OpCode::Query {
+            return refused(ResponseCode::NotImp);
+        }
         let question = info.query.original();
+        if question.query_class() != DNSClass::IN {
+            return refused(ResponseCode::Refused);
+        }
         let names = self.names.read().expect("no code panics while it holds the lock");
         let Some(names) = &*names else { return refused(ResponseCode::ServFail) };
         answer(names, &self.domain, question.name(), question.query_type())
@@ -84,6 +91,37 @@ impl RequestHandler for Handler {
                 metadata.response_code = ResponseCode::ServFail;
                 Header { metadata, counts: HeaderCounts::default() }.into()
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_server::net::xfer::Protocol;
+
+    use super::*;
+
+    #[test]
+    fn only_queries_of_the_class_in_are_answered() {
+        let names = Arc::new(RwLock::new(Some(Names::default())));
+        let handler = Handler::new(Name::from_ascii("cluster.local.").unwrap(), names);
+        let code = |operation: u8, class: u8| {
+            let header = [0, 7, operation << 3, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+            let question = [&header[..], b"\x07cluster\x05local\0\0\x06\0", &[class]].concat();
+            handler.answer(&Request::from_bytes(question, ([127, 0, 0, 1], 53).into(), Protocol::Udp).unwrap()).code
+        };
+        assert_eq!(code(0, 1), ResponseCode::NoError);
+        // Those of CoreDNS 1.15.0, which processes NOTIFY (4) like a query.
+        for (operation, class, expected) in [
+            (1, 1, ResponseCode::NotImp),
+            (2, 1, ResponseCode::NotImp),
+            (4, 1, ResponseCode::NotImp),
+            (5, 1, ResponseCode::NotImp),
+            (0, 3, ResponseCode::Refused),
+            (0, 254, ResponseCode::Refused),
+            (0, 255, ResponseCode::Refused),
+        ] {
+            assert_eq!(code(operation, class), expected, "operation {operation}, class {class}");
         }
     }
 }
