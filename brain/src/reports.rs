@@ -1,5 +1,7 @@
 //! Keeps the latest report of each backend in memory.
 
+mod bounds;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use localnet_config::Mode;
@@ -102,9 +104,10 @@ impl Reports {
         &self,
         reports: &mut BTreeMap<String, Received>,
         name: String,
-        report: BackendReport,
+        mut report: BackendReport,
         status: Option<Arc<BackendStatus>>,
     ) {
+        bounds::report(&mut report);
         self.history.reported(reports.get(&name).map(|last| &last.report), &report);
         let oldest = reports.iter().min_by_key(|(_, received)| received.at).map(|(name, _)| name.clone());
         if let Some(oldest) = oldest.filter(|_| reports.len() >= MAX_BACKENDS && !reports.contains_key(&name)) {
@@ -121,7 +124,8 @@ impl Reports {
     }
 
     /// Stores the traffic that a backend has counted. Ignores backends that have not reported.
-    pub fn record_traffic(&self, report: TrafficReport) {
+    pub fn record_traffic(&self, mut report: TrafficReport) {
+        bounds::traffic(&mut report);
         self.received.send_if_modified(|reports| {
             if let Some(received) = reports.get_mut(&report.backend) {
                 let previous = received.traffic.take().and_then(|(traffic, _)| traffic.last.clone());

@@ -110,7 +110,7 @@ impl Brain {
     /// # Errors
     /// Returns an error if the brain is unavailable, or is too old to know the call.
     pub async fn status(&self) -> Result<wire::BrainStatus, SourceError> {
-        let mut client = ReasonsClient::new(self.channel.clone());
+        let mut client = ReasonsClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
         Ok(client.status(wire::StatusRequest {}).await.map_err(|status| failed(&status))?.into_inner())
     }
 

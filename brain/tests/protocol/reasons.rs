@@ -1,6 +1,7 @@
 //! Tests of `Reasons`: explanations of Services, and the status of the brain.
 
 use localnet_brain::pump;
+use localnet_client::grpc::Brain;
 use localnet_cluster::{
     Cluster, Options,
     localize::NodeIps,
@@ -131,5 +132,19 @@ async fn status_contains_the_reports_of_the_backends() {
     assert_eq!(status.backends[0].report, Some(report));
     assert!(status.backends[0].age_millis < 20_000);
     assert_eq!(status.version, env!("CARGO_PKG_VERSION"));
+    server.shutdown().await;
+}
+
+#[tokio::test]
+async fn the_largest_reports_fit_into_the_status() {
+    let server = Server::unix().await;
+    let skipped = wire::SkippedService { reason: "x".repeat(7000), ..wire::SkippedService::default() };
+    for number in 0..64 {
+        let backend = format!("nft-{number}");
+        let report = BackendReport { backend, skipped: vec![skipped.clone(); 256], ..BackendReport::default() };
+        server.reports.record(report).unwrap();
+    }
+    let brain = Brain::new(server.address.clone(), None).unwrap();
+    assert_eq!(soon(brain.status()).await.unwrap().backends.len(), 64);
     server.shutdown().await;
 }
