@@ -23,6 +23,14 @@ pub fn no_backend(status: &Status) -> Option<Diagnostic> {
     status.backends.is_empty().then(|| usual(Code::BackendMissing, Subject::Program, problem))
 }
 
+/// Returns the problem if a backend reports no address family: then nobody knows whether it has applied anything.
+pub fn no_family(backend: &Backend) -> Option<Diagnostic> {
+    let problem =
+        || format!("the backend {} reports no address family, so what it has applied is unknown", backend.name);
+    let remedy = "let the backend report its progress in each family; its log tells whether it applies states";
+    backend.families.is_empty().then(|| usual(Code::BackendBehind, Subject::Program, problem()).remedy(remedy))
+}
+
 /// Returns why a backend has not applied the latest revision in a family, or applied something else than the brain sent.
 pub fn of_backend(backend: &Backend, of: &FamilyStatus) -> Option<Diagnostic> {
     let (name, family, latest) = (&backend.name, of.family, of.applied + of.lag);

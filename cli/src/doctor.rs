@@ -7,7 +7,7 @@ use localnet_proto::{ByFamily, Family, Service};
 use serde::Serialize;
 
 use crate::{
-    diagnostics::{is_guessed, no_backend, of_backend, of_source, rules_differ, usual},
+    diagnostics::{is_guessed, no_backend, no_family, of_backend, of_source, rules_differ, usual},
     diff::Differences,
     kernel::Kernel,
     origin::Origin,
@@ -148,6 +148,7 @@ impl Findings {
         no_backend(status).into_iter().for_each(|missing| self.add("backends", missing));
         for backend in &status.backends {
             let name = &backend.name;
+            no_family(backend).into_iter().for_each(|missing| self.add("backends", missing));
             for family in &backend.families {
                 match of_backend(backend, family) {
                     Some(problem) => self.add("backends", problem),
@@ -454,6 +455,11 @@ mod tests {
             status.backends[0].families[0].differs = true;
         };
         check(differing, "backends", Verdict::Warning);
+        let unknown = |evidence: &mut Evidence| {
+            let Some(Ok(status)) = &mut evidence.status else { panic!("a node that is healthy has a status") };
+            status.backends[0].families.clear();
+        };
+        check(unknown, "backends", Verdict::Failing);
         check(|evidence| evidence.tables = Some(Ok(vec![(Family::V4, false, vec![])])), "tables", Verdict::Failing);
         check(
             |evidence| evidence.tables = Some(Ok(vec![(Family::V4, true, vec!["services".to_owned()])])),

@@ -329,6 +329,12 @@ impl Show for Status {
         let services = format!("{} services", self.services);
         table.row([brain, self.revision.to_string(), hex(self.digest), NONE.to_owned(), services]);
         for backend in &self.backends {
+            if backend.families.is_empty() {
+                let state = "reports no address family".to_owned();
+                table.add(|row| {
+                    row.cell(&backend.name).cell(NONE).cell(NONE).cell(NONE).toned(state, Some(Tone::Bad));
+                });
+            }
             for family in &backend.families {
                 let (state, tone) = match (family.error.as_str(), family.lag) {
                     ("", 0) if family.differs => ("applied another state".to_owned(), Some(Tone::Bad)),

@@ -132,8 +132,8 @@ impl Status {
     /// Whether each backend has applied the latest revision in each family, with the content that the brain sent, and the brain can
     /// read changes.
     pub fn is_well(&self) -> bool {
-        let mut families = self.backends.iter().flat_map(|backend| &backend.families);
-        let all = families.all(|family| family.lag == 0 && !family.differs && family.error.is_empty());
+        let is_well = |family: &FamilyStatus| family.lag == 0 && !family.differs && family.error.is_empty();
+        let all = self.backends.iter().all(|of| !of.families.is_empty() && of.families.iter().all(is_well));
         all && !self.backends.is_empty() && self.source_problems.is_empty() && !self.unread
     }
 
@@ -261,6 +261,7 @@ impl Backend {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{output::Show as _, style::Style};
 
     #[test]
     fn a_revision_of_another_brain_instance_does_not_count_as_applied() {
@@ -283,6 +284,23 @@ mod tests {
         };
         assert_eq!((of(7, 9, 5), of(7, 4, 6), of(8, 9, 6)), ((9, 0, false), (4, 5, false), (0, 9, false)));
         assert_eq!((of(7, 9, 6), of(7, 9, 0)), ((9, 0, true), (9, 0, false)), "0 stands for no digest");
+    }
+
+    /// Regression: such a backend was not listed, and the exit code was 0.
+    #[test]
+    fn a_backend_that_reports_no_family_is_listed_and_is_not_well() {
+        let family =
+            FamilyStatus { family: Family::V4, applied: 9, digest: None, differs: false, lag: 0, error: String::new() };
+        let of = |families| Backend { name: "own".to_owned(), families, ..Backend::default() };
+        let status = |backends| Status { revision: 9, backends, ..Status::default() };
+        assert!(status(vec![of(vec![family.clone()])]).is_well());
+        let unknown = status(vec![of(vec![family]), of(Vec::new())]);
+        assert!(!unknown.is_well());
+        let text = unknown.human(Style::default());
+        assert!(
+            text.lines().any(|line| line.starts_with("own ") && line.ends_with("reports no address family")),
+            "{text}"
+        );
     }
 
     /// Regression: if the ebpf backend had reported last, no command read the rules of the nft backend beside it.
