@@ -19,7 +19,7 @@ use crate::{Flavour, IptablesBackend, LiveBackend, Tools, desired::Desired, live
 /// `localnet-iptables`.
 #[derive(Args)]
 pub struct Iptables {
-    /// Variant of iptables [default: the variant that already has rules on this host]
+    /// Flavour of iptables [default: the flavour in which the kubelet has left its hint, or else the one with more rules, or else nft]
     #[arg(long, value_enum)]
     iptables_flavour: Option<Flavour>,
     /// Count the connections, packets and bytes of at most N Service ports, and those of all other ports together; 0 counts nothing.
@@ -45,7 +45,7 @@ impl BackendProgram for Iptables {
     async fn open(&self, flags: &ConfigArgs, config: &Config) -> anyhow::Result<LiveBackend> {
         let chosen = self.iptables_flavour.is_some();
         let flavour = self.iptables_flavour.unwrap_or_else(Flavour::of_host);
-        info!(?flavour, chosen, "using this variant of iptables");
+        info!(?flavour, chosen, "using this flavour of iptables");
         let tools = Tools::find(flavour)?;
         // As in kube-proxy, the kernel's setting is read only at the start.
         let liberal = is_liberal(config, &Settings::default());
@@ -80,7 +80,7 @@ impl BackendProgram for Iptables {
         served::read(&mut Tools::find(self.iptables_flavour.unwrap_or_else(Flavour::of_host))?)
     }
 
-    /// Removes the chains of the chosen variant, or of both variants if none is chosen.
+    /// Removes the chains of the chosen flavour, or of both flavours if none is chosen.
     async fn cleanup(&self, _: &ConfigArgs, _: &Config, (): ()) -> anyhow::Result<()> {
         let both = vec![Flavour::Nft, Flavour::Legacy];
         for flavour in self.iptables_flavour.map_or(both, |flavour| vec![flavour]) {
