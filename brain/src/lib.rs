@@ -6,8 +6,12 @@
 //! ```
 //!
 //! The steps `cluster` and `localize` are in the crate `localnet_cluster`, which is synchronous and pure: it returns
-//! diagnostics, which [`pump`] logs. Only [`watch`], [`push`], `serve`, `health`, `status`, [`events`],
-//! [`configured`] and the program do I/O. `guard` decides which removals to hold, and reads no clock.
+//! diagnostics, which [`pump`] logs. `guard` decides which removals to hold, and reads no clock. These modules do I/O:
+//! - sources: [`watch`], [`push`]
+//! - servers and clients: [`serve`], [`health`], [`status`], [`events`]
+//! - this machine: `platform` and `stamp`, with which others read files and the addresses of interfaces ([`configured`],
+//!   [`settings`]); [`exposition`], which reads `/proc`
+//! - a file: [`feed::History`], which writes it in a thread of its own (`--history-file`)
 //!
 //! Modules depend on each other in one direction. [`run`] is at the top, because it connects all other modules.
 //! [`batch`], [`metrics`] and [`reports`] are near the bottom, because several modules write or read them.
