@@ -58,8 +58,8 @@ pub(super) fn of_reports(page: &mut Page, reports: &BTreeMap<String, Received>) 
     let mut totals = ByFamily::<Totals>::default();
     for (backend, received) in reports {
         let (report, of_backend) = (&received.report, ("backend", backend.as_str()));
-        let help =
-            "Syncs in which the backend restored what another process had changed or deleted (nft, iptables, ipvs).";
+        let help = "Syncs in which the backend restored what another process had changed or deleted; always 0 with backends \
+                    that do not count repairs, such as `win`.";
         page.counter("localnet_backend_repairs_total", help, &[of_backend], report.repairs as f64);
         let help = "Services, and parts of Services such as a single VIP, that the backend does not program; the \
                     backend's log contains the reasons.";
