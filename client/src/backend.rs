@@ -41,16 +41,16 @@ pub trait Backend: Send {
     /// sync that succeeded in both families.
     ///
     /// After an error, or if a family failed, the loop calls this function again with the same state or a newer one. A
-    /// problem with one service must not prevent the others from being programmed: the backend skips the affected part
-    /// of the service and reports it in [`Synced::skipped`].
+    /// problem with one Service must not prevent the others from being programmed: the backend skips the affected part
+    /// of the Service and reports it in [`Synced::skipped`].
     ///
     /// # Errors
     /// Returns an error if the sync failed in both families.
     fn sync(&mut self, state: &Snapshot, changes: &Changes) -> impl Future<Output = anyhow::Result<Synced>> + Send;
 
-    /// Lets the next `sync` retry the services that the kernel refused ([`Synced::refused`]), even if these services have
+    /// Lets the next `sync` retry the Services that the kernel refused ([`Synced::refused`]), even if these Services have
     /// not changed. The loop calls this function with growing delays, and after a sync that failed in both families. Without
-    /// this call, a backend does not retry such services.
+    /// this call, a backend does not retry such Services.
     fn retry_refused(&mut self) {}
 
     /// Removes everything that this backend ever wrote.
@@ -77,7 +77,7 @@ pub struct Synced {
     /// Everything that is skipped; the subject of each diagnostic is the Service. The list is complete: it repeats the
     /// diagnostics of earlier syncs that still apply.
     pub skipped: Vec<Diagnostic>,
-    /// The services of which the kernel refused a part. They are retried when they change, and after
+    /// The Services of which the kernel refused a part. They are retried when they change, and after
     /// [`Backend::retry_refused`]. A lack of memory or space in the kernel is not a refusal, but an error of the sync.
     pub refused: BTreeSet<ServiceKey>,
     /// The families that had a full sync because the applied state was unknown: the backend compared everything with the

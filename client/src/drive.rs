@@ -250,11 +250,11 @@ struct Sync<'a, B> {
     counts_due: Option<Instant>,
     /// When the last report was made.
     reported: Option<Instant>,
-    /// The parts of services that are skipped.
+    /// The parts of Services that are skipped.
     skipped: Vec<Diagnostic>,
     /// The syncs that succeeded and are not logged yet.
     log: Applied,
-    /// The services that the kernel refused, and when to retry them.
+    /// The Services that the kernel refused, and when to retry them.
     refusals: Refusals,
     /// The warning about the Node, if there is one.
     of_node: Option<Diagnostic>,

@@ -95,7 +95,7 @@ impl Brain {
         Self { v1: Some(v1::V1::new(name.into())), ..self }
     }
 
-    /// Explains the state of a service to people; see `Reasons.Why` in `localnetv1.proto`.
+    /// Explains the state of a Service to people; see `Reasons.Why` in `localnetv1.proto`.
     ///
     /// # Errors
     /// Returns an error if the brain is unavailable, has no state yet, or is too old to know the call.

@@ -20,9 +20,9 @@ use crate::{
 /// Receives the changes one by one. The calls describe the desired state. The listener need not apply anything before
 /// [`Listener::commit`].
 ///
-/// The order within one commit: `set_node` comes first. For each changed service, `set_service` precedes its
+/// The order within one commit: `set_node` comes first. For each changed Service, `set_service` precedes its
 /// `set_endpoint` calls, and these precede its `delete_endpoint` calls. `delete_service` comes after all endpoints of the
-/// service are deleted.
+/// Service are deleted.
 pub trait Listener: Send {
     /// The backend's name in its reports to the brain.
     fn name(&self) -> &'static str;
@@ -32,9 +32,9 @@ pub trait Listener: Send {
     }
     /// Sets the node's facts. Called before all other calls, and whenever they change.
     fn set_node(&mut self, node: &Node);
-    /// Adds a service, or changes something other than its endpoints. The `endpoints` of `service` are empty here.
+    /// Adds a Service, or changes something other than its endpoints. The `endpoints` of `service` are empty here.
     fn set_service(&mut self, service: &Service);
-    /// Deletes a service.
+    /// Deletes a Service.
     fn delete_service(&mut self, key: &ServiceKey);
     /// Adds an endpoint, or changes something other than its port name and address.
     fn set_endpoint(&mut self, service: &ServiceKey, endpoint: &PortEndpoint);
@@ -76,10 +76,10 @@ pub trait Listener: Send {
     }
 }
 
-/// An endpoint of one port of a service. The port's name and the address identify it within the service.
+/// An endpoint of one port of a Service. The port's name and the address identify it within the Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortEndpoint {
-    /// The name of the service's port.
+    /// The name of the Service's port.
     pub port_name: Arc<str>,
     /// The port's protocol.
     pub protocol: Protocol,
@@ -97,7 +97,7 @@ pub struct PortEndpoint {
 #[derive(Debug)]
 pub struct Adapter<L> {
     listener: L,
-    /// The services that were set on the listener, whether or not their commit succeeded.
+    /// The Services that were set on the listener, whether or not their commit succeeded.
     delivered: BTreeMap<ServiceKey, Arc<Service>>,
     delivered_node: Option<Node>,
     /// Whether everything has to be set again before the next commit.

@@ -1,4 +1,4 @@
-//! Delays before retries: of a failed attempt, and of services that the kernel refused.
+//! Delays before retries: of a failed attempt, and of Services that the kernel refused.
 
 use std::{
     collections::BTreeSet,
@@ -38,8 +38,8 @@ impl Backoff {
     }
 }
 
-/// The services that the kernel refused, and when to retry those that have not changed. A retry can succeed, because the
-/// kernel may later accept a service that it refuses now. The delay grows, because each attempt reads the whole live state.
+/// The Services that the kernel refused, and when to retry those that have not changed. A retry can succeed, because the
+/// kernel may later accept a Service that it refuses now. The delay grows, because each attempt reads the whole live state.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     services: BTreeSet<ServiceKey>,
@@ -48,19 +48,19 @@ pub(crate) struct Refusals {
     pause: Duration,
 }
 
-/// The first delay before a retry of refused services. It doubles up to `LONGEST_PAUSE`.
+/// The first delay before a retry of refused Services. It doubles up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
 impl Refusals {
-    /// Sets the complete list of the services that are refused now.
+    /// Sets the complete list of the Services that are refused now.
     pub(crate) fn seen(&mut self, refused: &BTreeSet<ServiceKey>, now: Instant) {
         if refused.is_empty() {
             *self = Self::default();
             return;
         }
         if !refused.is_subset(&self.services) {
-            // A newly refused service need not wait as long as services that were refused earlier.
+            // A newly refused Service need not wait as long as Services that were refused earlier.
             self.pause = FIRST_PAUSE;
             self.due = self.due.map(|due| due.min(now + FIRST_PAUSE));
         }
@@ -71,17 +71,17 @@ impl Refusals {
         }
     }
 
-    /// Records that the services are being retried.
+    /// Records that the Services are being retried.
     pub(crate) fn tried(&mut self) {
         self.due = None;
     }
 
-    /// When to retry the services. `None` if none are refused or a retry is in progress.
+    /// When to retry the Services. `None` if none are refused or a retry is in progress.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// The number of refused services.
+    /// The number of refused Services.
     pub(crate) fn count(&self) -> usize {
         self.services.len()
     }

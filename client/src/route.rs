@@ -81,12 +81,12 @@ pub enum Fate {
     Anew,
 }
 
-/// The service port that claims a destination.
+/// The Service port that claims a destination.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
-    /// The service that has the destination as a VIP.
+    /// The Service that has the destination as a VIP.
     pub service: &'a Service,
-    /// The port of the service.
+    /// The port of the Service.
     pub port: &'a Port,
     /// Whether the address is a ClusterIP. Otherwise it is an external address or an address of the node.
     pub internal: bool,
@@ -145,7 +145,7 @@ pub fn hashed(state: &Snapshot, rules: &Rules, packet: &Packet, source_port: u16
 ///
 /// A TCP connection lives until one end closes it. A flow of another protocol lives as long as its endpoint may answer
 /// existing flows, even if the traffic policies exclude the endpoint for new flows. If the flow was not translated, it
-/// lives until a service claims its address and port.
+/// lives until a Service claims its address and port.
 pub fn fate(state: &Snapshot, rules: &Rules, packet: &Packet, by: SocketAddr) -> Fate {
     let goes_on = packet.protocol == Protocol::Tcp
         || match target(state, rules, packet) {
@@ -158,7 +158,7 @@ pub fn fate(state: &Snapshot, rules: &Rules, packet: &Packet, by: SocketAddr) ->
     if goes_on { Fate::GoesOn } else { Fate::Anew }
 }
 
-/// The service port that claims the packet. A service's own address has precedence over a NodePort. If two services
+/// The Service port that claims the packet. A Service's own address has precedence over a NodePort. If two Services
 /// claim the same destination, the one whose name sorts first owns it.
 pub fn target<'a>(state: &'a Snapshot, rules: &Rules, packet: &Packet) -> Option<Target<'a>> {
     let family = Family::of(packet.destination);
@@ -187,7 +187,7 @@ pub fn admitted(service: &Service, packet: &Packet) -> bool {
     filter.is_none_or(|filter| filter.source_ranges.iter().any(|range| range.contains(&packet.source)))
 }
 
-/// The verdict for a packet that no service port claims: unused ports of ClusterIPs reject, unassigned ClusterIPs drop.
+/// The verdict for a packet that no Service port claims: unused ports of ClusterIPs reject, unassigned ClusterIPs drop.
 fn unclaimed(state: &Snapshot, packet: &Packet) -> Outcome {
     if state.services.values().any(|service| service.cluster_ips.contains(&packet.destination)) {
         Outcome::Reject
@@ -206,7 +206,7 @@ mod tests {
     const POD: &str = "10.0.0.2";
     const CLIENT: &str = "203.0.113.2";
 
-    /// One load balancer service, as `services` in the text form of a snapshot. The arguments differ between the rows.
+    /// One load balancer Service, as `services` in the text form of a snapshot. The arguments differ between the rows.
     fn state(policy_local: bool, when_empty: &str, endpoints: &str) -> Snapshot {
         let text = format!(
             r#"{{"node": {{"name": "n", "serviceCIDRs": ["172.30.0.0/16"]}}, "services": [{{
@@ -279,7 +279,7 @@ mod tests {
         );
     }
 
-    /// kube-proxy v1.36.3 keeps SCTP flows, and all flows of a service without any serving endpoint.
+    /// kube-proxy v1.36.3 keeps SCTP flows, and all flows of a Service without any serving endpoint.
     #[test]
     fn a_flow_lives_as_long_as_its_endpoint_is_eligible() {
         let rules = Rules { node_port_addresses: [NODE.parse().unwrap()].into(), ..Rules::default() };
@@ -300,7 +300,7 @@ mod tests {
             (&both, "172.30.0.41:80", "10.180.0.1:81", anew),
             (&both, "1.2.3.4:80", "1.2.3.4:80", anew),
             ("", "172.30.0.41:80", "10.180.0.1:80", anew),
-            // No service claims these.
+            // No Service claims these.
             (&both, "172.30.0.42:80", "10.180.0.1:80", anew),
             (&both, "1.2.3.5:80", "1.2.3.5:80", goes_on),
         ] {

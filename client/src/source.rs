@@ -77,7 +77,7 @@ pub struct Report {
     pub received: Revision,
     /// The progress of each family.
     pub families: Vec<(Family, Outcome)>,
-    /// The parts of services that are skipped.
+    /// The parts of Services that are skipped.
     pub skipped: Vec<Diagnostic>,
     /// Warnings for operators about the backend.
     pub warnings: Vec<Diagnostic>,

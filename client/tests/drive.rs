@@ -94,7 +94,7 @@ struct Fake {
     refuse: usize,
     /// How many further syncs fail in IPv6 only.
     refuse_v6: usize,
-    /// How many further syncs skip a service because the kernel refuses it. Refused services are retried only on
+    /// How many further syncs skip a Service because the kernel refuses it. Refused Services are retried only on
     /// request.
     refuse_service: usize,
     retried: bool,
@@ -276,7 +276,7 @@ async fn a_failed_family_does_not_delay_the_other_and_is_retried() {
     assert!(report.families.iter().all(|(_, one)| one.applied == 1 && one.error.is_none()));
 }
 
-/// A kernel may later accept a service that it refuses now. Refused services are retried without a change, with growing delays.
+/// A kernel may later accept a Service that it refuses now. Refused Services are retried without a change, with growing delays.
 #[tokio::test(start_paused = true)]
 async fn a_service_that_the_kernel_refuses_is_retried_without_a_change() {
     let (mut backend, mut called, _) = fake(0);
@@ -430,7 +430,7 @@ async fn new_states_do_not_delay_a_repair() {
     assert_eq!(called.recv().await.unwrap().0, revision(1), "the repair does not wait for the state");
     assert!(timeout(Duration::ZERO, disturbed.notified()).await.is_err(), "the notification was consumed");
     assert_eq!(called.recv().await.unwrap().0, revision(2));
-    // The retry of the refused service becomes due while new states keep arriving.
+    // The retry of the refused Service becomes due while new states keep arriving.
     for rev in 3..9 {
         hand.give(Ok(delta(rev, "b")));
         assert_eq!(called.recv().await.unwrap().0, revision(rev));

@@ -408,7 +408,7 @@ pub(crate) fn service_error(key: &ServiceKey, field: &'static str, problem: impl
     DecodeError { object: format!("service {key}"), field, problem: problem.to_string() }
 }
 
-/// Lets services and endpoints share one copy of equal names, because a backend keeps these names in memory as long as
+/// Lets Services and endpoints share one copy of equal names, because a backend keeps these names in memory as long as
 /// the backend runs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Names(Vec<Arc<str>>);

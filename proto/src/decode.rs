@@ -24,7 +24,7 @@ pub struct Assembler {
     node: Option<Node>,
     services: BTreeMap<ServiceKey, Arc<Service>>,
     removed: Vec<ServiceKey>,
-    /// The service in the previous item. A continuation must be for the same service.
+    /// The Service in the previous item. A continuation must be for the same Service.
     last: Option<ServiceKey>,
     names: Names,
 }
@@ -42,7 +42,7 @@ impl Assembler {
     ///
     /// # Errors
     /// Returns an error if a field has an invalid value, or if the item may not follow the previous items. For example,
-    /// only the first item may contain the token, and a continuation may only follow an item of its service.
+    /// only the first item may contain the token, and a continuation may only follow an item of its Service.
     pub fn push(&mut self, item: wire::NextItem) -> Result<(), DecodeError> {
         if self.next.is_none() && item.next.is_none() {
             return Err(answer_error("Next", "is missing from the first item"));
@@ -91,8 +91,8 @@ impl Assembler {
     /// Returns the update. The stream must have ended with OK.
     ///
     /// # Errors
-    /// Returns an error if the answer is empty, if a full state has no node or removes a service, or if a delta both
-    /// sends and removes a service.
+    /// Returns an error if the answer is empty, if a full state has no node or removes a Service, or if a delta both
+    /// sends and removes a Service.
     pub fn finish(self) -> Result<Update, DecodeError> {
         let next = self.next.ok_or_else(|| answer_error("Next", "the answer is empty"))?;
         let revision = Revision { instance: next.instance_id, rev: next.rev };

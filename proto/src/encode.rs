@@ -36,12 +36,12 @@ pub fn node_bytes(node: &Node) -> Bytes {
     node_item(node).encode_to_vec().into()
 }
 
-/// The item that removes a service.
+/// The item that removes a Service.
 pub fn removed_item(key: &ServiceKey) -> wire::NextItem {
     wire::NextItem { removed: Some(key.into()), ..Default::default() }
 }
 
-/// The items of a service. If the service has more than [`ENDPOINTS_PER_ITEM`] endpoints, or if its endpoints need more
+/// The items of a Service. If the Service has more than [`ENDPOINTS_PER_ITEM`] endpoints, or if its endpoints need more
 /// than [`BYTES_PER_ITEM`] bytes, there are several items: the first item and its continuations.
 pub fn service_items(service: &Service) -> Vec<wire::NextItem> {
     let item = |head: wire::Service, endpoints: &[Endpoint], continues: bool| wire::NextItem {
@@ -74,10 +74,10 @@ pub fn state_items(state: &Snapshot) -> Vec<Bytes> {
     items.map(|item| item.encode_to_vec().into()).collect()
 }
 
-/// The size of the service's largest item in bytes, if it exceeds [`MAX_ITEM_BYTES`]; otherwise `None`.
+/// The size of the Service's largest item in bytes, if it exceeds [`MAX_ITEM_BYTES`]; otherwise `None`.
 pub fn too_large(service: &Service) -> Option<usize> {
     let endpoints = service.endpoints.iter().map(endpoint_bytes);
-    // If this upper bound is small enough, as it nearly always is, the service need not be encoded.
+    // If this upper bound is small enough, as it nearly always is, the Service need not be encoded.
     if endpoints.max().unwrap_or_default().max(head_bytes(service)) + BYTES_PER_ITEM <= MAX_ITEM_BYTES {
         return None;
     }
@@ -103,7 +103,7 @@ fn endpoint_bytes(endpoint: &Endpoint) -> usize {
     endpoint.hostname.as_ref().map_or(0, |hostname| hostname.len()) + 2 * FEW_BYTES + ports.sum::<usize>()
 }
 
-/// An upper bound for the encoded size of a service without its endpoints, in bytes.
+/// An upper bound for the encoded size of a Service without its endpoints, in bytes.
 fn head_bytes(service: &Service) -> usize {
     let texts = [&*service.key.namespace, &*service.key.name, &*service.kind].map(str::len);
     let filters = service.source_filters.iter().map(|filter| filter.targets.len() + filter.source_ranges.len() + 1);
@@ -113,7 +113,7 @@ fn head_bytes(service: &Service) -> usize {
     texts.iter().sum::<usize>() + lists + ports.sum::<usize>()
 }
 
-/// The encoded items of a service.
+/// The encoded items of a Service.
 pub fn service_bytes(service: &Service) -> Vec<bytes::Bytes> {
     service_items(service).iter().map(|item| item.encode_to_vec().into()).collect()
 }

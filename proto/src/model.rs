@@ -66,7 +66,7 @@ impl Node {
     }
 }
 
-/// A service with its endpoints. The default has no name, no address and no port.
+/// A Service with its endpoints. The default has no name, no address and no port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Service {
@@ -76,7 +76,7 @@ pub struct Service {
     /// The type: ClusterIP, NodePort or LoadBalancer; for information only.
     #[serde(rename = "type")]
     pub kind: Box<str>,
-    /// The ClusterIPs. The service exists only in the families of the ClusterIPs.
+    /// The ClusterIPs. The Service exists only in the families of the ClusterIPs.
     #[serde(rename = "clusterIPs")]
     pub cluster_ips: Vec<IpAddr>,
     /// The external IPs, which are routed to the nodes; sorted.
@@ -102,7 +102,7 @@ pub struct Service {
     /// The port of the health check for load balancers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub health_check_node_port: Option<u16>,
-    /// The IPVS scheduler that the service's annotation names; `None` for the default.
+    /// The IPVS scheduler that the Service's annotation names; `None` for the default.
     #[serde(default, rename = "ipvsScheduler", skip_serializing_if = "is_default")]
     pub ipvs_scheduler: Option<Arc<str>>,
     /// Whether, on Windows, traffic to the load balancer IPs keeps its destination address and goes to endpoints on this node.
@@ -143,7 +143,7 @@ impl fmt::Display for Affinity {
 }
 
 impl Service {
-    /// A service of type ClusterIP that has only a key and ClusterIPs.
+    /// A Service of type ClusterIP that has only a key and ClusterIPs.
     pub fn new(key: ServiceKey, cluster_ips: Vec<IpAddr>) -> Self {
         Self { key, kind: "ClusterIP".into(), cluster_ips, ..Self::default() }
     }
@@ -171,7 +171,7 @@ impl Service {
         }
     }
 
-    /// Whether the service exists in a family.
+    /// Whether the Service exists in a family.
     pub fn has_family(&self, family: Family) -> bool {
         self.cluster_ips.iter().any(|ip| Family::of(*ip) == family)
     }
@@ -190,7 +190,7 @@ impl Service {
     }
 }
 
-/// Restricts the sources that may reach some addresses of a service.
+/// Restricts the sources that may reach some addresses of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SourceFilter {
@@ -200,16 +200,16 @@ pub struct SourceFilter {
     pub source_ranges: Vec<IpNet>,
 }
 
-/// A port of a service. The default is TCP, and has neither name nor number.
+/// A port of a Service. The default is TCP, and has neither name nor number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Port {
-    /// The name; may be empty if the service has only one port.
+    /// The name; may be empty if the Service has only one port.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub name: Arc<str>,
     /// The transport protocol.
     pub protocol: Protocol,
-    /// The port number on the service's addresses.
+    /// The port number on the Service's addresses.
     pub port: u16,
     /// The NodePort: the port number on the node's addresses.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -246,20 +246,20 @@ pub struct WhenEmpty {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// Reject with an error to the client, because the service has no endpoint anywhere.
+    /// Reject with an error to the client, because the Service has no endpoint anywhere.
     #[default]
     Reject,
-    /// Drop silently, because the service has endpoints, but a policy excludes them for this traffic.
+    /// Drop silently, because the Service has endpoints, but a policy excludes them for this traffic.
     Drop,
 }
 
-/// An address that serves some ports of a service.
+/// An address that serves some ports of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Endpoint {
     /// The address that packets are sent to.
     pub address: IpAddr,
-    /// The service's ports that the endpoint serves, sorted by name.
+    /// The Service's ports that the endpoint serves, sorted by name.
     pub ports: Vec<EndpointPort>,
     /// Whether the endpoint is on this node.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -283,17 +283,17 @@ impl Endpoint {
         NonZeroU32::new(weight.min(Self::MAX_WEIGHT)).filter(|weight| weight.get() > 1)
     }
 
-    /// The endpoint's port number for the service's port `name`; `None` if the endpoint does not serve that port.
+    /// The endpoint's port number for the Service's port `name`; `None` if the endpoint does not serve that port.
     pub fn port(&self, name: &str) -> Option<u16> {
         self.ports.iter().find(|port| *port.name == *name).map(|port| port.port)
     }
 }
 
-/// The port number of an endpoint for one of the service's ports.
+/// The port number of an endpoint for one of the Service's ports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointPort {
-    /// The name of the service's port; may be empty.
+    /// The name of the Service's port; may be empty.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub name: Arc<str>,
     /// The port number on the endpoint.
@@ -342,7 +342,7 @@ pub struct Snapshot {
     pub revision: Revision,
     /// Facts about the node.
     pub node: Node,
-    /// The services by key.
+    /// The Services by key.
     #[serde(with = "as_list")]
     pub services: BTreeMap<ServiceKey, Arc<Service>>,
 }
@@ -351,7 +351,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Serializes the services as a list, because each service contains its key.
+/// Serializes the Services as a list, because each Service contains its key.
 mod as_list {
     use super::{Arc, BTreeMap, Deserialize, Service, ServiceKey};
 

@@ -16,7 +16,7 @@ pub enum Update {
     Delta {
         /// The revision after the changes.
         revision: Revision,
-        /// The changes: at most one for each service, and at most one for the node.
+        /// The changes: at most one for each Service, and at most one for the node.
         changes: Vec<Change>,
     },
 }
@@ -36,9 +36,9 @@ impl Update {
 pub enum Change {
     /// The facts about the node have changed.
     Node(Node),
-    /// The service was added or changed.
+    /// The Service was added or changed.
     Service(Arc<Service>),
-    /// The service was removed.
+    /// The Service was removed.
     Removed(ServiceKey),
 }
 
@@ -49,8 +49,8 @@ pub struct Changes {
     pub everything: bool,
     /// Whether the facts about the node changed.
     pub node: bool,
-    /// The services that were added, changed or removed. After a restart, the brain sends a full state. Even then, this
-    /// set contains only the services that really differ.
+    /// The Services that were added, changed or removed. After a restart, the brain sends a full state. Even then, this
+    /// set contains only the Services that really differ.
     pub services: BTreeSet<ServiceKey>,
 }
 

@@ -1,4 +1,4 @@
-//! The inputs of a plan other than its service. They are computed once for all services.
+//! The inputs of a plan other than its Service. They are computed once for all Services.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},

@@ -68,7 +68,7 @@ pub struct Settled {
 /// The owner of a VIP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Owner {
-    /// Whether the VIP is a NodePort of the service.
+    /// Whether the VIP is a NodePort of the Service.
     by_node_port: bool,
     service: ServiceKey,
 }
@@ -89,21 +89,21 @@ pub struct Vips {
     node: Option<Node>,
     /// The facts from which the current plans were made.
     facts: Option<Facts>,
-    /// The services that changed since they were planned; `None` for a deleted service.
+    /// The Services that changed since they were planned; `None` for a deleted Service.
     staged: BTreeMap<ServiceKey, Option<Arc<Service>>>,
     services: BTreeMap<ServiceKey, Arc<Service>>,
-    /// The services that the kernel refused, and why.
+    /// The Services that the kernel refused, and why.
     refused: BTreeMap<ServiceKey, String>,
-    /// The refused services that the next `settle` retries, and why they were refused.
+    /// The refused Services that the next `settle` retries, and why they were refused.
     retried: BTreeMap<ServiceKey, String>,
     /// The owner of each VIP.
     owners: HashMap<VipKey, Owner>,
     outranked: Outranked,
     /// The skipped parts of plans.
     skipped: BTreeMap<ServiceKey, Vec<Diagnostic>>,
-    /// How many services have each ClusterIP.
+    /// How many Services have each ClusterIP.
     cluster_ips: BTreeMap<IpAddr, usize>,
-    /// How many services have each hairpin.
+    /// How many Services have each hairpin.
     hairpins: BTreeMap<Hairpin, usize>,
 }
 
@@ -209,13 +209,13 @@ impl Vips {
         Settled { facts_changed, notices }
     }
 
-    /// Removes the VIPs of a service that the kernel refuses. The service has no VIPs until it changes or is retried.
+    /// Removes the VIPs of a Service that the kernel refuses. The Service has no VIPs until it changes or is retried.
     /// Returns whether to report the refusal. This is false if a retry failed for the same reason as before.
     pub fn refuse(&mut self, key: &ServiceKey, why: String, program: &mut impl Program) -> bool {
         let Some(facts) = self.facts.take() else { return false };
         let is_news = self.retried.get(key) != Some(&why);
         if let Some(service) = self.retract(key, &facts, program) {
-            // The service is kept, so that its next version can be compared with it. Its entry in `refused` stops
+            // The Service is kept, so that its next version can be compared with it. Its entry in `refused` stops
             // `retract` from removing its VIPs again.
             self.services.insert(key.clone(), service);
             self.refused.insert(key.clone(), why);
@@ -224,12 +224,12 @@ impl Vips {
         is_news
     }
 
-    /// The services that the kernel refuses.
+    /// The Services that the kernel refuses.
     pub fn refused(&self) -> BTreeSet<ServiceKey> {
         self.refused.keys().cloned().collect()
     }
 
-    /// Retries the refused services at the next `settle`, although they have not changed.
+    /// Retries the refused Services at the next `settle`, although they have not changed.
     pub fn retry_refused(&mut self) {
         self.retried.clone_from(&self.refused);
         for key in self.refused.keys() {
@@ -237,7 +237,7 @@ impl Vips {
         }
     }
 
-    /// The diagnostics for everything that is skipped at present, sorted by service.
+    /// The diagnostics for everything that is skipped at present, sorted by Service.
     pub fn skipped(&self) -> Vec<Diagnostic> {
         let refused = self.refused.iter().map(|(service, why)| refused(service, why.clone()));
         let outranked = self.outranked.losers.iter().map(|(vip, loser)| self.rank(vip, loser));
@@ -246,7 +246,7 @@ impl Vips {
         all
     }
 
-    /// All programmed VIPs, each with its key and the service that owns it. Plans all services again, so call it rarely.
+    /// All programmed VIPs, each with its key and the Service that owns it. Plans all Services again, so call it rarely.
     pub fn programmed(&self) -> impl Iterator<Item = (&ServiceKey, VipKey, Vip)> {
         let services = self.services.iter().filter(|(key, _)| !self.refused.contains_key(*key));
         services.flat_map(|(key, service)| {
@@ -270,12 +270,12 @@ impl Vips {
         held.map(|(_, held)| held)
     }
 
-    /// The diagnostic for a NodePort with the same address and port as another service's own VIP.
+    /// The diagnostic for a NodePort with the same address and port as another Service's own VIP.
     fn rank(&self, vip: &VipKey, loser: &ServiceKey) -> Diagnostic {
         taken(vip, loser, self.owners.get(vip), ", whose own address has precedence over NodePorts")
     }
 
-    /// Removes the VIPs of a service. Returns the service if there was one.
+    /// Removes the VIPs of a Service. Returns the Service if there was one.
     fn retract(&mut self, key: &ServiceKey, facts: &Facts, program: &mut impl Program) -> Option<Arc<Service>> {
         let service = self.services.remove(key)?;
         if self.refused.remove(key).is_some() {
@@ -316,7 +316,7 @@ impl Vips {
         self.owners.insert(*vip, next);
     }
 
-    /// Adds the VIPs of a service. Returns what is skipped.
+    /// Adds the VIPs of a Service. Returns what is skipped.
     fn claim(&mut self, service: &Service, facts: &Facts, program: &mut impl Program) -> Vec<Diagnostic> {
         let ServicePlan { vips, cluster_ips, hairpins, mut skipped } = service::plan(service, facts);
         if self.leaves_connections && service.close_after.is_some() {
@@ -343,7 +343,7 @@ impl Vips {
         skipped
     }
 
-    /// Adds a VIP. If the state assigns the VIP to two services, the second one gets a diagnostic.
+    /// Adds a VIP. If the state assigns the VIP to two Services, the second one gets a diagnostic.
     fn claim_vip(
         &mut self,
         vip: VipKey,
@@ -376,7 +376,7 @@ impl Vips {
     }
 }
 
-/// The services that do not get a VIP for their NodePort, because another service's own VIP has the same address and
+/// The Services that do not get a VIP for their NodePort, because another Service's own VIP has the same address and
 /// port. kube-proxy follows the same rule.
 #[derive(Debug, Default)]
 struct Outranked {
@@ -414,24 +414,24 @@ impl Outranked {
     }
 }
 
-/// The diagnostic for a VIP that belongs to another service.
+/// The diagnostic for a VIP that belongs to another Service.
 fn taken(vip: &VipKey, loser: &ServiceKey, owner: Option<&Owner>, why: &str) -> Diagnostic {
     let owner = owner.map(|owner| format!("{vip} belongs to service {}{why}", owner.service));
     let problem = owner.unwrap_or_else(|| format!("{vip} is not programmed"));
     Diagnostic::new(Code::AddressTaken, Subject::service(loser), problem)
 }
 
-/// The diagnostic for a service whose weights a backend ignores.
+/// The diagnostic for a Service whose weights a backend ignores.
 pub fn unweighed(service: &ServiceKey, why: impl Into<String>) -> Diagnostic {
     Diagnostic::new(Code::WeightsUnsupported, Subject::service(service), why)
 }
 
-/// The diagnostic for a service whose endpoints a backend does not choose by hashing.
+/// The diagnostic for a Service whose endpoints a backend does not choose by hashing.
 pub fn unhashed(service: &ServiceKey, why: impl Into<String>) -> Diagnostic {
     Diagnostic::new(Code::HashUnsupported, Subject::service(service), why)
 }
 
-/// The diagnostic for a service of which the kernel refuses a part.
+/// The diagnostic for a Service of which the kernel refuses a part.
 pub fn refused(service: &ServiceKey, why: String) -> Diagnostic {
     Diagnostic::new(Code::KernelRefused, Subject::service(service), why)
 }

@@ -1,5 +1,5 @@
-//! Plans one service: computes its VIPs on this node from the service and the facts about the node. This never fails,
-//! even if the service is inconsistent.
+//! Plans one Service: computes its VIPs on this node from the Service and the facts about the node. This never fails,
+//! even if the Service is inconsistent.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -48,17 +48,17 @@ impl fmt::Display for VipKey {
 /// What happens to packets that are sent to a VIP. The default value is a ClusterIP without endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vip {
-    /// The service that owns the VIP.
+    /// The Service that owns the VIP.
     pub service: ServiceKey,
-    /// The name of the service's port; may be empty.
+    /// The name of the Service's port; may be empty.
     pub port_name: Arc<str>,
-    /// The number of the service's port. Unlike the port of a NodePort's [`VipKey`], it is the same for all VIPs of the port.
+    /// The number of the Service's port. Unlike the port of a NodePort's [`VipKey`], it is the same for all VIPs of the port.
     pub port_number: u16,
     /// `namespace/name:port` for the comments of rules, at most 128 printable bytes without quotes. A port without a
     /// name is represented by its number. All VIPs of the port share the text.
     pub comment: Arc<str>,
-    /// Whether this VIP is a NodePort. If another service has a VIP with the same address and port that is not a NodePort,
-    /// that service gets the VIP instead.
+    /// Whether this VIP is a NodePort. If another Service has a VIP with the same address and port that is not a NodePort,
+    /// that Service gets the VIP instead.
     pub by_node_port: bool,
     /// Which clients reach which endpoints, and whether the source address is kept.
     pub exposure: Exposure,
@@ -75,7 +75,7 @@ pub struct Vip {
     pub serving: Arc<[SocketAddr]>,
     /// The session affinity, if there is one.
     pub affinity: Option<Affinity>,
-    /// The IPVS scheduler that the service requests, if any.
+    /// The IPVS scheduler that the Service requests, if any.
     pub ipvs_scheduler: Option<Arc<str>>,
     /// How long after an endpoint has stopped serving its established TCP connections are closed; `None`: never.
     pub close_after: Option<Duration>,
@@ -98,7 +98,7 @@ pub enum Exposure {
     ExternalLocal,
 }
 
-/// An endpoint on this node that may reach itself through a service.
+/// An endpoint on this node that may reach itself through a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hairpin {
     /// The address and port of the endpoint.
@@ -107,7 +107,7 @@ pub struct Hairpin {
     pub protocol: Protocol,
 }
 
-/// Everything that one service needs on a node.
+/// Everything that one Service needs on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServicePlan {
     /// The VIPs, without duplicates.
@@ -116,11 +116,11 @@ pub struct ServicePlan {
     pub cluster_ips: Vec<IpAddr>,
     /// The endpoints on this node, without duplicates.
     pub hairpins: Vec<Hairpin>,
-    /// The parts of the service that are skipped.
+    /// The parts of the Service that are skipped.
     pub skipped: Vec<Diagnostic>,
 }
 
-/// Plans a service in linear time, because a service may have thousands of ports, endpoint ports and addresses.
+/// Plans a Service in linear time, because a Service may have thousands of ports, endpoint ports and addresses.
 pub fn plan(service: &Service, facts: &Facts) -> ServicePlan {
     let mut plan = ServicePlan { cluster_ips: service.cluster_ips.clone(), ..ServicePlan::default() };
     let mut planner = Planner {
@@ -134,7 +134,7 @@ pub fn plan(service: &Service, facts: &Facts) -> ServicePlan {
     };
     for port in &service.ports {
         for family in Family::BOTH {
-            // If the service has no ClusterIP of a family, it has no VIPs of that family, whatever other addresses it
+            // If the Service has no ClusterIP of a family, it has no VIPs of that family, whatever other addresses it
             // has.
             if service.has_family(family) {
                 planner.port(port, family);

@@ -38,7 +38,7 @@ fn state(yaml: &str) -> Snapshot {
     serde_saphyr::from_str(yaml).unwrap()
 }
 
-/// A service with the node's address as an external one, and another service with the same port as its NodePort.
+/// A Service with the node's address as an external one, and another Service with the same port as its NodePort.
 const CLASH: &str = "{node: {name: n, addresses: [192.168.0.2]}, services: [
     {service: ns/a, type: LoadBalancer, clusterIPs: [172.30.0.1], externalIPs: [192.168.0.2],
      ports: [{name: http, protocol: TCP, port: 30080}]},
@@ -49,7 +49,7 @@ fn owners(held: &Held) -> String {
     of_external.map(|(key, vip)| format!("{key} {}", vip.service)).collect::<Vec<_>>().join(", ")
 }
 
-/// If a VIP is an own address of one service and a NodePort of another, the first service has it, whichever changes first.
+/// If a VIP is an own address of one Service and a NodePort of another, the first Service has it, whichever changes first.
 #[test]
 fn own_addresses_have_precedence_over_node_ports() {
     let mut state = state(CLASH);
@@ -88,7 +88,7 @@ fn notices_of(vips: &Vips) -> Vec<Diagnostic> {
     skipped
 }
 
-/// The brain gives a VIP to one service. If a state gives it to two, the second one is skipped.
+/// The brain gives a VIP to one Service. If a state gives it to two, the second one is skipped.
 #[test]
 fn a_vip_of_two_services_is_programmed_once() {
     let mut state = state(CLASH);
@@ -172,7 +172,7 @@ fn node_ports_follow_the_nodes_addresses() {
     assert!(!vips.set_local_addresses(vec![IpAddr::from([192, 168, 0, 2]), IpAddr::from([127, 0, 0, 1])]));
 }
 
-/// A change to one of a few services, which share a few shapes and addresses, or its removal.
+/// A change to one of a few Services, which share a few shapes and addresses, or its removal.
 fn step() -> impl Strategy<Value = (u8, Option<(u8, u8, u8)>, Vec<u8>)> {
     let shape = (0..3_u8, 0..3_u8, 0..3_u8);
     (0..4_u8, proptest::option::weighted(0.8, shape), vec(1..4_u8, 0..2))
