@@ -434,7 +434,7 @@ impl<K: Kernel> NftBackend<K> {
 
     fn named(&self, owner: Option<ServiceKey>, error: Error) -> anyhow::Error {
         match owner {
-            Some(service) => anyhow::Error::new(error).context(format!("service {service}")),
+            Some(service) => anyhow::Error::new(error).context(format!("Service {service}")),
             None => error.into(),
         }
     }

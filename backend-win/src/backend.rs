@@ -277,7 +277,7 @@ impl<K: Kernel> WinBackend<K> {
             _ => "",
         };
         let why = format!("{}: {failure}{remedy}", write.frontend);
-        let line = format!("service {}: {why}", write.planned.service);
+        let line = format!("Service {}: {why}", write.planned.service);
         if self.logged.contains(&line) {
             debug!("still: {line}");
         } else {
@@ -290,7 +290,7 @@ impl<K: Kernel> WinBackend<K> {
     /// Lets the next sync retry the load balancers that HNS has refused. If HNS refuses one again for the same reason, the
     /// refusal is not logged again.
     pub fn retry_refused(&mut self) {
-        let service = |(planned, why): &(plan::Planned, String)| format!("service {}: {why}", planned.service);
+        let service = |(planned, why): &(plan::Planned, String)| format!("Service {}: {why}", planned.service);
         self.logged = std::mem::take(&mut self.refused).values().map(service).collect();
     }
 

@@ -390,7 +390,7 @@ fn an_own_address_has_precedence_over_a_node_port() {
     assert_eq!(
         notices.iter().map(ToString::to_string).collect::<Vec<_>>(),
         [
-            "Service default/a: 192.168.0.2:30080/tcp belongs to service default/z, whose own address has precedence over NodePorts"
+            "Service default/a: 192.168.0.2:30080/tcp belongs to Service default/z, whose own address has precedence over NodePorts"
         ]
     );
     backend.apply(&both, &Changes::default()).unwrap().whole().unwrap();
@@ -454,7 +454,7 @@ fn lack_of_memory_is_blamed_on_no_service() {
         let synced = backend.apply(&state, &Changes::everything()).unwrap();
         assert_eq!((synced.failed.len(), synced.skipped.len()), (1, 0), "{synced:?}");
         let error = format!("{:#}", synced.whole().unwrap_err());
-        assert!(error.contains("os error 12") && !error.contains(": service default/"), "{error}");
+        assert!(error.contains("os error 12") && !error.contains(": Service default/"), "{error}");
         backend.kernel.hated.clear();
         let synced = backend.apply(&state, &Changes::everything()).unwrap();
         assert_eq!((synced.failed.len(), synced.skipped.len()), (0, 0), "{synced:?}");

@@ -74,7 +74,7 @@ impl<K: Kernel> WinBackend<K> {
                     Reason::Exists => outcome.taken.push((write, failure)),
                     Reason::Invalid => self.refuse(write, &failure),
                     _ => {
-                        let what = format!("load balancer {} of service {}", write.frontend, write.planned.service);
+                        let what = format!("load balancer {} of Service {}", write.frontend, write.planned.service);
                         outcome.note(Some(family), Err(anyhow::Error::new(failure).context(what)));
                     }
                 }

@@ -416,7 +416,7 @@ impl Outranked {
 
 /// The diagnostic for a VIP that belongs to another Service.
 fn taken(vip: &VipKey, loser: &ServiceKey, owner: Option<&Owner>, why: &str) -> Diagnostic {
-    let owner = owner.map(|owner| format!("{vip} belongs to service {}{why}", owner.service));
+    let owner = owner.map(|owner| format!("{vip} belongs to Service {}{why}", owner.service));
     let problem = owner.unwrap_or_else(|| format!("{vip} is not programmed"));
     Diagnostic::new(Code::AddressTaken, Subject::service(loser), problem)
 }

@@ -60,7 +60,7 @@ fn own_addresses_have_precedence_over_node_ports() {
     assert_eq!(
         notices,
         [
-            "Service ns/0: 192.168.0.2:30080/tcp belongs to service ns/a, whose own address has precedence over NodePorts",
+            "Service ns/0: 192.168.0.2:30080/tcp belongs to Service ns/a, whose own address has precedence over NodePorts",
         ]
     );
     assert_eq!(vips.skipped(), settled.notices, "reported for as long as it lasts");
@@ -99,7 +99,7 @@ fn a_vip_of_two_services_is_programmed_once() {
     let (mut vips, mut held) = (Vips::new(Config::default()), Held::default());
     let notices = vips.update(&state, &Changes::everything(), &mut held).notices;
     assert_eq!(owners(&held), "192.168.0.2:30080/tcp ns/a");
-    let text = "Service ns/b: 192.168.0.2:30080/tcp belongs to service ns/a";
+    let text = "Service ns/b: 192.168.0.2:30080/tcp belongs to Service ns/a";
     assert!(notices.iter().any(|notice| notice.to_string() == text), "{notices:?}");
     state.services.clear();
     vips.update(&state, &Changes::everything(), &mut held);
