@@ -12,7 +12,9 @@
 //! | [`sysctl`], [`setup`] | kernel settings |
 //! | [`pace`], [`shortage`] | when to repair, and which refusals to retry |
 //!
-//! This crate knows neither Kubernetes nor the API between brain and backends. Its terms are the kernel's.
+//! This crate knows neither the API between brain and backends nor the rules of Kubernetes, and its terms are mostly the kernel's. Of
+//! Kubernetes, it knows the part of kube-proxy's configuration that sets kernel settings ([`setup`]), and the names of Service ports,
+//! under which it counts traffic ([`traffic`]).
 
 pub mod addresses;
 mod connection;
