@@ -80,7 +80,7 @@ pub struct Messages {
 #[derive(Debug)]
 struct Cursor {
     entry: Arc<Entry>,
-    /// How many removed endpoints, and how many endpoints, were looked at. `None` before the first update.
+    /// How many removed endpoints, and how many endpoints, have been sent or skipped. `None` before the first update.
     place: Option<(usize, usize)>,
 }
 

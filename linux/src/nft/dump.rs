@@ -85,7 +85,7 @@ impl Socket {
         self.in_one_generation(|socket, generation| socket.read_outline(table, generation))
     }
 
-    /// Reads in one generation of the ruleset, without a commit under way.
+    /// Reads in one generation of the ruleset, without a commit in progress.
     fn in_one_generation<T>(
         &mut self,
         read: impl Fn(&mut Self, u32) -> Result<Option<T>, Error>,

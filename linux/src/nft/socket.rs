@@ -82,7 +82,7 @@ impl Socket {
         Ok(TransactionSize { messages: batch.messages.len(), bytes: batch.bytes.len(), elements: batch.elements })
     }
 
-    /// Waits until no commit of any process is under way.
+    /// Waits until no commit of any process is in progress.
     ///
     /// A commit announces its generation first, and then removes the elements that it deletes (`nf_tables_commit`). A dump of that
     /// generation in several parts lacks elements, because the kernel resumes it by counting, and counts deleted elements until
