@@ -241,7 +241,10 @@ pub struct ServiceCidrObject {
     pub cidrs: Box<[Parsed<IpNet>]>,
 }
 
-/// Parses the name of a Node, and returns it in the canonical form.
+/// Parses the name of a Node, and returns it in the canonical form: without surrounding white space, and in lower case.
+///
+/// # Errors
+/// Returns the problem and the remedy if the name is empty, or contains other characters than ASCII letters, digits, `-`, `_` and `.`.
 pub fn node_name(text: &str) -> Result<String, &'static str> {
     let name = text.trim().to_lowercase();
     let good = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
