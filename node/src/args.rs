@@ -57,8 +57,8 @@ pub struct Arguments {
     history: HistoryArgs,
 }
 
-/// Runs the program until SIGTERM or SIGINT, or with `--once` until one state is applied. On Windows, it ends on Ctrl-C, or as a
-/// service if the configuration requests one.
+/// Runs the program until SIGTERM, SIGINT or SIGHUP, or with `--once` until one state is applied. On Windows, the program ends on
+/// Ctrl-C, or, if the configuration requests a Windows service, when the service control manager stops it.
 ///
 /// # Errors
 /// Returns an error if a flag or the configuration is invalid, the source is unusable, or the kernel cannot be programmed at all.
