@@ -89,7 +89,7 @@ pub struct PortEndpoint {
     pub local: bool,
     /// The traffic that may use the endpoint.
     pub scopes: Scopes,
-    /// The share of new connections relative to other endpoints.
+    /// The share of new connections relative to other endpoints: from 1 to [`Endpoint::MAX_WEIGHT`](localnet_proto::Endpoint::MAX_WEIGHT).
     pub weight: u32,
 }
 
