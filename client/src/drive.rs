@@ -83,6 +83,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Runs a backend on a source until `shutdown`; with [`Options::once`], until the first sync succeeds.
 ///
+/// # Errors
 /// With [`Options::once`], returns the first failure of the source or the backend. Without it, returns no errors:
 /// failures are logged and retried.
 pub async fn run(

@@ -17,8 +17,10 @@ pub struct Loaded {
     pub ignored: Vec<Diagnostic>,
 }
 
-/// Reads a file, or all `.yaml`, `.yml` and `.json` files in a folder, but not those in its subfolders. If any file
-/// cannot be read, returns the problems of all files.
+/// Reads a file, or all `.yaml`, `.yml` and `.json` files in a folder, but not those in its subfolders.
+///
+/// # Errors
+/// Returns the problems of all files if a file cannot be read or an object in it is invalid.
 pub fn load(path: &Path) -> Result<Loaded, Vec<Diagnostic>> {
     let of = path.to_owned();
     match thread::start(move || Contents::default().read(&of, SystemTime::now())).map(JoinHandle::join) {

@@ -65,9 +65,11 @@ pub struct Files {
     pub publish: Option<Arc<Publish>>,
 }
 
-/// Sends the content of the path, and then each change to it, until `shutdown`. If the first read fails,
-/// this returns an error. If a later read fails, the failure is logged and recorded as a trouble, and the previous
-/// state remains.
+/// Sends the content of the path, and then each change to it, until `shutdown`. If a read fails after the first one, the failure
+/// is logged and recorded as a trouble, and the previous state remains.
+///
+/// # Errors
+/// Returns an error if the path cannot be watched, or if the first read fails.
 pub async fn run(
     files: Files,
     output: (mpsc::Sender<Batch>, Troubles),
