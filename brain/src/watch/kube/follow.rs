@@ -61,7 +61,7 @@ impl Follow {
     {
         let relist = Arc::new(Notify::new());
         let query = Query::new::<K>(self.api.client(), self.kind, self.selectors, Arc::clone(&relist));
-        let mut intake = Intake::new(self.kind, self.absent, self.api.clone());
+        let mut collector = Collector::new(self.kind, self.absent, self.api.clone());
         let mut reached = self.api.reached();
         let mut health = WatchHealth::new(self.kind, self.api.clone());
         self.api.troubles().is_over(resource(self.kind));
@@ -84,8 +84,8 @@ impl Follow {
                     pause = Instant::now();
                     continue;
                 }
-                () = until(intake.awaited_until) => {
-                    if self.events.send(vec![intake.stop_waiting()].into()).await.is_err() {
+                () = until(collector.awaited_until) => {
+                    if self.events.send(vec![collector.stop_waiting()].into()).await.is_err() {
                         return;
                     }
                     continue;
@@ -96,7 +96,7 @@ impl Follow {
                 match next {
                     Some(Ok(step)) => {
                         let failed = health.take(&step);
-                        batch.extend(intake.take(step, &reduce));
+                        batch.extend(collector.take(step, &reduce));
                         if failed.is_some() || batch.len() >= BATCH {
                             break failed;
                         }
@@ -110,19 +110,19 @@ impl Follow {
                 }
             };
             if let Some(trouble) = &failed {
-                batch.extend(intake.tolerate(trouble, health.times(trouble)));
+                batch.extend(collector.tolerate(trouble, health.times(trouble)));
             }
             if !batch.is_empty() {
-                let origin = Origin::ApiServer { relist: Arc::clone(&relist), unreadable: intake.unreadable() };
+                let origin = Origin::ApiServer { relist: Arc::clone(&relist), unreadable: collector.unreadable() };
                 let batch = Batch { origin, ..batch.into() };
                 if self.events.send(batch).await.is_err() {
                     return;
                 }
             }
             let Some(trouble) = failed else { continue };
-            let wait = intake.fixed_delay(&trouble);
-            let tolerable = intake.is_tolerable(&trouble);
-            let backoff = health.failed(trouble, intake.synced, tolerable);
+            let wait = collector.fixed_delay(&trouble);
+            let tolerable = collector.is_tolerable(&trouble);
+            let backoff = health.failed(trouble, collector.synced, tolerable);
             pause = Instant::now() + wait.unwrap_or(backoff);
         }
     }
@@ -135,8 +135,8 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
-/// Turns steps into events. A list becomes one event once it is complete.
-struct Intake {
+/// Turns steps into events, and collects the pages of a list until it is complete: a list becomes one event.
+struct Collector {
     kind: Kind,
     absent: Absent,
     api: ApiServer,
@@ -151,7 +151,7 @@ struct Intake {
     awaited_until: Option<Instant>,
 }
 
-impl Intake {
+impl Collector {
     fn new(kind: Kind, absent: Absent, api: ApiServer) -> Self {
         let (listed, unreadable, unreadable_listed) = Default::default();
         Self { kind, absent, api, listed, unreadable, unreadable_listed, synced: false, awaited_until: None }
