@@ -21,7 +21,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// kube-proxy's defaults.
+    /// kube-proxy's defaults in mode nftables. In its other modes, all addresses answer NodePorts.
     fn default() -> Self {
         Self {
             masquerade_all: false,
@@ -63,8 +63,8 @@ impl Config {
     }
 }
 
-/// How the backend recognizes traffic of this node's pods. Traffic from all other senders to a ClusterIP is masqueraded.
-/// Under external policy Local, this node's pods reach external addresses as if the addresses were ClusterIPs.
+/// How the backend recognizes traffic of this node's pods. Unless it is `None`, traffic from all other senders to a ClusterIP is
+/// masqueraded. Under external policy Local, this node's pods reach external addresses as if the addresses were ClusterIPs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detector {
     /// No traffic is recognized as traffic of pods.
