@@ -326,7 +326,7 @@ impl Show for Status {
         let mut table = Table::new(["NAME", "REVISION", "DIGEST", "LAG", "STATE"]);
         let brain = format!("brain {}", self.version);
         let hex = |digest: Option<Digest>| digest.map_or_else(|| NONE.to_owned(), |digest| digest.to_string());
-        let services = format!("{} services", self.services);
+        let services = format!("{} Services", self.services);
         table.row([brain, self.revision.to_string(), hex(self.digest), NONE.to_owned(), services]);
         for backend in &self.backends {
             if backend.families.is_empty() {

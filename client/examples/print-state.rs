@@ -28,7 +28,7 @@ impl Backend for PrintState {
 
     async fn sync(&mut self, state: &Snapshot, _changes: &Changes) -> anyhow::Result<Synced> {
         let mut out = io::stdout().lock();
-        writeln!(out, "# node {} at {}, {} services", state.node.name, state.revision, state.services.len())?;
+        writeln!(out, "# node {} at {}, {} Services", state.node.name, state.revision, state.services.len())?;
         for service in state.services.values() {
             writeln!(out, "{}", serde_json::to_string(service)?)?;
         }
