@@ -36,6 +36,7 @@ pub type LiveBackend = Live<IpvsBackend<Host>, Servers>;
 /// # Errors
 /// Returns an error if privileges or the modules of IPVS are missing.
 pub async fn open(config: Config, options: Options, max_counted: usize) -> anyhow::Result<LiveBackend> {
+    // kube-proxy logs this at the same level.
     error!("{DEPRECATION}");
     let mut kernel = Host::open()?;
     for result in ipvs::apply_settings(&Settings::default(), options.strict_arp) {
