@@ -43,7 +43,7 @@ pub struct Arguments {
     /// Run beside another proxy: open no ports for health checks and metrics, which that proxy needs, and post no events
     #[arg(long)]
     pub shadow: bool,
-    /// Serve /metrics and /healthz at this address nevertheless
+    /// With --shadow, serve /metrics and /healthz at this address
     #[arg(long, value_name = "IP:PORT", requires = "shadow")]
     pub shadow_metrics_bind_address: Option<SocketAddr>,
     /// Run beside another proxy, as with --shadow, and serve only the Services that match this label selector, such as proxy=localnet
@@ -214,7 +214,7 @@ pub struct HistoryArgs {
     /// Also keep the history in this file and in FILE.old, so that it survives restarts
     #[arg(long, value_name = "FILE")]
     pub history_file: Option<PathBuf>,
-    /// Maximum size of both files together, in MiB
+    /// Maximum size of the two files of --history-file together, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 16, requires = "history_file", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub history_size: u64,
 }

@@ -47,7 +47,7 @@ pub struct ClientArgs {
     /// Minimum time between two syncs, in milliseconds; changes in between are merged [default: 0, or as configured]
     #[arg(long, value_name = "MS")]
     pub min_sync_interval: Option<u64>,
-    /// Format of log lines [default: text, or as configured]
+    /// Format of log lines; the variable RUST_LOG sets their level, such as debug [default: text, or as configured]
     #[arg(long, value_enum)]
     pub log_format: Option<LogFormat>,
 }

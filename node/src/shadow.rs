@@ -34,7 +34,7 @@ pub struct ShadowArgs {
     /// Pause between two comparisons, such as 30s
     #[arg(long = "shadow-every", value_name = "DURATION", default_value = "30s", requires = "on", value_parser = pause)]
     pub every: Duration,
-    /// Serve /metrics and /healthz at this address nevertheless
+    /// With --shadow, serve /metrics and /healthz at this address
     #[arg(long = "shadow-metrics-bind-address", value_name = "IP:PORT", requires = "on")]
     pub metrics_at: Option<SocketAddr>,
 }
