@@ -125,7 +125,7 @@ class Proxy:
         self.vips.replace(vips)
         diff, lines = self.vips.diff(), ""
         for vip, verb in [(vip, "del") for vip in diff.removed] + [(vip, "replace") for vip in diff.set]:
-            lines += f"addr {verb} {vip}/{128 if ':' in vip else 32} dev lo nodad\n"
+            lines += f"addr {verb} {vip}/128 dev lo nodad\n" if ":" in vip else f"addr {verb} {vip}/32 dev lo\n"
             lines += f"route {verb} local {vip} dev lo table local metric 1024\n"
         subprocess.run(["ip", "-force", "-batch", "-"], input=lines, text=True, check=False)
         self.vips.commit()
