@@ -146,7 +146,11 @@ func open(key string, targets []string) (*forward, error) { // Fails for other p
 func (p *proxy) give(diff client.Diff[netip.Addr, struct{}]) {
 	lines := ""
 	for vip := range diff.Set {
-		lines += "addr replace " + vip.String() + " dev lo nodad\nroute replace local " + vip.String() + " dev lo table local metric 1024\n"
+		flags := ""
+		if vip.Is6() {
+			flags = " nodad"
+		}
+		lines += "addr replace " + vip.String() + " dev lo" + flags + "\nroute replace local " + vip.String() + " dev lo table local metric 1024\n"
 	}
 	for vip := range diff.Removed {
 		lines += "addr del " + vip.String() + " dev lo\nroute del local " + vip.String() + " dev lo table local metric 1024\n"
