@@ -145,7 +145,7 @@ async fn read(
         match source.next(have, fold).await {
             Ok(update) => {
                 if std::mem::take(&mut failing) {
-                    info!(source = source.describe(), "connected again");
+                    info!(source = source.describe(), "connected to the brain");
                 }
                 backoff.reset();
                 (have, fold) = (update.revision(), true);

@@ -127,7 +127,7 @@ class Loop(Generic[A, R]):
                 await asyncio.sleep(backoff.next())
                 continue
             if failing:
-                _logger.info("connected to the brain again")
+                _logger.info("connected to the brain")
             failing, self._answer = False, answer
             backoff.reset()
             self._ready.clear()

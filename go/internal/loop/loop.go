@@ -119,7 +119,7 @@ func (l *loop[A, R]) read(ctx context.Context) {
 			}
 		}
 		if failing {
-			l.Logger.Info("connected to the brain again")
+			l.Logger.Info("connected to the brain")
 		}
 		failing = false
 		backoff.reset()
