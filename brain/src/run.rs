@@ -45,7 +45,8 @@ pub struct Brain {
     events: Events,
     questions: Questions,
     work: JoinSet<anyhow::Result<()>>,
-    journal: JoinSet<()>,
+    /// Tasks that cannot fail: they record problems in the history, log changes, and follow the settings.
+    followers: JoinSet<()>,
     _stop: DropGuard,
 }
 
@@ -70,10 +71,10 @@ impl Brain {
             pump.await;
             Ok(())
         });
-        let mut journal = JoinSet::new();
-        journal.spawn(feed.history().clone().follow(feed.metrics().troubles()));
+        let mut followers = JoinSet::new();
+        followers.spawn(feed.history().clone().follow(feed.metrics().troubles()));
         let (events, guard) = (Events::default(), stop.clone().drop_guard());
-        (Self { feed, events, questions, work, journal, _stop: guard }, sender, stop)
+        (Self { feed, events, questions, work, followers, _stop: guard }, sender, stop)
     }
 
     /// Posts the backends' warnings as events of the Node, if a source is an API server.
@@ -83,7 +84,7 @@ impl Brain {
 
     /// Logs the changes of Services.
     pub fn log_changes(&mut self) {
-        self.journal.spawn(journal::run(self.feed.clone()));
+        self.followers.spawn(journal::run(self.feed.clone()));
     }
 
     /// The feed of this node.
@@ -269,7 +270,7 @@ pub async fn run(arguments: Arguments, running: Running, shutdown: impl Future<O
     let (current, mut following) = running.follow();
     if concludes {
         let follow = settings::follow(current.clone(), settings);
-        brain.journal.spawn(follow);
+        brain.followers.spawn(follow);
     }
     let mut configured = None;
     let metrics = arguments.shadow_metrics_bind_address;
