@@ -1,7 +1,9 @@
 //! The state of a node, in types that cannot hold invalid values: an address is not a string, and a port number is not 0.
 //!
-//! The model does not depend on Kubernetes. The fields have the same names as in `localnetv1.proto`, which documents their
-//! meaning.
+//! The model does not depend on Kubernetes. `localnetv1.proto` documents the meaning of the fields. Most have the same names there;
+//! exceptions are `addresses` (`IPs`), `source_filters` (`IPFilters`), `client_ip_affinity` (`ClientIP`), `close_after`
+//! (`CloseConnectionsAfterSeconds`) and the ports of an endpoint (`PortOverrides`). Only the draft `localnet.v1` has `facts` and
+//! `settings`.
 
 mod facts;
 mod settings;
@@ -269,7 +271,7 @@ pub struct Endpoint {
     pub hostname: Option<Arc<str>>,
     /// The traffic that the endpoint is eligible for.
     pub scopes: Scopes,
-    /// The share of new connections relative to other endpoints, if it is greater than 1.
+    /// The share of new connections relative to other endpoints, from 2 to [`Endpoint::MAX_WEIGHT`]; `None`: 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub weight: Option<NonZeroU32>,
 }
