@@ -278,8 +278,9 @@ class ReaderTest(unittest.TestCase):
         play_v1(test, name="test")
 
     def test_a_report_lists_as_many_withheld_services_as_there_is_room(self):
-        withheld = ServiceEndpoints(pb.Service(withheld=True))
-        state = State(services={ServiceKey("ns", f"s{i:03}"): withheld for i in range(256)})
+        service = ServiceEndpoints(pb.Service(withheld=True))
+        services = {ServiceKey("ns", f"s{i:03}"): service for i in range(256)}
+        state = State(services=services, withheld=set(services))
         skipped = pb.SkippedParts(count=1, parts=[pb.SkippedPart()])
         add_withheld(skipped, state, ())
         self.assertEqual((skipped.count, len(skipped.parts), skipped.parts[-1].service.name), (257, 256, "s254"))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -87,16 +88,10 @@ func (p *progress) report(name string, received Revision) *pb.ReportStatusReques
 // withWithheld returns the skipped parts of a report with the Services that the brain withholds, as far as the list has room. nil
 // stays nil: the brain keeps what it knows.
 func (r *reader) withWithheld(skipped *pb.SkippedParts) *pb.SkippedParts {
-	var withheld []ServiceKey
-	for key, of := range r.state.Services {
-		if of.Service.Withheld {
-			withheld = append(withheld, key)
-		}
-	}
-	if len(withheld) == 0 || skipped == nil {
+	if len(r.state.Withheld) == 0 || skipped == nil {
 		return skipped
 	}
-	slices.SortFunc(withheld, func(a, b ServiceKey) int { return strings.Compare(a.String(), b.String()) })
+	withheld := slices.SortedFunc(maps.Keys(r.state.Withheld), func(a, b ServiceKey) int { return strings.Compare(a.String(), b.String()) })
 	skipped = proto.CloneOf(skipped)
 	skipped.Count += uint32(len(withheld))
 	for _, key := range withheld[:min(len(withheld), max(0, mostSkipped-len(skipped.Parts)))] {

@@ -229,10 +229,11 @@ func TestAWithheldServiceHasNoEndpoints(t *testing.T) {
 }
 
 func TestAReportListsAsManyWithheldServicesAsThereIsRoom(t *testing.T) {
-	r := reader{state: State{Services: map[ServiceKey]*ServiceEndpoints{}}}
+	r := reader{state: State{Services: map[ServiceKey]*ServiceEndpoints{}, Withheld: map[ServiceKey]struct{}{}}}
 	for i := range mostSkipped {
 		key := ServiceKey{Namespace: "ns", Name: fmt.Sprintf("s%03d", i)}
 		r.state.Services[key] = &ServiceEndpoints{Service: &pb.Service{Withheld: true}}
+		r.state.Withheld[key] = struct{}{}
 	}
 	own := &pb.SkippedParts{Count: 1, Parts: []*pb.SkippedPart{{}}}
 	all := r.withWithheld(own)

@@ -31,6 +31,7 @@ type State struct {
 	Revision Revision                         // Identifies the state.
 	Node     *pb.NodeState                    // Facts about the node.
 	Services map[ServiceKey]*ServiceEndpoints // All Services that the node serves.
+	Withheld map[ServiceKey]struct{}          // Those that the brain withholds: the backend lacks capabilities. They have no endpoints.
 }
 
 // Changes describes how a state differs from the one in the last [Sync] that succeeded.
@@ -137,6 +138,13 @@ func (s *State) compare(key ServiceKey, was *ServiceEndpoints, changes *Changes)
 	now := s.Services[key]
 	if now == nil {
 		now = &ServiceEndpoints{}
+	}
+	if !now.Service.GetWithheld() {
+		delete(s.Withheld, key)
+	} else if s.Withheld == nil {
+		s.Withheld = map[ServiceKey]struct{}{key: {}}
+	} else {
+		s.Withheld[key] = struct{}{}
 	}
 	changed := changes.Services[key]
 	if changed == nil {

@@ -64,7 +64,7 @@ class Progress:
 
 def add_withheld(skipped: pb.SkippedParts, state: State, capabilities: Sequence[pb.Capability]) -> None:
     """Adds the Services that the brain withholds to the skipped parts of a report, as far as the list has room."""
-    withheld = sorted(key for key, of in state.services.items() if of.service.withheld)
+    withheld = sorted(state.withheld)
     skipped.count += len(withheld)
     for key in withheld[: max(0, _MOST_SKIPPED - len(skipped.parts))]:
         lacks = [required for required in state.services[key].service.requires if required not in capabilities]

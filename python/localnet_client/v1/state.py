@@ -83,6 +83,8 @@ class State:
     """Facts about the node."""
     services: dict[ServiceKey, ServiceEndpoints] = field(default_factory=dict)
     """All Services that the node serves. The order has no meaning."""
+    withheld: set[ServiceKey] = field(default_factory=set)
+    """Those of them that the brain withholds, because the backend lacks capabilities. They have no endpoints."""
 
     def apply(self, answer: Answer, changes: Changes) -> None:
         """Becomes the state of an answer, and adds the differences to the changes."""
@@ -127,6 +129,10 @@ class State:
     def _compare(self, key: ServiceKey, was: _Former, changes: Changes) -> None:
         """Records what really differs from what the Service was."""
         now = self.services.get(key)
+        if now and now.service.withheld:
+            self.withheld.add(key)
+        else:
+            self.withheld.discard(key)
         changed = changes.services.get(key) or ServiceChanges()
         changed.service |= was.service != (now.service if now else None)
         for at, before in was.endpoints.items():
