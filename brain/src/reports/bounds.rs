@@ -26,6 +26,9 @@ const LONGEST: usize = 2048;
 /// Maximum length of an address, a CIDR, or the name of a table or interface, in bytes.
 const LONGEST_NAME: usize = 64;
 
+/// Maximum of a counter. The counters of all buckets, families and backends together then fit into a `u64`.
+const HIGHEST: u64 = 1 << 48;
+
 /// Maximum number of ports in a report of traffic: the largest value of the flag `--traffic`.
 const MOST_PORTS: usize = 10_000;
 /// Maximum number of endpoints of all ports together. A report has no room for more, unless it omits their addresses.
@@ -33,7 +36,7 @@ const MOST_ENDPOINTS: usize = 200_000;
 /// Maximum number of reasons of a port. There are three.
 const MOST_REASONS: usize = 8;
 
-/// Cuts off long texts and lists.
+/// Cuts off long texts and lists, and limits the counters that metrics add up.
 pub(super) fn report(report: &mut BackendReport) {
     name(&mut report.proxy_mode);
     cut(&mut report.families, MOST_FAMILIES);
@@ -41,9 +44,12 @@ pub(super) fn report(report: &mut BackendReport) {
         text(&mut family.error);
         cut(&mut family.rules, MOST_RULES);
         family.rules.iter_mut().for_each(|of| name(&mut of.table));
+        [&mut family.failures, &mut family.partial_failures].into_iter().for_each(limit);
+        family.flows.iter_mut().for_each(|flows| limit(&mut flows.ended));
         let searches = family.flows.as_mut().and_then(|flows| flows.took.as_mut());
         for Attempts { counts, .. } in [family.full.as_mut(), family.partial.as_mut(), searches].into_iter().flatten() {
             cut(counts, MOST_BUCKETS);
+            counts.iter_mut().for_each(limit);
         }
     }
     if let Some(of) = &mut report.configuration {
@@ -81,6 +87,10 @@ pub(super) fn traffic(report: &mut TrafficReport) {
         cut(&mut port.endpoints, left);
         left -= port.endpoints.len();
     }
+}
+
+fn limit(counter: &mut u64) {
+    *counter = HIGHEST.min(*counter);
 }
 
 fn cut<T>(list: &mut Vec<T>, most: usize) {
@@ -139,6 +149,33 @@ mod tests {
         traffic(&mut bounded);
         assert_eq!((bounded.ports.capacity(), bounded.ports[0].refused.capacity()), (MOST_PORTS, MOST_REASONS));
         assert_eq!([1, 2].map(|port: usize| bounded.ports[port].endpoints.capacity()), [MOST_ENDPOINTS, 0]);
+    }
+
+    /// Regression: the sum overflowed, so that a brain with overflow checks crashed.
+    #[test]
+    fn the_counters_of_all_backends_can_be_added() {
+        let attempts = || Some(Attempts { counts: vec![u64::MAX; MOST_BUCKETS], ..Attempts::default() });
+        let flows = Some(FlowSearches { took: attempts(), ended: u64::MAX });
+        let family = FamilyReport {
+            full: attempts(),
+            partial: attempts(),
+            failures: u64::MAX,
+            flows,
+            ..FamilyReport::default()
+        };
+        let mut bounded = BackendReport { families: vec![family; MOST_FAMILIES], ..BackendReport::default() };
+        report(&mut bounded);
+        let attempts = |of: &Option<Attempts>| of.iter().flat_map(|of| &of.counts).sum::<u64>();
+        let sum: u64 = bounded
+            .families
+            .iter()
+            .map(|family| {
+                let flows = family.flows.as_ref().unwrap();
+                let attempts = attempts(&family.full) + attempts(&family.partial) + attempts(&flows.took);
+                attempts + family.failures + family.partial_failures + flows.ended
+            })
+            .sum();
+        assert!(sum.checked_mul(super::super::MAX_BACKENDS as u64).is_some());
     }
 
     #[test]
