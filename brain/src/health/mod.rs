@@ -116,7 +116,12 @@ impl Inputs {
         let mut tracked = self.tracked.lock().unwrap_or_else(PoisonError::into_inner);
         let now = (self.clock)();
         tracked.progress.publish(*self.revision.borrow(), now.at);
-        for (backend, received) in self.reports.borrow().iter() {
+        let reports = self.reports.borrow();
+        // A peer could otherwise occupy more and more memory under ever new names.
+        tracked.reports.retain(|backend, _| reports.contains_key(backend));
+        tracked.progress.retain(|backend| reports.contains_key(backend));
+        self.metrics.retain(|backend| reports.contains_key(backend));
+        for (backend, received) in reports.iter() {
             if tracked.reports.get(backend) != Some(received) {
                 tracked.progress.report(&received.report, now);
                 self.metrics.reported(&received.report, received.at.into_std());
@@ -195,6 +200,8 @@ fn changes<'a>(before: &'a Health, now: &'a Health) -> impl Iterator<Item = (Fam
 
 #[cfg(test)]
 mod tests {
+    use localnet_proto::wire::{Attempts, BackendReport, FamilyReport, IpFamily};
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -207,6 +214,32 @@ mod tests {
         work.spawn(async { panic!("out of luck") });
         let error = format!("{:#}", servers(work).failed().await);
         assert!(error.contains("has crashed") && error.contains("out of luck"), "{error}");
+    }
+
+    /// Regression: a peer that reported under ever new names occupied more and more memory.
+    #[tokio::test]
+    async fn backends_whose_reports_are_forgotten_are_forgotten() {
+        let (feed, reports) = (Feed::new(7), Reports::default());
+        let options = Options {
+            healthz: None,
+            node_port_addresses: NodePortAddresses::default(),
+            timeout: Duration::from_secs(1),
+        };
+        let inputs = Inputs::new(&options, &feed, &reports, machine_clock());
+        let attempts = Some(Attempts { counts: vec![1], ..Attempts::default() });
+        let families = vec![FamilyReport { family: IpFamily::IPv4.into(), full: attempts, ..FamilyReport::default() }];
+        for number in 0..200 {
+            let report =
+                BackendReport { backend: number.to_string(), families: families.clone(), ..Default::default() };
+            reports.record(report).unwrap();
+            inputs.health();
+        }
+        let kept = reports.all().len();
+        let tracked = inputs.tracked.lock().unwrap();
+        let mut lags = 0;
+        feed.metrics().lags(|_, _, _| lags += 1);
+        assert!(kept < 200);
+        assert_eq!([tracked.reports.len(), tracked.progress.backends(), lags, feed.metrics().attempts()], [kept; 4]);
     }
 
     #[test]

@@ -124,6 +124,17 @@ impl Progress {
         self.backends.insert(report.backend.clone(), families);
     }
 
+    /// The number of backends that have reported.
+    #[cfg(test)]
+    pub(super) fn backends(&self) -> usize {
+        self.backends.len()
+    }
+
+    /// Forgets all backends but these.
+    pub fn retain(&mut self, is_known: impl Fn(&str) -> bool) {
+        self.backends.retain(|backend, _| is_known(backend));
+    }
+
     /// The health of each family.
     pub fn health(&self, now: Instant) -> Health {
         let of_family = |family| Some((family, self.of_family(family, now)?));

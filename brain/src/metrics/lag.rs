@@ -54,6 +54,11 @@ impl Lag {
         self.parts.insert((backend.to_owned(), family), behind);
     }
 
+    /// Forgets all backends but these.
+    pub(super) fn retain(&mut self, is_known: impl Fn(&str) -> bool) {
+        self.parts.retain(|(backend, _), _| is_known(backend));
+    }
+
     /// The lag of each backend in each family, in seconds. 0 if it is up to date.
     pub(super) fn seconds(&self, now: Instant) -> impl Iterator<Item = (&str, Family, f64)> {
         self.parts.iter().map(move |((backend, family), behind)| {

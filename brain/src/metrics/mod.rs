@@ -188,6 +188,19 @@ impl Metrics {
         }
     }
 
+    /// The number of backends and families whose attempts are known.
+    #[cfg(test)]
+    pub(crate) fn attempts(&self) -> usize {
+        self.0.attempts.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Forgets all backends but these.
+    pub(crate) fn retain(&self, is_known: impl Fn(&str) -> bool) {
+        self.lag().retain(&is_known);
+        let mut attempts = self.0.attempts.lock().unwrap_or_else(PoisonError::into_inner);
+        attempts.retain(|(backend, _), _| is_known(backend));
+    }
+
     /// Whether the backend has attempted to apply a revision since its last report. A backend may also report for other
     /// reasons.
     fn attempted(&self, backend: &str, family: Family, reported: &FamilyReport) -> bool {
