@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use futures::StreamExt as _;
 use hickory_server::{
     net::{BufDnsStreamHandle, runtime::TokioTime, xfer::Protocol},
-    server::{Request, RequestHandler as _, ResponseHandle},
+    server::{Request, RequestHandler, ResponseHandle},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -17,8 +17,6 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use crate::serve::Handler;
-
 /// The number of connections that are served at the same time. Further ones wait in the queue of the kernel.
 pub(crate) const CONNECTIONS: usize = 256;
 /// How long a client may take to send a whole question, and to read an answer.
@@ -27,7 +25,7 @@ const IDLE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Serves connections. Never returns.
-pub(crate) async fn run(listener: TcpListener, handler: Arc<Handler>) -> anyhow::Result<()> {
+pub(crate) async fn run(listener: TcpListener, handler: Arc<impl RequestHandler>) -> anyhow::Result<()> {
     let free = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let connection = Arc::clone(&free).acquire_owned().await.context("the limit of connections is gone")?;
@@ -41,7 +39,7 @@ pub(crate) async fn run(listener: TcpListener, handler: Arc<Handler>) -> anyhow:
         };
         let handler = Arc::clone(&handler);
         tokio::spawn(async move {
-            if let Err(error) = converse(stream, client, &handler).await {
+            if let Err(error) = converse(stream, client, &*handler).await {
                 debug!(%client, %error, "a TCP connection has ended");
             }
             drop(connection);
@@ -50,7 +48,7 @@ pub(crate) async fn run(listener: TcpListener, handler: Arc<Handler>) -> anyhow:
 }
 
 /// Answers questions one after the other, until the client closes the connection, or is too slow, or sends no question.
-async fn converse(mut stream: TcpStream, client: SocketAddr, handler: &Handler) -> io::Result<()> {
+async fn converse(mut stream: TcpStream, client: SocketAddr, handler: &impl RequestHandler) -> io::Result<()> {
     loop {
         let question = async {
             let length = stream.read_u16().await?;
@@ -77,7 +75,7 @@ mod tests {
     use hickory_server::proto::rr::Name;
 
     use super::*;
-    use crate::names::Names;
+    use crate::{names::Names, serve::Handler};
 
     /// A question for the version of the specification.
     const QUESTION: &[u8] = b"\0\x07\x01\0\0\x01\0\0\0\0\0\0\x0bdns-version\x07cluster\x05local\0\0\x10\0\x01";
