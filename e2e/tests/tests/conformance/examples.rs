@@ -27,6 +27,8 @@ const PROXIES: [Claim; 8] =
     [Claim::Tcp, Claim::Udp, Claim::Ipv4, Claim::Ipv6, Claim::ClusterIp, Claim::Answers, Claim::Reject, Claim::Outside];
 
 /// One check of each kind, for programs that start slowly. `localnet-conformance` without `--only` runs all checks.
+///
+/// Python and Node.js need seconds of a processor before they run the program, and other tests use the processors, too.
 fn each_kind(options: Options) -> Options {
     let few = [
         "wire/another-brain",
@@ -49,7 +51,8 @@ fn each_kind(options: Options) -> Options {
         "packets/no-endpoints-reject",
         "packets/udp",
     ];
-    Options { only: few.map(str::to_owned).into(), ..options }
+    let patience = Duration::from_secs(60);
+    Options { only: few.map(str::to_owned).into(), patience, ..options }
 }
 
 #[test]
@@ -103,9 +106,7 @@ fn node_js_proxies_tcp() {
     example("examples/node/backend.js");
     let backend = format!("node {} {{api}} {{dump}}", built("node/backend.js"));
     let claims = PROXIES.into_iter().filter(|claim| *claim != Claim::Udp).collect();
-    // Node.js needs seconds of a processor before it runs the program, and other tests use the processors, too.
-    let patience = Duration::from_secs(60);
-    passes(&each_kind(Options { claims, patience, ..Options::of(backend) }));
+    passes(&each_kind(Options { claims, ..Options::of(backend) }));
 }
 
 #[test]
